@@ -23,7 +23,7 @@ types: .venv/ready-dev
 	$(BIN)/pyright
 
 suite: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case of every test that tests/slow.txt does not name
 	$(BIN)/ruff format --check .
@@ -34,7 +34,7 @@ test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled ker
 	POLYFED_NATIVE=0 $(BIN)/python -m pytest -n 2 --fast
 
 test-long: .venv/ready-dev   ## all certificates, changed or not, then the reproductions that take minutes to hours
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --all
+	$(BIN)/python -m pytest -n 2 --all
 	$(BIN)/python -m pytest -m long
 
 test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back
@@ -49,9 +49,9 @@ mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ON
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tools/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
 
-torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=port,site METHODS=scaffold SEED=0
+torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=port,site METHODS=scaffold SEED=0 STORM=120
 	$(BIN)/python tools/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
-	    $(if $(METHODS),--methods $(METHODS))
+	    $(if $(METHODS),--methods $(METHODS)) $(if $(STORM),--storm $(STORM))
 
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls of all that is public, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))

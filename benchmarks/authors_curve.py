@@ -39,7 +39,7 @@ def main() -> None:
         seed=1, evaluate_every=0, callbacks=[look],
     )  # fmt: skip
     wall, cpu = time.perf_counter() - begin - looking, time.process_time() - cpu
-    print(f"{wall:.1f} s in all ({run.seconds:.1f} s in rounds), {cpu:.1f} s of processor time, {run.settings['plan']}")
+    print(f"{wall:.1f} s in all ({run.seconds:.1f} s in rounds), {cpu:.1f} s of processor time, {run.settings.plan}")
     print(f"{len(set(run.clusters.tolist()))} clusters")
 
 

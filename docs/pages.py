@@ -15,6 +15,8 @@ from typing import Any
 import polyfed as pf
 from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
+from polyfed.compute.batches import Batch, Batches
+from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import REGISTRY
 from polyfed.recipes import load as recipes
 from polyfed.recipes.said import Setting
@@ -25,20 +27,24 @@ from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
+from polyfed.testing import check_method
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
+notebooks = importlib.import_module("notebooks")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
+    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed.games"),
+    "scikit-learn": ("polyfed.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.stated",
+        "polyfed.core.messages",
         "polyfed.core.uplinks",
         "polyfed.base.settings",
-        "polyfed.compute.solvers",
-        "polyfed.compute.task",
+        "polyfed.compute",
+        "polyfed.testing",
     ),
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),
@@ -48,13 +54,38 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Yardsticks": ("polyfed.yardsticks",),
     "Other": ("polyfed",),
 }
-ALSO = (Result, Trainer, prepare, Admission, Comparison, Tuned, WindowAdvice, window_for)  # public in their rooms alone
+ALSO = (
+    Result,
+    Trainer,
+    prepare,
+    Admission,
+    Comparison,
+    Tuned,
+    WindowAdvice,
+    window_for,
+    Batch,
+    Batches,
+    Layout,
+    check_method,
+)  # public in their rooms alone
 
 
 def pages() -> dict[str, str]:
     """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
     made = {"commands.md": commands(), "settings.md": settings(), "experiments/settings.md": experiments()}
-    return methods() | made | reference() | copied()
+    return methods() | made | reference() | gallery() | copied()
+
+
+# gallery
+
+
+def gallery() -> dict[str, str]:
+    """A page without outputs and a notebook for each file of the gallery."""
+    made = {"gallery/index.md": notebooks.index()}
+    for file in notebooks.files():
+        page = f"gallery/{notebooks.page(file)}"
+        made |= {page: notebooks.markdown(file), page.replace(".md", ".ipynb"): notebooks.ipynb(file)}
+    return made
 
 
 # commands
@@ -324,7 +355,8 @@ def on_config(config: Any) -> Any:
 
     def filled(nav: Any) -> Any:
         if isinstance(nav, str):
-            return [page for page in made if page.startswith(nav)] if nav.endswith("/") else nav
+            folder = [page for page in made if page.startswith(nav) and page.endswith(".md")]
+            return folder if nav.endswith("/") else nav
         if isinstance(nav, dict):
             return {title: filled(value) for title, value in nav.items()}
         return [filled(entry) for entry in nav]
@@ -343,4 +375,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return design(markdown) if page.file.src_uri == "design.md" else included(markdown)
+    if page.file.src_uri == "design.md":
+        return design(markdown)
+    shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()}
+    file = shown.get(page.file.src_uri)
+    return (
+        included(markdown)
+        if file is None
+        else notebooks.markdown(file, notebooks.outputs().get(file.name)).removeprefix(notebooks.WIDE)
+    )

@@ -4,17 +4,17 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 `--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
 `--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
 
-Certificates that take long are run where a file that they reach by imports, in the rooms of `CERTIFICATES`, has changed
-since they last passed, which steady.txt knows; comments and docstrings do not count. `--all`, as in `make test-long`,
-runs all of them, and writes it anew.
+What takes long in the folders of `CERTIFICATES` and `WHOLE`, the tests that slow.txt names or that are marked `steady`,
+is run where a file that it reaches has changed since its file last passed, which steady.txt knows; comments and
+docstrings do not count. `--all`, as in `make test-long`, runs all of them, and writes it anew.
 """
 
 import os
-import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from graph import digest
 from polyfed.cli import call
 
 torch.set_num_threads(1)
+os.fsync = lambda handle: None  # tests kill processes, not machines: what was written is there
 
 TESTS = Path(__file__).parent
 SLOW = TESTS / "slow.txt"
@@ -37,6 +38,7 @@ CERTIFICATES = {  # folders of tests, and the rooms and packages in which a chan
     "papers": TRAINING | {"recipes", "polyfed_papers"},
     "recipes": {"recipes", "polyfed_papers"},
 }
+WHOLE = {"clinical", "conformance", "engines", "report", "studies", "threats"}  # which go by all files that they reach
 
 
 def pytest_addoption(parser):
@@ -66,17 +68,36 @@ def hide(config, packages: list[str]) -> None:
 
 
 def function_of(nodeid: str) -> str:
-    return re.split(r"[\[@]", nodeid)[0]  # behind @ is the group that xdist runs it in
+    return nodeid.split("[")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The cases of a file go to one worker, which makes once what they share; of the conformance table, a method's."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid.rpartition("-")[0] if "::test_row[" in nodeid else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["same"] = [] if node.config.getoption("--all") else unchanged()
 
 
 @pytest.hookimpl(trylast=True)  # of the cases that markers and -k have left
 def pytest_collection_modifyitems(config, items):
     measure, slow = config.getoption("--measure"), set(SLOW.read_text().split())
     if not measure and not config.getoption("--all"):
-        same = {file for file, of in passed().items() if of == state(file)}
+        same = config.workerinput["same"] if hasattr(config, "workerinput") else unchanged()
         skip = pytest.mark.skip("nothing that it reaches has changed since it passed (make test-long)")
         for item in items:
-            if function_of(item.nodeid) in slow and item.nodeid.split("::")[0] in same:
+            long = function_of(item.nodeid) in slow or item.get_closest_marker("steady")
+            if long and item.nodeid.split("::")[0] in same:
                 item.add_marker(skip)
     if measure or config.getoption("--fast"):
         slow = set() if measure else slow
@@ -93,10 +114,17 @@ def passed() -> dict[str, str]:
     return dict(line.split() for line in STEADY.read_text().splitlines())
 
 
+@cache
+def unchanged() -> list[str]:
+    """Files of certificates that would pass as they last did."""
+    return [file for file, of in passed().items() if of == state(file)]
+
+
 def state(file: str) -> str:
     """Of a file of tests, by its path from the root, and of what it reaches."""
     path = TESTS.parent / file
-    return digest(path, CERTIFICATES[path.relative_to(TESTS).parts[0]]) if path.is_file() else ""
+    folder = path.relative_to(TESTS).parts[0]
+    return digest(path, CERTIFICATES.get(folder, TRAINING), folder in WHOLE) if path.is_file() else ""
 
 
 class Steady:
@@ -107,7 +135,7 @@ class Steady:
 
     def pytest_runtest_logreport(self, report):
         file = report.nodeid.split("::")[0]
-        if file.split("/")[1] in CERTIFICATES:
+        if file.split("/")[1] in CERTIFICATES.keys() | WHOLE:
             self.failed[file] = self.failed.get(file, False) or report.failed
 
     def pytest_sessionfinish(self):

@@ -14,7 +14,7 @@ from polyfed.core.algorithm import REGISTRY
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
 base; metrics; native; compute; core; privacy; algorithms engines models threats yardsticks; data; runs; report;
-studies; games; sites; recipes; face; testing; cli
+studies; games; sites; recipes; face; estimators; testing; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = ("polyfed_clinical", "polyfed_papers")  # packages of the same repository, found by their entry points

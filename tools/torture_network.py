@@ -1,11 +1,12 @@
 """Kill what carries the messages of real sites, at every moment of a round: do the numbers stay the same, to the bit?
 
-    make torture-network [ONLY=port,site] [METHODS=scaffold,fedcet] [SEED=0]
+    make torture-network [ONLY=port,site] [METHODS=scaffold,fedcet] [SEED=0] [STORM=120]
 
 A server and three sites, each a process of its own, train method after method; in each run something is killed or
 disturbed once. The state of the server and of every site must be that of a run on one machine; where a reply cannot be
 used, that of a run without its site in that round, and the server says so. Prints a line for each case, with what the
-operators of both sides have seen.
+operators of both sides have seen. STORM: instead, so many seconds of each method over a network that refuses, delays
+and cuts connections and changes bits, where calls and answers are lost and calls come twice, at every site.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,11 +41,14 @@ class Wire:
     """Carries a site's bytes to the server and back as they are, but for one, as the file `spoil` in its folder says.
 
     "up 3": a bit of the third piece from now on that leaves the site     spoiled: how many bits were changed so far
+    storm: refuse, delay, cut and change at random, and count in `storms`
     """
+
+    storm = False
 
     def __init__(self, server: int, folder: Path):
         self.server, self.spoil, self.spoiled = server, folder / "spoil", 0
-        self.lock = threading.Lock()
+        self.lock, self.rng, self.storms = threading.Lock(), random.Random(folder.name), Counter()
         self.door = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
         threading.Thread(target=self._open, daemon=True).start()
@@ -51,6 +56,9 @@ class Wire:
     def _open(self) -> None:
         while True:
             site = self.door.accept()[0]
+            if self._strikes("refused", 0.03):
+                site.close()
+                continue
             try:
                 server = socket.create_connection(("127.0.0.1", self.server))
             except OSError:
@@ -62,11 +70,22 @@ class Wire:
     def _carry(self, source: socket.socket, to: socket.socket, way: str) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if self._strikes("late", 0.2):
+                    time.sleep(self.rng.uniform(0, 1))
+                if self._strikes("cut", 0.01):
+                    break
+                if self._strikes("changed", 0.01):
+                    data = data[:-1] + bytes([data[-1] ^ 1])
                 to.sendall(self._passed(data, way))
         for end in (source, to):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def _strikes(self, what: str, chance: float) -> bool:
+        struck = self.storm and self.rng.random() < chance
+        self.storms[what] += struck
+        return struck
 
     def _passed(self, data: bytes, way: str) -> bytes:
         with self.lock:
@@ -194,15 +213,46 @@ def case(there: Wired, label: str, name: str, moment: str | int, rng: random.Ran
         here.schedule = Replay.of(far.ledger.frame())
     for _ in range(ROUNDS):
         here.step()
-    wrong = [f"server {k}" for k in here.server if not torch.equal(here.server[k], far.server[k])]
-    for i, mine in enumerate(private(there, label, far, mark)):
-        wrong += [f"{SITES[i]} {k}" for k, t in here.engine.rows.tensors.items() if not torch.equal(t[i], mine[k])]
+    wrong = differences(there, label, here, far, mark)
     missing = [line for line in there.said[said:] if f"round 1: {site} is missing: " in line]
     if len(missing) != (name in LOST):
         wrong.append(f"the log: {missing}")
-    if there.wires[site].spoiled != spoiled + (name in WIRE):
-        wrong.append("the wire, which has changed nothing")
+    changed = there.wires[site].spoiled - spoiled
+    if (changed > 0) != (name in WIRE):  # a round of two exchanges is spoiled twice
+        wrong.append(f"the wire, which has changed {changed} bits")
     return ", ".join(wrong)
+
+
+def stormy(there: Wired, label: str, seconds: float) -> str:
+    """What differs from one machine after rounds in a storm, and one in calm weather; "" if nothing does."""
+    here, far = loops(there, label, Uniform(), "-storm")
+    said, rounds, until = len(there.said), 0, time.monotonic() + seconds
+    storm(there, True)
+    calm = threading.Timer(seconds, storm, (there, False))
+    calm.start()
+    while time.monotonic() < until:
+        far.step()
+        rounds += 1
+    calm.join()
+    far.step()
+    for _ in range(rounds + 1):
+        here.step()
+    struck = sum((w.storms for w in there.wires.values()), Counter())
+    print(f"    {rounds} rounds; on the wires: " + ", ".join(f"{n} {what}" for what, n in struck.items()))
+    return ", ".join(differences(there, label, here, far, "-storm") + [x for x in there.said[said:] if "missing" in x])
+
+
+def storm(there: Wired, on: bool) -> None:
+    for name, wire in there.wires.items():
+        wire.storm = on
+        (there.folder / name / "storm").touch() if on else (there.folder / name / "storm").unlink()
+
+
+def differences(there: Wired, label: str, here: Loop, far: Loop, mark: str) -> list[str]:
+    wrong = [f"server {k}" for k in here.server if not torch.equal(here.server[k], far.server[k])]
+    for i, mine in enumerate(private(there, label, far, mark)):
+        wrong += [f"{SITES[i]} {k}" for k, t in here.engine.rows.tensors.items() if not torch.equal(t[i], mine[k])]
+    return wrong
 
 
 def main() -> int:
@@ -210,13 +260,18 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(FAULTS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--storm", type=float, default=0)
     given = parser.parse_args()
     rng, bad = random.Random(given.seed), 0
     with tempfile.TemporaryDirectory() as folder:
         there = Wired(Path(folder))
         try:
             there.ask(kind="echo", seconds=300)
-            for name in given.only.split(","):
+            for label in given.methods.split(",") if given.storm else ():
+                wrong = stormy(there, label, given.storm)
+                bad += bool(wrong)
+                print(f"storm {label}: {wrong or 'the same bits'}, {given.storm:.0f} s", flush=True)
+            for name in given.only.split(",") if not given.storm else ():
                 for moment in WHEN.get(name, MOMENTS):
                     for label in given.methods.split(","):
                         seen, told = len(there.said), {n: len(there.told(n)) for n in SITES}

@@ -1,6 +1,6 @@
 """Four hospitals over a real network, all on this machine: keys, TLS, a server and four sites, each its own process.
 
-    python examples/network/demo.py [--out FOLDER] [--sites 4] [--experiment FILE.toml]
+    python examples/network/demo.py [--out FOLDER] [--sites 4] [--experiment FILE.toml] [--secure]
 
 Every command is one that the operators of real sites type; docs/sites.md explains them.
 """
@@ -55,13 +55,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/network"))
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--experiment", default=str(Path(__file__).with_name("heart.toml")))
+    parser.add_argument("--secure", action="store_true", help="the server has sums over the sites alone")
     given = parser.parse_args()
     began, folder, n = time.monotonic(), given.out, str(given.sites)
     files, keys, out = hospitals(folder / "hospitals", given.sites), str(folder / "keys"), str(folder / "run")
     run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
     for name in files:
         run("keys", "add", name, "--keys", keys, "--out", str(folder / "hospitals"))
-    server = ["server", given.experiment, "--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
+    experiment = Path(given.experiment)
+    if given.secure:
+        experiment = folder / experiment.name
+        experiment.write_text(Path(given.experiment).read_text() + '\n[privacy]\nsums = "secure"\n')
+    server = ["server", str(experiment), "--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
     processes, threads = [], {"OMP_NUM_THREADS": "1"}
     try:
         for name, path in files.items():

@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from polyfed.base.settings import setting as setting
     from polyfed.compute.solvers import local_sgd as local_sgd
     from polyfed.compute.task import Task as Task
+    from polyfed.compute.terms import Distillation as Distillation
     from polyfed.core.algorithm import Algorithm as Algorithm
     from polyfed.core.algorithm import Down as Down
     from polyfed.core.algorithm import Needs as Needs
@@ -39,6 +40,8 @@ if _TYPE_CHECKING:
     from polyfed.core.schedule import Uniform as Uniform
     from polyfed.core.uplinks import Uplinks as Uplinks
     from polyfed.data.federation import Federation as Federation
+    from polyfed.estimators import FederatedClassifier as FederatedClassifier
+    from polyfed.estimators import FederatedRegressor as FederatedRegressor
     from polyfed.face import Run as Run
     from polyfed.face import compare as compare
     from polyfed.face import fit as fit

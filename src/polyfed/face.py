@@ -22,6 +22,7 @@ from polyfed.studies import admit as admits
 from polyfed.studies import compare as compares
 from polyfed.studies import export as exports
 from polyfed.studies import leave as leaves
+from polyfed.studies import onnx
 from polyfed.studies import tune as tunes
 from polyfed.studies.predict import predictor
 
@@ -76,7 +77,7 @@ class Run(Result):
         return cls(**{f.name: getattr(result, f.name) for f in fields(Result)})
 
     def __repr__(self) -> str:
-        name, clients = self.settings["algorithm"]["name"], self.outline.names
+        name, clients = self.settings.method, self.outline.names
         return report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
 
     def _repr_html_(self) -> str:
@@ -133,6 +134,34 @@ class Run(Result):
             The run has no folder, or no models yet.
         """
         return exports.export(self, client, None if out is None else Path(out), factorised)
+
+    def onnx(self, client: int | str, out: str | Path | None = None) -> Path:
+        """Write one client's model as an ONNX file, which needs the extra `onnx`.
+
+        Of a run on CSV files the preparation is part of the graph. Inputs have the columns' names: [N] doubles, NaN
+        where missing, for numbers and for categories whose values are all numbers; [N] strings for other categories.
+        Outputs are `prediction` [N], and for classes `probabilities` [N, classes]. What the columns refuse (a gap, an
+        unseen category) comes out as NaN. Of any other run, `x` [N, ...] is a prepared input in float32, and `output`
+        what the model makes of it.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        out : str, Path or None
+            The file; None: <client>.onnx in the working folder.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, onnx is not installed, or torch cannot export the model.
+        """
+        return onnx.export_onnx(self, client, None if out is None else Path(out))
 
     def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
         """Answers of one client's model for new rows, as `Predictor.predict` gives them.

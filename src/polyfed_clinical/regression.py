@@ -283,34 +283,16 @@ def fit(
     wire = Wire(places)
     each = wire.ask(lambda site: site.sums(kind))
     sums = {name: t.sum(0) for name, t in each.items()}
-    events = each["target"][:, 0 if kind.intercept else 1]
+    n, events = sums["n"], each["target"][:, 0 if kind.intercept else 1]
     if kind.name != "linear" and not events.sum() > 0:
         raise DataError("no site has an event; at least one is needed")
-    if kind.name == "logistic" and events.sum() == sums["n"]:
+    if kind.name == "logistic" and events.sum() == n:
         raise DataError("every target is 1 at every site; both 0 and 1 are needed")
-    n, (mean, scale) = sums["n"], _pooled(each["n"], each["x"], each["squares"])
-    if kind.intercept and bool((still := scale == 0).any()):
-        raise DataError(f"column {labels[int(still.nonzero()[0])]!r} is constant over all sites; leave it out")
-    unit = torch.zeros(0, dtype=torch.float64)
-    if kind.name == "linear":
-        unit = torch.cat(_pooled(each["n"], each["target"][:, :1], each["target squares"]))
-        unit[1] = unit[1] if unit[1] > 0 else 1.0
-    design = Design(mean, torch.where(scale > 0, scale, 1.0), unit)
-    coefficients = ["intercept"] * kind.intercept + labels
-    start = _start(kind, sums, len(coefficients))
-    at = start
+    design, coefficients = _designed(kind, each, labels), ["intercept"] * kind.intercept + labels
+    at = start = _start(kind, sums, len(coefficients))
     if method is not None:
         at = design.standardised(_trained(wire, kind, loss(model, ties), design, start, method, settings))
-    p, unsent = len(start), [t for t in design if len(t)]
-    above = torch.triu_indices(p, p)
-
-    def ask(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = wire.ask(lambda site: site.derivatives(kind, design, beta), beta, *unsent)
-        unsent.clear()
-        information = torch.zeros(p, p, dtype=torch.float64)
-        information[above[0], above[1]] = found["information"].sum(0)
-        return found["value"].sum(), found["gradient"].sum(0), information + information.triu(1).T
-
+    p, ask = len(start), _derivatives(wire, kind, design)
     result = newton(ask, at) if method is None else _evaluated(ask, at)
     spread = dispersion(kind, result.value, int(n), p)
     if result.outcome != FINE:
@@ -343,6 +325,34 @@ def fit(
         rounds=wire.rounds,
         method="newton" if method is None else method.name,
     )
+
+
+def _designed(kind: Model, each: Mapping[str, Tensor], labels: Sequence[str]) -> Design:
+    """What all sites standardise with, by the sums that each has sent."""
+    mean, scale = _pooled(each["n"], each["x"], each["squares"])
+    if kind.intercept and bool((still := scale == 0).any()):
+        raise DataError(f"column {labels[int(still.nonzero()[0])]!r} is constant over all sites; leave it out")
+    unit = torch.zeros(0, dtype=torch.float64)
+    if kind.name == "linear":
+        unit = torch.cat(_pooled(each["n"], each["target"][:, :1], each["target squares"]))
+        unit[1] = unit[1] if unit[1] > 0 else 1.0
+    return Design(mean, torch.where(scale > 0, scale, 1.0), unit)
+
+
+def _derivatives(wire: Wire, kind: Model, design: Design) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Asks all sites for the value, gradient and information at some coefficients; the design goes along once."""
+    unsent = [t for t in design if len(t)]
+
+    def ask(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = wire.ask(lambda site: site.derivatives(kind, design, beta), beta, *unsent)
+        unsent.clear()
+        p = len(beta)
+        above = torch.triu_indices(p, p)
+        information = torch.zeros(p, p, dtype=torch.float64)
+        information[above[0], above[1]] = found["information"].sum(0)
+        return found["value"].sum(), found["gradient"].sum(0), information + information.triu(1).T
+
+    return ask
 
 
 def gathered(sites: Any, model: Model, names: Sequence[str | int] | None) -> tuple[list[Site], list[str] | None]:

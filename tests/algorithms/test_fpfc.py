@@ -324,7 +324,7 @@ def test_two_legs_are_one(shared):
     assert torch.equal(one.trained.engine.rows.read("w", everyone), two.trained.engine.rows.read("w", everyone))
     late = one.ledger[one.ledger["round"] >= 9].reset_index(drop=True).drop(columns="seconds")
     assert late.equals(two.ledger.drop(columns="seconds"))
-    assert [r["round"] for r in two.records] == list(range(9, 21))
+    assert [r.round for r in two.records] == list(range(9, 21))
 
 
 def test_what_cannot_be_set_out_from_is_refused():

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import chi2, kstest
 
-from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample
+from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample, uniform
 
 NAMES = [f"client-{i}" for i in range(10)]
 
@@ -77,6 +77,7 @@ def test_a_sample_is_the_clients_with_the_smallest_priorities():
 def test_priorities_are_uniform_numbers():
     keys = client_keys([str(i) for i in range(2000)])
     assert kstest(priorities(0, "cohort", 0, keys) / 2.0**64, "uniform").pvalue > 1e-3
+    assert kstest(uniform(0, keys), "uniform").pvalue > 1e-3
 
 
 def test_client_keys_are_the_same_on_every_machine():

@@ -1,5 +1,6 @@
 """What a command says before most of its time is spent: the seeds, what was left untuned, and how long it will take."""
 
+import logging
 import time
 from types import SimpleNamespace
 
@@ -21,6 +22,19 @@ def test_one_seed_is_named_and_not_counted(cli):
     assert cli("compare", "local", "--rounds", 1, "--seeds", 1).err.splitlines()[0] == "seed 0"
     said = cli("compare", "local", "--rounds", 1, "--seeds", "3,7")
     assert said.err.splitlines()[0] == "seeds 3, 7"
+
+
+def test_a_level_of_the_log_is_said_before_the_command(cli, small, undrawn, monkeypatch):
+    """By Python's own logging, whose handlers a program has its own of."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("polyfed"), "level", logging.NOTSET)
+    words = ("run", small, "--algorithm", "local", "-q")
+    logged = cli("--log-level", "debug", *words, "--out", "a").err
+    assert "DEBUG a: {'round': 4, 'split': 'test', " in logged
+    assert "INFO a: finished after round 4" in logged
+    assert "INFO b: finished" in (logged := cli("--log-level", "info", *words, "--out", "b").err)
+    assert "DEBUG" not in logged
+    assert cli("--log-level", "loud", *words).status == 2
 
 
 def test_a_comparison_says_which_key_setting_was_left_at_its_default(cli):

@@ -144,7 +144,7 @@ def test_a_run_is_augmented_by_its_seed_alone():
     assert torch.equal(changed.personal, run(Steps((Flip(), Crop(2)))).personal)
     torch.testing.assert_close(changed.personal, run("flip+crop:2", chunk=3, workers=1).personal)
     assert torch.equal(plain.personal, run("flip:0").personal)
-    assert changed.settings["augment"] == "flip+crop:2"
+    assert changed.settings.table()["augment"] == "flip+crop:2"
 
 
 def test_evaluation_sees_the_images_as_they_are():

@@ -203,7 +203,7 @@ def test_fixed_numbers_per_client():
     listed = run(pf.Local(lr=0.1), counts)
     named = run(pf.Local(lr=0.1), dict(zip(reversed(fed.names), reversed(counts), strict=True)))
     assert torch.equal(listed.personal, named.personal)
-    assert listed.settings["local-steps"] == dict(zip(fed.names, counts, strict=True))
+    assert listed.settings.table()["local-steps"] == dict(zip(fed.names, counts, strict=True))
     for i, steps in enumerate(counts):
         torch.testing.assert_close(listed.personal[i], run(pf.Local(lr=0.1), steps).personal[i], rtol=1e-12, atol=1e-12)
 

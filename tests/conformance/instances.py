@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 import torch
 from torch import nn
-from traffic import TWO_LAYERS
+from traffic import FEATURES, TWO_LAYERS
 
 import polyfed as pf
 import polyfed.algorithms
@@ -52,6 +52,10 @@ VARIANTS = {
     "fednova": [{"mu": 0.1}],
     "flexcfl": [{"between": 0.01}],
     "apple": [{"form": "cosine"}],
+    "fedproto": [{"pull": "paper", "weighted": True}, {"deployed": "head"}],
+    "fedas": [{"fisher": "batch"}],
+    "feddbe": [{"kappa": 0.0}],
+    "fedpac": [{"distance": "sum", "least": 0.0}],
     "cfl": [{"eps1": 10.0, "eps2": 0.01, "gamma_max": 0.9}],
     "pacfl": [
         {"threshold": 60.0},
@@ -113,10 +117,11 @@ def steps(method: Algorithm) -> int | None:
 
 
 def kind_of(method: Algorithm) -> str:
-    """Two layers for a method that sends its body or its head alone: of one layer, all is head."""
+    """Two layers for a method that sends its body or its head alone (of one layer, all is head), or that has a use for
+    features."""
     if type(method).__name__ == "FedBN":
         return "norm"
-    return "deep" if type(method).__name__ in TWO_LAYERS else "linear"
+    return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
 
 
 def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None = None, **settings) -> pf.Run:

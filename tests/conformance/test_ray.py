@@ -27,7 +27,12 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+FEW = ("fedavg", "scaffold", "ditto", "fedcet", "fpfc", "ifca", "fedslr", "fedbuff")  # one of each kind of state
+NAMED = [pytest.param(m, id=name, marks=[] if name in FEW else pytest.mark.long) for name, m in METHODS.items()]
+
+
+@pytest.mark.steady
+@pytest.mark.parametrize("method", NAMED)
 def test_actors_compute_what_one_machine_does(method):
     """Server, private rows and models: the same bits where rows travel, the same to rounding where sums do."""
     fed, half, task = federation(), Uniform(0.5), partial(Task, model(kind_of(method)), device="cpu")

@@ -46,6 +46,7 @@ def in_torch(monkeypatch):
     waits(METHODS["fedavg"], 1, "linear")  # what torch does the first time only
 
 
+@pytest.mark.steady
 # cfl reads for every cluster that it finds, lpgd whether a step's eigenvectors were good enough
 @pytest.mark.parametrize("name", [m for m in METHODS if not m.startswith(("cfl", "lpgd"))])
 def test_waiting_does_not_grow_with_the_local_steps(name):

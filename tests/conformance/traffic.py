@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+import torch
+
 from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import Algorithm
 
@@ -26,12 +28,13 @@ class Stated(NamedTuple):
     entry: float = 1.0
 
 
+FEATURES = ("FedProto", "FedPAC", "FedAS", "FedDBE", "FedNTD", "MOON")
 TWO_LAYERS = ("FedPer", "FedRep", "FedBABU", "LGFedAvg")  # they share a part of the layers
 ONE_EACH_WAY = (
     *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
     *("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
-    *("FedALA", "FedRoD", "FedLC", "FeSEM", "PFedHN"),
+    *("FedALA", "FedRoD", "FedLC", "FeSEM", "PFedHN", "MOON", "FedNTD"),
 )
 
 
@@ -47,6 +50,15 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
     if name == "FedBN":
         share = 1 - float(layout.mask("norm").double().mean())
         return Stated(share, share)
+    if name in FEATURES:
+        (classes, width), p = layout.head(torch.zeros(layout.p))[0].shape, layout.p
+        body, means = 1 - (classes * width + classes) / p, classes * width / p
+        return {
+            "FedProto": Stated(means, means, numbers=classes),
+            "FedAS": Stated(body, body, numbers=1),
+            "FedPAC": Stated(1 + means, 1 + 2 * means, numbers=classes + 1),
+            "FedDBE": Stated(1, 1, numbers=width if getattr(method, "kappa", 0) else 0),
+        }[name]
     if name == "FedSoft":
         return Stated(method.k, 1, numbers=method.k)
     if name == "FedFomo":

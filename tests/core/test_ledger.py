@@ -46,7 +46,8 @@ def test_an_empty_ledger():
 
 
 def test_it_is_saved_and_continued():
-    book, other = ledger(), Ledger()
+    """Also by one that has been used: what it held is gone."""
+    book, other = ledger(), ledger()
     other.restore(book.tensor())
     for b in (book, other):
         b.record(2, np.array([1]), np.array([1]), np.array([2**40]), np.array([1]), np.array([0]), np.array([0.0]))

@@ -95,6 +95,56 @@ def test_fpfc_as_a_data_set():
     assert fed.train.x.dtype == torch.float32
 
 
+# shifts with a known truth
+
+
+def test_fedprox_synthetic():
+    """Labels are those of each client's own model; alpha sets the models apart, beta the inputs."""
+    data = load("synthetic", alpha=0.5, beta=2.0, clients=40)
+    W, b = data.meta["weights"], data.meta["biases"]
+    wide = np.random.default_rng(0).choice(len(data), 500, replace=False)
+    scores = np.einsum("ncd,nd->nc", W[data.groups[wide]], data.x[wide].astype(np.float64)) + b[data.groups[wide]]
+    right = scores.argmax(1) == data.y[wide]
+    assert right.mean() > 0.995  # inputs are rounded to float32
+    assert np.bincount(data.groups).min() >= 50
+    residual = data.x - np.stack([data.x[data.groups == i].mean(0) for i in range(40)])[data.groups]
+    np.testing.assert_allclose(residual.std(0), np.arange(1, 61) ** -0.6, rtol=0.1)
+
+    def spread(alpha, beta):  # of the clients' means over coordinates, 1/60 of the variance within them beside
+        data = load("synthetic", alpha=alpha, beta=beta, clients=60)
+        inputs = np.stack([data.x[data.groups == i].mean(0) for i in range(60)])
+        return data.meta["weights"].mean((1, 2)).std(), inputs.mean(1).std()
+
+    assert spread(0, 0)[0] < 0.1 < spread(3, 0)[0]
+    assert spread(0, 0)[1] < 0.3 < spread(0, 3)[1]
+    assert load("synthetic").partition().n == 30
+
+
+def test_fcube():
+    """Two octants each, across the centre; one linear model is right everywhere, and every client has both classes."""
+    data = load("fcube")
+    octants = [{tuple(row) for row in np.sign(data.x[data.groups == i]).astype(int)} for i in range(4)]
+    assert all(len(o) == 2 and {tuple(-np.array(row)) for row in o} == o for o in octants)
+    assert len(set.union(*octants)) == 8
+    assert ((data.x[:, 0] > 0) == data.y).all()
+    assert np.bincount(data.groups).tolist() == [1250] * 4
+    assert all(abs(data.y[data.groups == i].mean() - 0.5) < 0.06 for i in range(4))
+
+
+@pytest.mark.parametrize(("shares", "expected"), [("10:90", (0.1, 0.9)), ("30:70", (0.3, 0.7)), ("linear", None)])
+def test_mixtures_have_the_shares_that_they_say(shares, expected):
+    data = load("mixtures", shares=shares, clients=10)
+    first, models, source = data.meta["shares"][:, 0], data.meta["weights"], data.meta["source"]
+    wanted = (np.arange(10) + 0.5) / 10 if expected is None else np.repeat(expected, 5)
+    np.testing.assert_allclose(first, wanted, atol=0.5 / 100)
+    scores = np.einsum("ncd,nd->nc", models[source], data.x.astype(np.float64))
+    assert (scores.argmax(1) == data.y).mean() > 0.995
+    assert 100 <= np.bincount(data.groups).min() <= np.bincount(data.groups).max() <= 200
+    fed = data.partition()
+    assert fed.clusters is not None
+    assert fed.clusters.tolist() == (first <= 0.5).astype(int).tolist()
+
+
 # quadratics
 
 

@@ -9,17 +9,20 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+import click
 import pytest
 import torch
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
-from polyfed.cli import describe
+from polyfed.cli import _command, describe
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
 from polyfed.recipes import load as recipes
@@ -30,6 +33,8 @@ WALKS = [
     "index.md",
     "authors.md",
     "scores.md",
+    "clinical.md",
+    "how-to/tools.md",
     *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md")),
 ]
 BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)
@@ -200,6 +205,62 @@ def test_a_long_walk_goes_as_printed(page, cli, tmp_path):
     walk(page, cli, tmp_path, long=True)
 
 
+ELSEWHERE = {  # pages whose Python is run by other tests, or needs data that are not here
+    "packages.md": "tests/base/acme.py installs its files",
+    "experiments/flamby.md": "its data are asked for at its source",
+}
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """(page, text) of every block of a language, the README's too."""
+    pages = {p.relative_to(ROOT).as_posix(): p.read_text() for p in [ROOT / "README.md", *DOCS.rglob("*.md")]}
+    return [(page, body) for page, text in pages.items() for k, _, body in re.findall(FENCE, text, re.S) if k == kind]
+
+
+FENCE = r"```(python|sh|toml)( title=\"[^\"]+\")?\n(.*?)```"
+
+
+def test_every_page_with_python_is_run():
+    pages = {page.removeprefix("docs/") for page, _ in blocks("python")} - {"README.md"}  # which test_readme.py runs
+    assert pages <= {*WALKS, *ELSEWHERE}
+
+
+def parsed(words: list[str]) -> None:
+    """Raise what the command line says of a command that is not one, before it is run."""
+    command, name = _command(), "polyfed"
+    context = command.make_context(name, [*words])
+    while (left := [*context._protected_args, *context.args]) and hasattr(command, "get_command"):
+        name, command = left[0], command.get_command(context, left[0])
+        assert command is not None, name
+        context = command.make_context(name, left[1:], parent=context)
+
+
+def test_every_command_of_every_page_is_one():
+    """Also those with FOLDER, RUN or HOST in them, which no test can run."""
+    found = 0
+    for page, body in blocks("sh"):
+        for line in re.sub(r"\\\n", " ", body).splitlines():
+            for part in re.split(r"&&", line):
+                if (words := shlex.split(part, comments=True))[:1] == ["polyfed"]:
+                    try:
+                        parsed(words[1:])
+                    except click.exceptions.ClickException as e:
+                        pytest.fail(f"{page}: {part}: {e.format_message()}")
+                    found += 1
+    assert found > 40
+    with pytest.raises(click.exceptions.ClickException):
+        parsed(["run", "--rouns", "3"])
+
+
+def test_every_toml_of_every_page_is_valid():
+    for page, body in blocks("toml"):
+        try:
+            tomllib.loads(body)
+        except tomllib.TOMLDecodeError as e:
+            pytest.fail(f"{page}: {e}")
+
+
+@pytest.mark.long  # `make docs` builds it too
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed; `make docs` installs it")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed; `make docs` installs it")

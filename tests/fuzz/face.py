@@ -34,6 +34,7 @@ NONSENSE = [None, 3, -1, "x", [], {}, object(), math.nan, 2**70, lambda *_: None
 # What polyfed calls and authors write, and what it hands to them, once per round or step: `check_method` sees to these.
 OURS = (pf.Round, pf.Task, pf.Uplinks, pf.Down, pf.Server, pf.Needs, pf.Portrait)
 HOOKS = (pf.Algorithm, Yardstick, pf.threats.Attack, pf.threats.Rule, *OURS)
+THEIRS = (pf.FederatedClassifier, pf.FederatedRegressor)  # refuse as scikit-learn has it, which its own checks hold
 FED, X = tiny(), np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.arange(8) % 2
 PAIRS = [(X, Y), (X + 1, Y)]
@@ -61,7 +62,9 @@ def calls() -> dict[str, Any]:
         if isinstance(thing, types.FunctionType):
             found[name] = thing
         elif (
-            isinstance(thing, type) and not issubclass(thing, (PolyfedError, *HOOKS)) and not inspect.isabstract(thing)
+            isinstance(thing, type)
+            and not issubclass(thing, (PolyfedError, *HOOKS, *THEIRS))
+            and not inspect.isabstract(thing)
         ):
             found[name] = thing
             for k, member in vars(thing).items():

@@ -240,7 +240,7 @@ CASES = {
     "no local steps": (lambda tmp: fit(local_steps=lambda t: 0), "local_steps"),
     "a fraction that rounds to no client": (lambda tmp: cohorts(fraction=0.01), 1),
     "a batch larger than the data": (lambda tmp: same(fit(batch_size=10**6), fit(batch_size=None)), 0),
-    "evaluation beyond the last round": (lambda tmp: fit(rounds=3, evaluate_every=10).records[-1]["round"], 3),
+    "evaluation beyond the last round": (lambda tmp: fit(rounds=3, evaluate_every=10).records[-1].round, 3),
     "one seed twice": (lambda tmp: typed("seeds=[1,1]"), "seeds"),
     "a method twice": (lambda tmp: typed(methods=("fedavg", "fedavg")), "listed twice"),
     "true for a number": (lambda tmp: typed("rounds=true"), "rounds"),

@@ -15,6 +15,7 @@ from polyfed.compute.compiled import path_of
 from polyfed.compute.solvers import local_sgd, sgd_with_curvature
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
+from polyfed.compute.terms import Distillation
 
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid)
 
@@ -105,7 +106,21 @@ def drawn(seed: int) -> Case:
         layer = one_of(rng, "head", *{e.name.split(".")[0] for e in task.layout.entries})
         only = one_of(rng, torch.rand(s, p) < 0.5, task.layout.mask(layer)).to(dtype)
         stated |= {"only": only} if rng.random() < 0.6 else {}
+        if loss == "cross-entropy":
+            stated |= added(rng, task, s)
     return Case(task, split, Work(2, steps, batch), w, one_of(rng, 0.05, each), stated, curvature)
+
+
+def added(rng, task: Task, s: int) -> dict:
+    """What is added to the loss: nothing, a pull of features, a teacher, or both."""
+    last = [m for m in task.model.modules() if isinstance(m, nn.Linear)][-1]
+    shape = last.out_features, last.in_features
+    vectors = one_of(rng, torch.randn(s, *shape), torch.randn(shape).expand(s, *shape)).to(task.dtype)
+    strength = one_of(rng, 0.3, torch.rand(s, shape[0]).to(task.dtype) * (torch.rand(shape[0]) < 0.7))
+    models = task.w0 + 0.1 * torch.randn(one_of(rng, 1, s), task.p, dtype=task.dtype)
+    form = Distillation(0.5, one_of(rng, 1.0, 2.5), bool(rng.random() < 0.5))
+    found = {"toward": (strength, vectors)} if rng.random() < 0.5 else {}
+    return found | ({"teacher": (models.expand(s, -1), form)} if rng.random() < 0.5 else {})
 
 
 def compare(seed: int, monkeypatch) -> None:
@@ -117,13 +132,13 @@ def compare(seed: int, monkeypatch) -> None:
         torchs, far = sgd_with_curvature(task, w, batches(split, work, False), lr, **stated)
     else:
         torchs = local_sgd(task, w, batches(split, work, False), lr, **stated)
-    only = stated.pop("only", None)
+    only, *terms = (stated.pop(name, None) for name in ("only", "toward", "teacher"))
     for instructions in native.SETS[: native.SETS.index(BUILT.set) + 1]:
         with monkeypatch.context() as here:
             here.setattr(BUILT, "set", instructions)
             near = torch.zeros_like(near)
             drift, measured = task.affine(w, lr, **stated), near if curvature else None
-            ours = compiled.train(task, w, batches(split, work, True), lr, drift, only, measured)
+            ours = compiled.train(task, w, batches(split, work, True), lr, drift, only, measured, *terms)
         assert ours is not None
         eps = torch.finfo(w.dtype).eps
         said = f"network {seed}, {instructions}, {w.dtype}: {task.model}, {task.loss}"

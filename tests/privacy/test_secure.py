@@ -5,14 +5,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import Refusal, RunError
+from polyfed.privacy.masks import add, subtract
 from polyfed.privacy.secure import Context, Server, Site
 
 NAMES = ("bern", "oslo", "riga", "wien")
 D = 50
 
 
-def context(t: int = 0, digest: bytes = b"model", cohort: tuple[str, ...] = NAMES, phase: int = 0) -> Context:
-    return Context("run", t, phase, cohort, digest)
+def context(t: int = 0, digest: bytes = b"model", cohort: tuple[str, ...] = NAMES, limbs: int = 1) -> Context:
+    return Context("run", f"train {t}.0", cohort, digest, limbs=limbs)
 
 
 class Sites(dict[str, Site]):
@@ -110,11 +111,34 @@ def test_a_sum_is_opened_once_and_for_one_set_of_sites():
         sites["bern"].open(c, NAMES[:3], server.sealed("bern"))
 
 
-def test_an_older_round_is_over():
-    sites, q = Sites(), numbers()
-    exchange(sites, context(3))
-    with pytest.raises(Refusal, match="asked again for round 2, which is over"):
-        sites["bern"].mask(context(2), q["bern"])
+def test_an_older_copy_of_a_vault_hides_no_other_numbers_by_one_mask_that_is_opened():
+    """What bern has forgotten it answers anew, and differently; the others have opened the first answer's mask."""
+    sites, c, q = Sites(), context(), numbers()
+    first, second = Server(c, D), Server(c, D)
+    for name in NAMES:
+        first.take(name, sites[name].mask(c, q[name]))
+    for name in NAMES:
+        sites[name].open(c, NAMES, first.sealed(name))
+    sites.memory["bern"].clear()
+    other = sites["bern"].mask(c, q["bern"] + np.uint64(1))
+    kept = sites["oslo"].mask(c, q["oslo"])
+    second.take("bern", other), second.take("oslo", kept)
+    with pytest.raises(Refusal, match="asked a second time for one exchange, for other sites"):
+        sites["riga"].open(c, NAMES, first.sealed("riga") | second.sealed("riga"))
+
+
+def test_integers_of_two_words_carry():
+    """128 bits: what lies in the low words of two sites carries into the high one, with masks or without."""
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        x = [rng.integers(0, 2**64, 2 * D, dtype=np.uint64) for _ in range(3)]
+        as_one = [[int(a[2 * k]) + (int(a[2 * k + 1]) << 64) for k in range(D)] for a in x]
+        total = subtract(add(x[0], x[1], 2), x[2], 2)
+        for k in range(D):
+            expected = (as_one[0][k] + as_one[1][k] - as_one[2][k]) % 2**128
+            assert int(total[2 * k]) + (int(total[2 * k + 1]) << 64) == expected
+    found, q = exchange(Sites(), context(limbs=2), "oslo"), numbers()
+    assert (found == add(add(q["bern"], q["riga"], 2), q["wien"], 2)).all()
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
 from polyfed.recipes.said import Claim, beside, claims_table, decided, ordered, ours
 from polyfed.runs.trainer import fit
-from polyfed.studies import parallel
-from polyfed.studies.compare import compare
+from polyfed.studies import jobs, parallel
 from polyfed.studies.ladder import Ladder
 
 ALL = sorted(recipes())
@@ -316,7 +315,7 @@ def rehearsed(name, tmp_path, request, monkeypatch):
     if name in RECORDED:
         again = Bench(tmp_path / "again", "small", 1, data_dir=where, rehearse=True)
         unpack(read(pack(bench, name)), again.folder)
-        for place, what in ((sys.modules[compare.__module__], "fit"), (Bench, "fit"), (Bench, "tune")):
+        for place, what in ((jobs, "fit"), (Bench, "fit"), (Bench, "tune")):
             monkeypatch.setattr(place, what, lambda *args, **given: pytest.fail("trained again"))
         write(r, again, r.run(again))
         files = [p for p in again.folder.iterdir() if p.is_file()]

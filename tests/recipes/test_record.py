@@ -1,7 +1,6 @@
 """A record: what a recipe found, in one file. From it nothing is computed twice, and its runs can be verified."""
 
 import gzip
-import importlib
 import json
 import shutil
 import signal
@@ -21,10 +20,9 @@ from polyfed.recipes.recipe import Recipe, curves, metric_of
 from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
 from polyfed.recipes.said import Setting, beside, curve_figure, ordered, ours
-from polyfed.studies import parallel
+from polyfed.studies import jobs, parallel
 from polyfed.studies.ladder import Ladder
 
-comparing = importlib.import_module("polyfed.studies.compare")
 METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
 RUNS = [f"all/{label}-seed{seed}" for label in METHODS for seed in range(2)]
 
@@ -59,7 +57,7 @@ def tiny(monkeypatch):
         claim = ordered(f"spread {spread!r}", metric_of(found, "FedAvg"), metric_of(found, "Local"))
         return Outcome([beside("T", ["accuracy"], rows)], {"curve": curve_figure(drawn, "round", "loss")}, [claim])
 
-    before = comparing.fit
+    before = jobs.fit
 
     def fit(model, federation, algorithm, training, **given):
         name = f"all/{'Local' if algorithm.name == 'local' else 'FedAvg'}-seed{training.seed}"
@@ -71,7 +69,7 @@ def tiny(monkeypatch):
 
         return before(model, federation, algorithm, training, **given | {"callbacks": (press,)})
 
-    monkeypatch.setattr(comparing, "fit", fit)
+    monkeypatch.setattr(jobs, "fit", fit)
     monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
     minutes = {"small": 0.1, "paper": 0.1}
     made = Recipe("fpfc/tiny", "Tiny", run, lambda scale: [Setting("lr", "0.1", "ours")], minutes, seeds=2)

@@ -32,7 +32,7 @@ def test_a_run_is_read_back(run):
 def test_a_half_written_last_line_is_tolerated(run):
     with (run / "metrics.jsonl").open("a") as f:
         f.write('{"round": 21, "spl')
-    assert report.read(run).first.records[-1]["round"] == 20
+    assert report.read(run).first.records[-1].round == 20
 
 
 def test_a_damaged_line_before_the_last_is_named(run):

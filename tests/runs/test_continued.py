@@ -34,7 +34,7 @@ def train(fed=None, model=None, **settings):
 
 
 def enough(progress):
-    return bool(progress.records) and progress.records[-1]["round"] >= 3
+    return bool(progress.records) and progress.records[-1].round >= 3
 
 
 @pytest.mark.parametrize("lost", [(), ("summary.json", "clients.csv")])
@@ -157,7 +157,7 @@ def test_versions_that_change_are_logged_and_all_are_kept(tmp_path, monkeypatch)
     for t, version in ((4, "99.0"), (6, "99.1")):
         monkeypatch.setattr(trainer_module, "versions", lambda v=version: now | {"numpy": v})
         run = train(out=tmp_path, rounds=t, resume=True)
-    assert run.settings["versions"] == now | {"numpy-from-round-2": "99.0", "numpy-from-round-4": "99.1"}
+    assert run.settings.versions == now | {"numpy-from-round-2": "99.0", "numpy-from-round-4": "99.1"}
     log = (tmp_path / "log.txt").read_text()
     assert f"numpy 99.0 from round 2, before {now['numpy']}" in log
     assert "numpy 99.1 from round 4, before 99.0" in log

@@ -54,15 +54,15 @@ def run(**settings):
 def test_a_run_evaluates_so_often_writes_it_down_and_keeps_the_last_round(tmp_path):
     """60 samples are evaluated and 15 trained on: 60 <= 0.1 * k * 3 * 15 from k = 14 on."""
     found = run(rounds=23, out=tmp_path)
-    assert [r["round"] for r in found.records] == [0, 20, 23]
+    assert [r.round for r in found.records] == [0, 20, 23]
     assert "evaluate-every = 20" in (tmp_path / "config.toml").read_text()
-    assert [r["round"] for r in run(rounds=3, evaluate_every=1).records] == [0, 1, 2, 3]
+    assert [r.round for r in run(rounds=3, evaluate_every=1).records] == [0, 1, 2, 3]
 
 
 def test_a_run_that_goes_on_keeps_to_the_same_rounds(tmp_path):
     run(rounds=7, out=tmp_path)
     whole = run(rounds=23, out=tmp_path, resume=True)
-    assert [r["round"] for r in whole.records] == [0, 7, 20, 23]
+    assert [r.round for r in whole.records] == [0, 7, 20, 23]
 
 
 def test_no_split_is_evaluated_twice_after_one_round(monkeypatch):

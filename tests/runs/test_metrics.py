@@ -96,7 +96,7 @@ def test_a_function_of_python_leads_and_its_folder_says_that_no_file_holds_it(tm
     run = train(tmp_path, metrics=[gap])
     by = [by_hand(run, i, lambda y, p: abs(p.mean() - y.mean())) for i in range(4)]
     assert run.final["test"]["risk-gap"] == pytest.approx(by, abs=1e-6)
-    assert run.records[-1]["worst"] == pytest.approx(max(by), abs=1e-6)
+    assert run.records[-1].worst == pytest.approx(max(by), abs=1e-6)
     found = pf.Run.open(tmp_path, federation(), linear())
     assert (found.metric.name, found.metric.better) == ("risk-gap", "lower")
     with pytest.raises(ConfigError, match=r"^[^ ]*: its metrics was a Python object, which no file holds"):

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed import report
 from polyfed.metrics.scores import RMSE
 from polyfed.report.notebook import sentence
+from polyfed.runs.watching import Line, Progress
 from polyfed.studies import parallel
 
 NAMES = ("<b>oslo</b>", "bern", "rome")
@@ -50,6 +52,33 @@ def test_a_run_shows_its_mean_worst_client_and_history(tmp_path):
     assert opened._repr_html_() == shown
 
 
+def test_a_federation_and_a_comparison_show_themselves_in_a_line_and_as_a_table(tmp_path):
+    """What a notebook's last line prints: no tensor."""
+    rng = np.random.default_rng(0)
+    draw = [(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(30)]
+    fed = pf.Federation.from_arrays(draw, names=["<b>oslo</b>", *map(str, range(29))], classes=2, test_fraction=0.25)
+    assert repr(fed).startswith(
+        "<Federation of 30 clients (<b>oslo</b>, 0, 1, 2, 3 and 25 more): 450 training, 150 test"
+    )
+    shown = ElementTree.fromstring(fed._repr_html_())
+    cells = ["".join(cell.itertext()) for cell in shown.iter("td")]
+    assert cells[:4] == [NAMES[0], "15", "0", "5"]
+    assert len(list(shown.iter("tr"))) < 25
+    found = pf.compare(
+        torch.nn.Linear(3, 2),
+        fed.reorder([0, 1]),
+        [pf.Local(0.1), pf.FedAvg(0.1)],
+        rounds=2,
+        seeds=2,
+        out=tmp_path / "c",
+    )
+    assert repr(found) == "<Comparison of local, fedavg: 4 runs, finished>"
+    shown = found._repr_html_()
+    rows = [[cell.text for cell in row] for row in ElementTree.fromstring(shown).iter("tr")]
+    assert [row[0] for row in rows] == ["label", "local", "fedavg"]
+    assert report.answer(report.read(tmp_path / "c"))[:40] in shown
+
+
 def test_a_run_without_rounds_or_test_samples_shows_itself_too():
     run = train(rounds=0)
     assert "svg" not in run._repr_html_()
@@ -70,13 +99,26 @@ def test_fit_shows_its_progress_in_a_notebook_alone(ipython, capsys, monkeypatch
     last = capsys.readouterr().out
     assert last.count("\n") == 1
     accuracy = run.history[run.history["split"] == "test"]["accuracy"].iloc[-1]
-    assert last.split("\r")[-1].split() == ["ditto:", "round", "5/5", "test", "accuracy", f"{accuracy:.4g}"]
+    bar = "█" * 20
+    assert last.split("\r")[-1].split() == ["ditto:", bar, "round", "5/5", "test", "accuracy", f"{accuracy:.4g}"]
     train(callbacks=[lambda step: None])  # somebody watches already
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     train()
     monkeypatch.delitem(sys.modules, "IPython")
     train()
     assert capsys.readouterr().out == ""
+
+
+def test_the_bar_says_how_much_is_done_and_how_long_the_rest_takes(capsys, monkeypatch):
+    run, now = train(rounds=1), iter([0.0, 10.0, 40.0])
+    monkeypatch.setattr("polyfed.runs.watching.time.monotonic", lambda: next(now))
+    line = Line()
+    for t in (0, 1, 4):  # ten seconds a round
+        line(Progress(t, 4, [], run))
+    shown = [part.split() for part in capsys.readouterr().out.split("\r")[1:]]
+    assert [part[1] for part in shown] == ["█" * 5 + "░" * 15, "█" * 20]
+    assert shown[0][2:] == ["round", "1/4", "30", "s", "left"]
+    assert shown[1][2:] == ["round", "4/4"]
 
 
 def test_runs_side_by_side_do_not_write_over_each_other(ipython, capfd):

@@ -57,7 +57,7 @@ def test_an_opened_run_is_the_run_that_was_trained(tmp_path, method):
     assert found.status == "finished"
     assert found.metric == run.metric
     assert found.findings.keys() == run.findings.keys()
-    assert found.settings["algorithm"] == {k: v for k, v in run.settings["algorithm"].items() if v is not None}
+    assert found.settings.algorithm == {k: v for k, v in run.settings.algorithm.items() if v is not None}
     assert run.clusters is None or (found.clusters == run.clusters).all()
     assert contents(tmp_path) == before
 
@@ -121,7 +121,7 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(tmp_path):
     columns = ["round", "client", "down_bytes", "up_bytes", "steps"]
     again = pf.Run.open(tmp_path / "b", federation(), linear())
     assert again.ledger[columns].equals(whole.ledger[columns])
-    assert again.settings["rounds"] == 7
+    assert again.settings.rounds == 7
 
 
 def test_an_attack_on_the_labels_strikes_once(tmp_path):

@@ -361,12 +361,10 @@ def test_rounds_cannot_be_raised_without_budget(tmp_path):
 def test_a_comparison_shares_the_budget_among_its_runs():
     one = Privacy(**PRIVATE)
     found = pf.compare(net(), federation(), [pf.FedAvg(), pf.Ditto(), pf.Local()], settings(3, PRIVATE), seeds=2)
-    plan = next(iter(found.runs.values())).settings["privacy-plan"]
+    plan = next(iter(found.runs.values())).settings.privacy_plan
     assert plan["noise-multiplier"] == pytest.approx(math.sqrt(4 * 3 / (2 * one_rho(one))), rel=1e-6)
     alone = pf.compare(net(), federation(), [pf.FedAvg()], settings(3, PRIVATE | {"per": "run"}), seeds=2)
-    assert next(iter(alone.runs.values())).settings["privacy-plan"]["epsilon-of-the-run"] == pytest.approx(
-        2.0, rel=1e-6
-    )
+    assert next(iter(alone.runs.values())).settings.privacy_plan["epsilon-of-the-run"] == pytest.approx(2.0, rel=1e-6)
 
 
 def one_rho(p: Privacy) -> float:

@@ -108,7 +108,7 @@ def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
         torch.equal(a, b)
         for a, b in zip(run.kept.judged.outputs["test"], whole.kept.judged.outputs["test"], strict=True)
     )
-    assert run.records[0] | {"seconds": 0} == whole.records[0] | {"seconds": 0}
+    assert run.records[0].table() | {"seconds": 0} == whole.records[0].table() | {"seconds": 0}
 
 
 def test_an_oracle_is_marked_in_every_table_and_never_chosen(folder):

@@ -5,6 +5,7 @@ reply.
 """
 
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -92,16 +93,30 @@ class Calls:
     """Flower's client, whose calls a member spoils."""
 
     def __init__(self, client, member: Member):
-        self.client, self.member = client, member
+        self.client, self.member, self.rng = client, member, random.Random(member.name)
 
     def __getattr__(self, name: str):
-        return getattr(self.client, name)
+        call = getattr(self.client, name)
+        return (lambda request: self._in_storm(call, request)) if (self.member.folder / "storm").exists() else call
+
+    def _in_storm(self, call, request):
+        """A call that may come late, twice, not at all, or whose answer is lost: as long as the folder has `storm`."""
+        late, twice, lost, unheard = (self.rng.random() < p for p in (0.3, 0.1, 0.03, 0.03))
+        time.sleep(self.rng.uniform(0, 0.5) if late else 0)
+        if lost:
+            raise flower_api.HTTPError("the connection was cut")
+        if twice:
+            call(request)
+        answer = call(request)
+        if unheard:
+            raise flower_api.HTTPError("the answer was lost")
+        return answer
 
     def PushMessages(self, request):  # noqa: N802  (as Flower calls it)
         if self.member.fault.startswith("up"):
             (self.member.folder / "spoil").write_text(self.member.fault)  # see `Wire`
             self.member.fault = ""
-        return self.client.PushMessages(request)
+        return self.__getattr__("PushMessages")(request)
 
     def PushObject(self, request):  # noqa: N802
         fault, self.member.fault = self.member.fault, ""
@@ -109,7 +124,7 @@ class Calls:
             raise flower_api.HTTPError("the connection was cut")
         if fault == "doubled":
             self.client.PushObject(request)
-        return self.client.PushObject(request)
+        return self.__getattr__("PushObject")(request)
 
 
 def main(key: str, folder: str, server: str | None = None) -> None:

@@ -18,7 +18,7 @@ from polyfed.sites.server import serve
 from polyfed.sites.site import Site
 
 NAMES = ("bern", "oslo", "riga")
-ALL = Consent(frozenset({"pooled", "labels", "signature"}))
+ALL = Consent(frozenset({"pooled", "labels", "signature", "prototypes", "mass", "moments", "mean"}))
 # all that the default policy keeps from so small files, so that the numbers are those of one machine
 OPEN = Policy(
     least_rows=1, least_batch=1, least_count=1, most_rounds=10**6, most_evaluations=10**6, most_runs=10**6,

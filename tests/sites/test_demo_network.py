@@ -18,7 +18,6 @@ from polyfed.runs.config import resolve
 from polyfed.runs.trainer import fit
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
-pytestmark = pytest.mark.xdist_group("demo network")  # all of it looks at one demonstration
 NETWORK = Path(__file__).parents[2] / "examples" / "network"
 
 

@@ -337,6 +337,31 @@ def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_i
     assert attendance.said == ["no answer from {}:{} (it hangs up); waiting for it".format(*attendance.server)]
 
 
+def test_a_server_that_spoke_tls_once_is_waited_for_when_bytes_of_a_handshake_change(attendance):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(attendance.keys.certificate, attendance.keys.private)
+
+    def serve():
+        for spoil in (False, True, False):
+            plain = door.accept()[0]
+            if spoil:
+                plain.recv(1 << 16)
+                plain.sendall(b"\x16\x03\x03\x00\x05wrong")
+                plain.close()
+                continue
+            with tls.wrap_socket(plain, server_side=True) as secure:
+                secure.recv(1 << 16)
+                secure.sendall(f"HTTP/1.1 200 OK\r\nDate: {formatdate(usegmt=True)}\r\n\r\n".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        attendance.server = "127.0.0.1", door.getsockname()[1]
+        threading.Thread(target=serve, daemon=True).start()
+        attendance._reach()
+        attendance._reach()
+    assert len(attendance.said) == 1
+    assert "waiting for it" in attendance.said[0]
+
+
 @pytest.mark.parametrize(("off", "said"), [(6, "4 s or more ahead of"), (-306, "304 s or more behind"), (None, "")])
 def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance, off, said):
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -22,12 +22,12 @@ NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {
-    "fedacs", "fedala", "fedamp", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp", "pfedme",
-    "scaffold",
+    "fedacs", "fedala", "fedamp", "fedas", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp",
+    "moon", "pfedme", "scaffold",
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
-    "parameters", "aggregate",
+    "parameters", "aggregate", "peer",
 }  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
     for name in NAMES:
         whole, messages = b"".join(sent[name]), [raw(m) for m in sent[name]]
         assert all(m.head.keys() <= HEADS for m in messages), "a head says more"
+        assert not any(m.head.get("peer") for m in messages), "a key is for secure sums"
         consented = next(text for text in sites.lines if text.startswith(f"What leaves the site {name!r}"))
         assert all(f"    {tensor}: " in consented for m in messages for tensor in m.tensors), "not consented to"
         for word in (str(tmp_path), ".csv", "vault"):
@@ -98,7 +99,7 @@ def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leav
 
     at_sites(file, sites, Direct(NAMES, answer))
     assert sent.keys() == PLANTED.keys()
-    assert len(PLANTED) == len(get_args(Request)), "every kind of request"
+    assert len(PLANTED) == len(get_args(Request)) - 1, "every kind of request, but open, which reads no sample"
     path, cell = data / "riga.csv", "severe-4711"
     for kind, place in PLANTED.items():
         for error in (*ERRORS, ValueError, KeyError, OSError):

@@ -313,7 +313,6 @@ def whole(tmp_path_factory):
     return root / "out"
 
 
-@pytest.mark.xdist_group("stopped")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
 def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, three, whole, how, request):
     out = tmp_path / "out"

@@ -82,7 +82,7 @@ def test_the_chosen_model_is_trained_on_from_its_own_leg(found):
     t, best = found.table, found.best
     path = t[(t["regime"] == best["regime"]) & (t["lam"] <= best["lam"])]
     before = path["rounds"].sum() if best["regime"] == "warm" else best["rounds"]
-    assert found.run.settings["start"]["rounds"] == before
+    assert found.run.settings.start.rounds == before
     assert before < found.run.trained.t <= before + 100
 
 

@@ -179,7 +179,10 @@ VARIANTS = [
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0"),
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0", averaging="gradient"),
 ]
-CLASSES_OR_NORMS = (pf.FedBN, pf.FedLC, pf.FedRoD)  # which no linear network for numbers fits; they take plain means
+# which no linear network for numbers fits; they take plain means, but FedAS and FedPAC's heads
+CLASSES_OR_NORMS = (
+    pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.MOON,
+)  # fmt: skip
 OURS = [
     cls()
     for cls in REGISTRY.values()
@@ -187,6 +190,7 @@ OURS = [
 ]  # other tests make methods too
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_a_rule_that_takes_the_mean_changes_nothing(method):
     """On clients of one size every mean is plain: with the rule "mean" the server, and the models, are what they are
@@ -205,6 +209,7 @@ def asked(method):
     return run(method, model=layers_for(method), rounds=2).used
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_what_is_only_averaged_may_be_swapped_between_clients(method):
     """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients, and the
@@ -281,6 +286,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
 @pytest.mark.parametrize(
     ("method", "near"),
@@ -317,6 +323,7 @@ def test_a_median_within_each_cluster():
         assert np.allclose(model.numpy(), expected, atol=1e-12)
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("ratio", [0.2, 0.4])
 @pytest.mark.parametrize("method", [pf.FedRep(0.05), pf.FedPer(0.05), pf.FedBABU(0.05)], ids=lambda m: m.name)
 def test_a_median_keeps_the_shared_part_usable(method, ratio):

@@ -8,6 +8,7 @@ from polyfed.algorithms.fedacs import FedACS as FedACS
 from polyfed.algorithms.fedala import FedALA as FedALA
 from polyfed.algorithms.fedamp import FedAMP as FedAMP
 from polyfed.algorithms.fedamp import HeurFedAMP as HeurFedAMP
+from polyfed.algorithms.fedas import FedAS as FedAS
 from polyfed.algorithms.fedasync import FedAsync as FedAsync
 from polyfed.algorithms.fedavg import FedAvg as FedAvg
 from polyfed.algorithms.fedavgft import FedAvgFT as FedAvgFT
@@ -16,16 +17,20 @@ from polyfed.algorithms.fedbabu import FedBABU as FedBABU
 from polyfed.algorithms.fedbn import FedBN as FedBN
 from polyfed.algorithms.fedbuff import FedBuff as FedBuff
 from polyfed.algorithms.fedcet import FedCET as FedCET
+from polyfed.algorithms.feddbe import FedDBE as FedDBE
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
 from polyfed.algorithms.fedexp import FedExP as FedExP
 from polyfed.algorithms.fedfomo import FedFomo as FedFomo
 from polyfed.algorithms.fedlc import FedLC as FedLC
 from polyfed.algorithms.fedlin import FedLin as FedLin
 from polyfed.algorithms.fednova import FedNova as FedNova
+from polyfed.algorithms.fedntd import FedNTD as FedNTD
 from polyfed.algorithms.fedopt import FedAdagrad as FedAdagrad
 from polyfed.algorithms.fedopt import FedAdam as FedAdam
 from polyfed.algorithms.fedopt import FedYogi as FedYogi
+from polyfed.algorithms.fedpac import FedPAC as FedPAC
 from polyfed.algorithms.fedper import FedPer as FedPer
+from polyfed.algorithms.fedproto import FedProto as FedProto
 from polyfed.algorithms.fedprox import FedProx as FedProx
 from polyfed.algorithms.fedrep import FedRep as FedRep
 from polyfed.algorithms.fedrod import FedRoD as FedRoD
@@ -42,6 +47,7 @@ from polyfed.algorithms.ifca import IFCA as IFCA
 from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
 from polyfed.algorithms.local import Local as Local
 from polyfed.algorithms.lpgd import LPGD as LPGD
+from polyfed.algorithms.moon import MOON as MOON
 from polyfed.algorithms.pacfl import PACFL as PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from polyfed.algorithms.pfedhn import PFedHN as PFedHN

@@ -8,12 +8,13 @@ Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong set
 import atexit
 import errno
 import gc
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from functools import cache
 from inspect import cleandoc, signature
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,8 +64,14 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")] = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option("--log-level", help="Print what is logged from this level on, with the time. Before the command."),
+    ] = None,
 ) -> None:
-    pass
+    if log_level is not None:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", force=True)
+        logging.getLogger("polyfed").setLevel(log_level.upper())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from polyfed.cli.events import Events
 from polyfed.cli.screen import asked
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
-from polyfed.sites.keys import private, site_key, warning
+from polyfed.sites.keys import private, sign, site_key, warning
 from polyfed.sites.policy import FILE, Policy, read
 from polyfed.sites.runs import Runs
 from polyfed.sites.site import Site
@@ -37,7 +37,7 @@ def client(o: Client) -> None:
     def site(run: str) -> Site:
         who = f"{run}: " if run else ""
         said, shown = (lambda line, do=do: do(f"{who}{line}") for do in (say, say.show))
-        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy)
+        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy, partial(sign, given))
 
     runs = Runs(given.site, site, o.stay)
     Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()

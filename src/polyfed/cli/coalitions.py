@@ -1,7 +1,9 @@
 """polyfed coalitions: who gains from whom."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import AGAINST, Coalitions
@@ -15,6 +17,7 @@ from polyfed.games.run import Game, Made
 from polyfed.games.show import answer, tables
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
+from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, merge, resolve
 
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
@@ -37,15 +40,22 @@ def play(
     parts = prepared(experiment, fresh=not resume)
     experiment, methods = parts.experiment, parts.experiment.methods
 
-    def make(seed: int, without: Sequence[str]) -> Made:
-        here = parts.leaving(without) if without else parts
-        tables = {k: v for k, v in here.describe(methods[0]).items() if k != "algorithm"}
-        return here.model(seed), here.federation(seed), tables
+    @lru_cache(1)
+    def left(without: tuple[str, ...]) -> Parts:
+        return parts.leaving(without) if without else parts
 
-    described = {m.label: {"algorithm": m.table()} for m in methods[1:]}
+    def make(seed: int, without: Sequence[str]) -> Made:
+        here = left(tuple(without))
+        return here.model(seed), here.federation(seed)
+
+    def described(label: str, without: Sequence[str]) -> dict[str, Any]:
+        asked = next((m for m in methods[1:] if m.label == label), None)
+        found = left(tuple(without)).describe(asked or methods[0])
+        return {key: of for key, of in found.items() if asked is not None or key != "algorithm"}
+
     game = Game(
         make, parts.federation(experiment.seeds[0]), [m.algorithm for m in methods], [m.label for m in methods],
-        parts.training(), experiment.seeds, samples, lambda label: described.get(label, {}),
+        parts.training(), experiment.seeds, samples, described,
     )  # fmt: skip
     since = stop.interruptions()
     with claimed(out, f"coalitions-{experiment.name}", force, resume) as folder:

@@ -10,7 +10,15 @@ from polyfed.runs.training import Search
 TUNING = "Tuning"
 ON_RAY = ("engine", "workers", "address")
 AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
-MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
+MADE = (
+    "pooled",
+    "labels",
+    "signature",
+    "prototypes",
+    "mass",
+    "moments",
+    "mean",
+)  # what methods and experiments may ask of a site that is made of its samples
 
 
 class Run(Experiment, takes=every(), asks="experiment"):
@@ -43,7 +51,7 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
-class Privacy(Experiment, takes=every(), asks="experiment"):
+class Privacy(Experiment, takes=every("track"), asks="experiment"):
     """Show what the table [privacy] of an experiment buys and costs, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
@@ -72,7 +80,7 @@ class Audit(Command):
     run: Path = argument("Folder of a run or of a comparison.")
 
 
-class Coalitions(Experiment, takes=every(*ON_RAY)):
+class Coalitions(Experiment, takes=every(*ON_RAY, "track")):
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 
     Every client's score in every coalition, what each other client is worth to it (Shapley value, leave-one-out), the
@@ -96,7 +104,7 @@ class Coalitions(Experiment, takes=every(*ON_RAY)):
     )
 
 
-class Tune(Experiment, takes=every("seeds", *ON_RAY)):
+class Tune(Experiment, takes=every("seeds", *ON_RAY, "track")):
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
 
     --rounds is the maximum per value (default: 1000). The same command with the same --out continues an interrupted
@@ -185,8 +193,11 @@ class Export(Command):
     run: Path | None = argument("Folder of a run.", None)
     client: str | None = option("The client's name, or its number from 0.")
     vault: Path | None = option("At a site, in place of RUN: the folder of its private state.", None, "DIR")
-    out: Path | None = option("File to write. Default: <client>.safetensors here.", None, "FILE.safetensors")
+    out: Path | None = option("File to write. Default: <client>.safetensors here.", None, "FILE.safetensors|FILE.onnx")
     factorised: bool = option("Write low-rank layers as two factors and a sparse part (FedSLR).", False)
+    onnx: bool = option(
+        "Write FILE.onnx in their place: columns of a CSV file go in by name, the prediction comes out.", False
+    )
 
 
 class Predict(Command):
@@ -298,6 +309,16 @@ class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), a
     force: bool = option("Start over, whatever the folder holds.", False)
     rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)
     yes: bool = option("Start a long run without asking.", False, None, "--yes", "-y")
+
+
+class New(Command):
+    """Write a project that runs as it is: two made-up sites, a model and an experiment, to be replaced by your own.
+
+    [dim]polyfed new hospitals
+    polyfed run hospitals/experiment.toml[/dim]
+    """
+
+    folder: Path = argument("The project's folder.", ..., "NAME")
 
 
 class NewMethod(Command):

@@ -88,7 +88,7 @@ class Show(Watch):
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name
-            note = f"{record['split']} {name} {short(record[name])}"
+            note = f"{record.split} {name} {short(record[name])}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
         self._from = first, since = self._from or (step.round, time.monotonic())

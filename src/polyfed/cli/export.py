@@ -7,9 +7,13 @@ from polyfed.cli.commands import Export
 from polyfed.cli.screen import say
 from polyfed.face import Run
 from polyfed.studies.export import from_vault
+from polyfed.studies.onnx import onnx_from_vault
 
 
 def export(o: Export) -> None:
+    if o.onnx:
+        _onnx(o)
+        return
     if o.vault is not None:
         if o.run is not None or o.client is not None or o.factorised:
             raise ConfigError("--vault: found RUN, --client or --factorised too, expected --out at most")
@@ -30,3 +34,17 @@ def export(o: Export) -> None:
         best = "  fastest" if form == found["fastest"] else ""
         price = f"{row['bytes']:>12,} bytes  {row['ms']:8.3f} ms"
         say(f"{form:<7} {price}  outputs differ by {row['difference']:.0e}{best}")
+
+
+def _onnx(o: Export) -> None:
+    if o.factorised:
+        raise ConfigError("--onnx: found --factorised too, expected one of them")
+    if o.vault is not None and o.run is None and o.client is None:
+        say(str(onnx_from_vault(o.vault, o.out)))
+        return
+    if o.vault is not None or o.run is None or o.client is None:
+        raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
+    run = Run.open(o.run)
+    say(str(run.onnx(o.client, o.out)))
+    if "preparation" not in run.outline.meta:
+        say("its input is a prepared one: the data were not CSV files, whose preparation would be part of the graph")

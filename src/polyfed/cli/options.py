@@ -138,6 +138,7 @@ class Experiment(Shared):
     workers: str | None = of(Settings, "workers", WHERE, "N")
     address: str | None = of(Settings, "address", WHERE)
     dtype: str | None = of(Settings, "dtype", WHERE)
+    track: str | None = of(Settings, "track", WHERE, "TOOL")
     portable: bool = of(Settings, "portable", WHERE, default=False)
 
 

@@ -29,15 +29,26 @@ PADDING = 1.3  # clients are padded to a common size only when their sizes are w
 class Batch(NamedTuple):
     """One step's samples of the first m clients.
 
-    x: [m, b, ...]   y: [m, b, ...]
-    weight: [m, b]   1/b_i on the b_i real samples of client i, times their `Split.shares`, 0 on padding; None: all 1/b
-    sizes: [m] b_i, or None: all b
-    live: [m, 1] 0/1 float; None: every row still has a step to take
-    seed: () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout)
-    weighted: whether the weight of a real sample may be another than 1/b_i
-    native: whether gradients on it may be made by the compiled kernel
-    places: [m, b] rows of the split, of which client i's are the first sizes[i]; None: all of each client's
-    purpose: what its local solve is for, see `Batches.again`
+    Attributes
+    ----------
+    x, y : Tensor
+        [m, b, ...] inputs and targets.
+    weight : Tensor or None
+        [m, b] 1/b_i on the b_i real samples of client i, times their `Split.shares`, 0 on padding; None: all 1/b.
+    sizes : list of int or None
+        [m] b_i; None: all b.
+    live : Tensor or None
+        [m, 1] 0/1 float; None: every row still has a step to take.
+    seed : callable or None
+        () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout).
+    weighted : bool
+        Whether the weight of a real sample may be another than 1/b_i.
+    native : bool
+        Whether gradients on it may be made by the compiled kernel.
+    places : array or None
+        [m, b] rows of the split, of which client i's are the first sizes[i]; None: all of each client's.
+    purpose : str
+        What its local solve is for, see `Batches.again`.
     """
 
     x: Tensor
@@ -53,7 +64,19 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """Number of clients, m."""
         return len(self.x)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[m, ...] the mean of [m, b, ...] numbers over each client's samples, which count as their losses do."""
+        if self.weight is None:
+            return values.mean(1)
+        return (values * self.weight.view(*self.weight.shape, *[1] * (values.dim() - 2))).sum(1)
+
+    def row(self, i: int, b: int) -> "Batch":
+        """Client i's first b samples as a batch of one row."""
+        weight = self.weight[i : i + 1, :b] if self.weighted and self.weight is not None else None
+        return Batch(self.x[i : i + 1, :b], self.y[i : i + 1, :b], weight)
 
 
 class Each(ABC):

@@ -13,6 +13,7 @@ from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import ACTIVATIONS, Affine, Drift, chain, flat, flattens
+from polyfed.compute.terms import Distillation
 from polyfed.native import Kernel, Layer, Pair, kernel
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def train(
     drift: Affine,
     only: Tensor | None = None,
     curvature: Tensor | None = None,
+    toward: tuple[float | Tensor, Tensor] | None = None,
+    teacher: tuple[Tensor, Distillation] | None = None,
 ) -> Tensor | None:
     """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
@@ -155,7 +158,7 @@ def train(
     _steps(
         task, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
         split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(), only,
-        curvature,
+        curvature, toward, teacher,
     )  # fmt: skip
     return w
 
@@ -211,19 +214,27 @@ def _steps(
     task: "Task", layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
     y: Tensor, first: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int | None = None,
     keys: np.ndarray = NO_KEYS, only: Tensor | None = None, curvature: Tensor | None = None,
+    toward: tuple[float | Tensor, Tensor] | None = None, teacher: tuple[Tensor, Distillation] | None = None,
 ) -> None:  # fmt: skip
     """The kernel's call; see `Kernel.train`."""
     (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
     assert run is not None, "see _fitting"
-    given = [start, *(v for _, v in drift.terms)] + ([] if only is None else [only])
+    given = [start, *(v for _, v in drift.terms), *([] if only is None else [only]), *(teacher or ())[:1]]
     vectors = [t.to(w.dtype).expand(s, p) for t in given]  # one that all clients share stays one row
     vectors = [t if p == 1 or t.stride(1) == 1 else t.contiguous() for t in vectors]
     rows = [(t.data_ptr(), t.stride(0)) for t in vectors]
+    pulls = None
+    if toward is not None:
+        to = toward[1].to(w.dtype)
+        to = to if to[0].is_contiguous() else to.contiguous()  # what all clients share stays one
+        strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
+        pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(
         layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(), first, count,
         steps, batch, keys, _each(lr, s), _each(drift.keep, s),
         [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
-        None if only is None else rows[-1], 0 if curvature is None else curvature.data_ptr(),
+        None if only is None else rows[len(drift.terms) + 1], 0 if curvature is None else curvature.data_ptr(), pulls,
+        None if teacher is None else (rows[-1], teacher[1].strength, teacher[1].temperature, teacher[1].true),
     )  # fmt: skip
 
 

@@ -28,6 +28,11 @@ class Entry(NamedTuple):
         return prod(self.shape)
 
 
+def last(module: nn.Module) -> nn.Module:
+    """The last layer of a module, in the order in which it lists them."""
+    return [m for m in module.modules() if next(m.children(), None) is None][-1]
+
+
 class Layout:
     """Where each trainable parameter of a module lies in the flat vector `w: [p]`."""
 
@@ -44,8 +49,8 @@ class Layout:
         ]
         of = {id(p): name for name, p in module.named_parameters()}
         self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
-        last = [m for m in module.modules() if next(m.children(), None) is None][-1]
-        self._end, self._linear = str(last), owners[-1:] == [last] and isinstance(last, nn.Linear)
+        end = last(module)
+        self.end, self._linear = str(end), owners[-1:] == [end] and isinstance(end, nn.Linear)
         self._norm = {of[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
 
     def views(self, w: Tensor) -> list[Tensor]:
@@ -113,7 +118,7 @@ class Layout:
         named = self.named(w)
         found = {name.rpartition(".")[2]: named[name] for name in self._head if name in named}
         if not self._linear or found.keys() != {"weight", "bias"}:
-            raise ModelError(f"model: its last layer is {self._end}, expected a trained linear layer with a bias")
+            raise ModelError(f"model: its last layer is {self.end}, expected a trained linear layer with a bias")
         return found["weight"], found["bias"]
 
     @staticmethod

@@ -14,6 +14,7 @@ from polyfed.compute.batches import Batches
 from polyfed.compute.frozen import upper
 from polyfed.compute.stacked import Drift, first
 from polyfed.compute.task import Task
+from polyfed.compute.terms import Also, Distillation, Taught, Toward, together
 
 
 @checked
@@ -29,6 +30,9 @@ def local_sgd(
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
     only: Tensor | None = None,
+    toward: tuple[float | Tensor, Tensor] | None = None,
+    teacher: tuple[Tensor, Distillation] | None = None,
+    also: Also | None = None,
 ) -> Tensor:
     """Mini-batch SGD, each client its own number of steps.
 
@@ -63,6 +67,14 @@ def local_sgd(
     only : Tensor or None
         [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything. The outputs of
         layers at the bottom that stay as they are, are computed once.
+    toward : tuple or None
+        (strength, M): adds strength_y ||f - M_y||^2 to the loss of a sample of class y, with f its features, which
+        enter the last layer. M is [s, C, d]; the strength is a number, or one for every class [s, C].
+    teacher : tuple or None
+        (models [s, p], Distillation): adds the divergence from these frozen models' outputs.
+    also : callable or None
+        (features [m, b, d], outputs [m, b, C], batch, rows) -> [m]: what is added to the mean losses of the clients
+        `rows`, differentiated by autograd; ``batch.mean`` is the mean over a client's samples.
 
     Returns
     -------
@@ -72,13 +84,18 @@ def local_sgd(
     Raises
     ------
     ConfigError
-        The run's local optimiser is not plain SGD, and the method takes proximal steps.
+        The run's local optimiser is not plain SGD, and the method takes proximal steps; or the run is private by
+        row, and the method adds to the loss.
     """
     correct = correct and partial(answer, "correct", correct, takes=Tensor)
     prox = prox and partial(answer, "prox", prox, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    plain = correct is None and prox is None and task.guard is None
+    named: list[Also] = [] if toward is None else [Toward(*toward)]
+    if teacher is not None:
+        named.append(Taught(task.each_outputs, *teacher))
+    added = together([*named, also] if also else named)
+    plain = correct is None and prox is None and task.guard is None and added is None
     if only is not None and plain and (above := upper(task, w, data, only)) is not None:
         rest = slice(above.start, None)
         pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
@@ -90,14 +107,15 @@ def local_sgd(
         return w
     if correct is None and task.optimizer.plain:
         drift = task.affine(w, lr, pull, shift, minus)
-        if prox is None and (trained := compiled.train(task, w, data, lr, drift, only)) is not None:
+        known = prox is None and also is None
+        if known and (trained := compiled.train(task, w, data, lr, drift, only, None, toward, teacher)) is not None:
             return trained
-        if only is None:
+        if only is None and added is None:
             return _descended(task, _copied(w), data, lr, drift.summed(), prox)
     w = _copied(w)
     advance = None if task.optimizer.plain else task.optimizer.start(w, only)
     direction = _direction(pull, shift, minus, correct, only)
-    if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
+    if added is None and (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
         for _ in data.repeat():
             step = direction(w, gradient())
             if advance is not None:
@@ -112,7 +130,7 @@ def local_sgd(
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows
-        found = task.gradient(w[:m], batch, need_loss=False)[0]
+        found = task.gradient(w[:m], batch, need_loss=False, also=added)[0]
         if m == len(w):
             g = found
         else:

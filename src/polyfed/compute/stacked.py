@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from polyfed.compute.batches import Batch
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion
+from polyfed.compute.terms import Also
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 BLOCK = 8192  # samples per forward pass when evaluating
 Slope = Callable[[Tensor], Tensor]
+Beyond = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Drift(NamedTuple):
@@ -147,11 +149,24 @@ class Stacked:
             yield k, a, z
             k, a = k + size, z
 
-    def _signals(self, views: list[Tensor], x: Tensor, slope: Slope) -> tuple[list[Signal], Tensor]:
-        """A factored `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b]."""
+    def features(self, w: Tensor, x: Tensor) -> Tensor:
+        """What enters the last layer. w: [s, p], x: [s, b, ...] -> [s, b, d]."""
+        *_, (_, a, _) = self._forward(self.layout.views(w), _entering(x))
+        return a.transpose(1, 2)
+
+    def _signals(
+        self, views: list[Tensor], x: Tensor, slope: Slope, beyond: Beyond | None = None
+    ) -> tuple[list[Signal], Tensor]:
+        """A factored `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b].
+
+        beyond: gradients of what is added to the loss, with respect to the last layer's input and to the outputs
+        """
         trace = list(self._forward(views, x))
-        outputs = trace[-1][2]
+        outputs, inside = trace[-1][2], None
         delta = slope(outputs)
+        if beyond is not None:
+            inside, more = beyond(trace[-1][1], outputs)
+            delta = delta + more
         found: list[Signal] = []
         first = trace[0][0]
         for layer, size, (k, a, z) in zip(reversed(self.layers), reversed(self._sizes), reversed(trace), strict=True):
@@ -159,6 +174,8 @@ class Stacked:
                 found.append(Signal(k, size == 2, delta, a.transpose(1, 2)))
                 if k != first:
                     delta = product(views[k].transpose(1, 2), delta)
+                    if inside is not None:
+                        delta, inside = delta + inside, None
             elif isinstance(layer, nn.ReLU):
                 delta = torch.ops.aten.threshold_backward(delta, z, 0)
             elif isinstance(layer, nn.Tanh):
@@ -179,12 +196,25 @@ class Stacked:
         y, scale = batch.y.reshape(s, b, -1).transpose(1, 2), weight * (2 * b * s / batch.y.numel())
         return lambda z: (z - y).mul_(scale)
 
-    def gradient(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
+    def gradient(
+        self, w: Tensor, batch: Batch, need_loss: bool, also: Also | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """([s, p] gradient, [s] loss)."""
-        found, z = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
+        added: list[Tensor] = []
+
+        def beyond(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            f, out = (t.detach().transpose(1, 2).requires_grad_() for t in (a, z))
+            with torch.enable_grad():
+                added.append(also(f, out, batch, slice(0, len(w))))  # pyright: ignore[reportOptionalCall]
+                slopes = torch.autograd.grad(added[0].sum(), (f, out), materialize_grads=True)
+            return slopes[0].transpose(1, 2), slopes[1].transpose(1, 2)
+
+        views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
+        found, z = self._signals(views, x, slope, None if also is None else beyond)
         g = w.new_empty(w.shape)
         _write(found, self.layout.views(g))
-        return g, self.criterion.of_models(z.transpose(1, 2), batch) if need_loss else None
+        loss = self.criterion.of_models(z.transpose(1, 2), batch) if need_loss else None
+        return g, loss + added[0].detach() if added and loss is not None else loss
 
     def clipped(self, w: Tensor, batch: Batch, clip: float) -> Tensor:
         """[s, p] float64: the sum of row gradients, each scaled down to length `clip`; see `clipped.clipped_sum`."""

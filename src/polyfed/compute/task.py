@@ -22,14 +22,15 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.base.typed import add_, copy_, named_modules
 from polyfed.compute import compiled
-from polyfed.compute.batches import Batch
+from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
+from polyfed.compute.terms import Also, Entering
 from polyfed.compute.trial import EMBEDDINGS, Keyed, check_structure, reason, still
-from polyfed.compute.vectorised import stacked_outputs
+from polyfed.compute.vectorised import stacked_pass
 from polyfed.metrics.metric import Metric
 from polyfed.metrics.scores import DEFAULT
 
@@ -261,7 +262,9 @@ class Task:
 
     # gradients
 
-    def gradient(self, w: Tensor, batch: Batch, need_loss: bool = True) -> tuple[Tensor, Tensor | None]:
+    def gradient(
+        self, w: Tensor, batch: Batch, need_loss: bool = True, also: Also | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Each client's gradient of the mean loss on its own samples.
 
         Parameters
@@ -272,13 +275,15 @@ class Task:
             s rows.
         need_loss : bool
             False may skip the loss.
+        also : callable or None
+            What is added to the losses, see `local_sgd`.
 
         Returns
         -------
         tuple of Tensor
             [s, p] gradients, and [s] losses or None.
         """
-        g, loss = self._undecayed(w, self.cast(batch, w), need_loss)
+        g, loss = self._undecayed(w, self.cast(batch, w), need_loss, also)
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
             if loss is not None:
@@ -306,17 +311,21 @@ class Task:
         decay = self.weight_decay
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
-    def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
+    def _undecayed(
+        self, w: Tensor, batch: Batch, need_loss: bool, also: Also | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """`gradient` without weight decay."""
         if self.guard is not None and (g := self.guard(w, batch)) is not None:
+            if also is not None:
+                raise ConfigError("privacy: found a method that adds to the loss of a row, expected unit = 'site'")
             return g, None
-        if not need_loss and (g := compiled.gradient(self, w, batch)) is not None:
+        if not need_loss and also is None and (g := compiled.gradient(self, w, batch)) is not None:
             return g, None
         if self.stacked is not None:
-            return self.stacked.gradient(w, batch, need_loss)
+            return self.stacked.gradient(w, batch, need_loss, also)
         if self.vectorised and len(w) > 1:
-            return self._vectorised(w, batch)
-        return self._one_by_one(w, batch)
+            return self._vectorised(w, batch, also)
+        return self._one_by_one(w, batch, also)
 
     def affine(
         self,
@@ -422,19 +431,21 @@ class Task:
         new = drift(w.clone()).sub_(g.mul_(lr))
         w.copy_(new if batch.live is None else torch.where(batch.live > 0, new, w))
 
-    def _one_by_one(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _one_by_one(self, w: Tensor, batch: Batch, also: Also | None) -> tuple[Tensor, Tensor]:
         g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))
-        for i, _, parameters, loss in self._losses(w, batch):
+        for i, _, parameters, loss in self._losses(w, batch, also):
             copy_(self.layout.views(g[i]), torch.autograd.grad(loss, parameters))
             losses[i] = loss.detach()
         return g, losses
 
-    def _losses(self, w: Tensor, batch: Batch) -> Iterator[tuple[int, list[Tensor], list[nn.Parameter], Tensor]]:
+    def _losses(
+        self, w: Tensor, batch: Batch, also: Also | None = None
+    ) -> Iterator[tuple[int, list[Tensor], list[nn.Parameter], Tensor]]:
         """Client by client through the module: (row, views of w[row], the parameters that see them, loss to derive).
 
         Rows without samples are left out.
         """
-        module, parameters = self.workspace(training=True)
+        module, parameters = self.workspace(training=True, second=also is not None)  # which may evaluate models
         keys = self._keys(batch)
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
@@ -442,9 +453,13 @@ class Task:
                 continue
             views = self.point(parameters, w[i])
             with torch.enable_grad(), self._drawing(0 if keys is None else int(keys[i])):
-                with self.precision():
+                with self.precision(), nullcontext() if also is None else Entering(module) as seen:
                     output = module(model_input(batch.x[i, :b]))
                 loss = self.criterion.mean(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
+            if also is not None and seen is not None:
+                f, z, one = seen.entered().to(w.dtype), output.to(w.dtype), batch.row(i, b)
+                with torch.enable_grad():
+                    loss = loss + also(f[None], z[None], one, slice(i, i + 1))[0]
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -474,15 +489,18 @@ class Task:
                     copy_(self.layout.views(out[i]), second)
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
-    def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _vectorised(self, w: Tensor, batch: Batch, also: Also | None) -> tuple[Tensor, Tensor]:
         if batch.sizes is not None and not any(batch.sizes):
             return torch.zeros_like(w), w.new_zeros(len(w))
         module, _ = self.workspace(training=True)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
             with self.precision():
-                output = stacked_outputs(module, self.layout, w, batch.x, self._keys(batch))
+                seen = None if also is None else Entering(module)
+                output, *features = stacked_pass(module, self.layout, w, batch.x, self._keys(batch), seen)
             loss = self.criterion.of_models(output.to(w.dtype), batch)
+            if also is not None:
+                loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), batch, slice(0, len(w)))
             (g,) = torch.autograd.grad(loss.sum(), w)
         return g, loss.detach()
 
@@ -493,7 +511,7 @@ class Task:
         return batch.seed() if batch.seed else np.zeros(len(batch.x), dtype=np.uint64)
 
     def each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """Every model's outputs on its own samples in evaluation mode, computed together; where `batched` only.
+        """Every model's outputs on its own samples in evaluation mode, computed together where `batched`.
 
         Parameters
         ----------
@@ -509,40 +527,113 @@ class Task:
         """
         if self.stacked is not None:
             return self.stacked.outputs(w, x)
+        if self.vectorised:
+            return self._each_pass(w, x, None)[0]
+        return torch.stack([self.outputs(mine, own) for mine, own in zip(w, x, strict=True)])
+
+    def _each_pass(self, w: Tensor, x: Tensor, seen: Entering | None) -> list[Tensor]:
+        """`stacked_pass` in evaluation mode, in parts that fit in memory."""
         module = self.workspace(training=False)[0]
         most = max(1, AT_ONCE // max(1, self.sample_bytes))
         rows, b = min(most, len(w)), max(1, most // len(w))
         out = [
             [
-                stacked_outputs(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b])
+                stacked_pass(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
                 for i in range(0, len(w), rows)
             ]
             for k in range(0, max(x.shape[1], 1), b)
         ]
-        return torch.cat([torch.cat(some) for some in out], 1)
+        return [
+            torch.cat([torch.cat([part[which] for part in some]) for some in out], 1) for which in range(len(out[0][0]))
+        ]
 
-    def workspace(self, training: bool) -> tuple[nn.Module, list[nn.Parameter]]:
+    @torch.no_grad()
+    def features(self, w: Tensor, x: Tensor) -> Tensor:
+        """Every model's features of its own samples, what enters its last layer, in evaluation mode.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        x : Tensor
+            [s, b, ...] inputs.
+
+        Returns
+        -------
+        Tensor
+            [s, b, d].
+
+        Raises
+        ------
+        ModelError
+            The outputs are not those of a last layer that is linear with a bias.
+        """
+        self.layout.head(w)
+        x = x.to(w.dtype) if x.is_floating_point() or not self.integers else x
+        if self.stacked is not None:
+            return self.stacked.features(w, x)
+        seen = Entering(self.workspace(training=False)[0])
+        if self.vectorised:
+            return self._each_pass(w, x, seen)[1]
+        found: list[Tensor] = []
+        for mine, own in zip(w, x, strict=True):
+            parts: list[Tensor] = []
+            for k in range(0, max(len(own), 1), BLOCK):
+                with seen:
+                    output = self.outputs(mine, own[k : k + BLOCK])
+                if output.shape != seen.left().shape or not torch.equal(output, seen.left()):
+                    raise ModelError(f"model: its outputs are not those of its last layer, {self.layout.end}")
+                parts.append(seen.entered())
+            found.append(torch.cat(parts))
+        return torch.stack(found)
+
+    def class_means(self, w: Tensor, data: Batches) -> Tensor:
+        """The mean features of each class over every client's training samples, weighted as their losses are.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        data : Batches
+            Their samples.
+
+        Returns
+        -------
+        Tensor
+            [s, C, d], 0 for a class that a client has no sample of (`data.counts`).
+        """
+        classes, batch = self.classes, self.cast(data.whole(), w)
+        features = self.features(w, batch.x)
+        share = torch.nn.functional.one_hot(batch.y, classes).to(w)
+        if batch.weight is not None:
+            share = share * batch.weight[..., None]
+        return share.mT @ features / share.sum(1)[..., None].clamp(min=torch.finfo(w.dtype).tiny)
+
+    def workspace(self, training: bool, second: bool = False) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module and its trainable parameters.
 
         Parameters
         ----------
         training : bool
             Its mode; frozen parts in evaluation mode stay in it.
+        second : bool
+            Another copy, to be used while the first is.
 
         Returns
         -------
         tuple
             nn.Module, and a list of nn.Parameter.
         """
-        if not hasattr(self._local, "module"):
+        name = "second" if second else "first"
+        if not hasattr(self._local, name):
             module = copy.deepcopy(self.model)
-            self._local.module, self._local.still = module, self._parts(module)
-            self._local.parameters = trainable(module)
+            setattr(self._local, name, (module, trainable(module), self._parts(module)))
+        module, parameters, still = getattr(self._local, name)
         if training:
-            _training(self._local.module, self._local.still)
+            _training(module, still)
         else:
-            self._local.module.eval()
-        return self._local.module, self._local.parameters
+            module.eval()
+        return module, parameters
 
     def point(self, parameters: list[nn.Parameter], w: Tensor) -> list[Tensor]:
         """Let the parameters of a workspace be views of a vector.

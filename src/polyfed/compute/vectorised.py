@@ -6,6 +6,7 @@ batched products of unfolded inputs; and dropout draws every client's own keyed 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyfed.base.typed import is_batched
 from polyfed.compute.batches import on_device
 from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
 from polyfed.compute.layout import Layout
+from polyfed.compute.terms import Entering
 
 UNFOLDED = True  # `benchmarks/accelerator.py` compares the two on a device
 
@@ -28,11 +30,19 @@ def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, key
 
     keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
     """
+    return stacked_pass(module, layout, w, x, keys, None)[0]
 
-    def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> Tensor:
+
+def stacked_pass(
+    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, seen: Entering | None
+) -> tuple[Tensor, ...]:
+    """`stacked_outputs`, and behind them what enters every model's last layer, where `seen` watches it."""
+
+    def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> tuple[Tensor, ...]:
         named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
-        with Many(Key(*key) if key else None):
-            return torch.func.functional_call(module, named, (x,))
+        with Many(Key(*key) if key else None), seen or nullcontext():
+            output = torch.func.functional_call(module, named, (x,))
+        return (output,) if seen is None else (output, seen.entered())
 
     drawn = () if keys is None else on_device(halves(keys), w.device).unbind()
     return torch.func.vmap(forward)(layout.views(w), x, *drawn)

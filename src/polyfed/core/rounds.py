@@ -278,6 +278,12 @@ class Attempt:
             self._bill(self._lost(missing))
             if not len(ids):
                 raise RunError(f"round {loop.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
+            if kind[0] > 1 and loop.door is not None:
+                lost = ", ".join(loop.names[i] for i in missing)
+                raise Silent(
+                    f"round {loop.t}: {lost} missing in exchange {phase} of {kind[0]}; under [privacy] a round of "
+                    "several exchanges is not repeated without it, whose part would be the difference of two sums"
+                )
             if kind[0] > 1:
                 book.dropped(sizes)
                 return None

@@ -223,7 +223,7 @@ class Tally:
     received: [m, ...] what the clients received, in this exchange and those before it in the round
     forge: what attackers put in the place of their uplinks
     total: the samples of the whole cohort, where this is a part of one
-    door: through which sums alone leave
+    door: through which sums alone leave     cohort: clients of the exchange, where this has some of them
     """
 
     def __init__(
@@ -235,8 +235,9 @@ class Tally:
         rule: Rule | None = None,
         total: Tensor | None = None,
         door: Door | None = None,
+        cohort: int | None = None,
     ):
-        self.door = door
+        self.door, self.cohort = door, cohort or len(round.ids)
         self.round, self.received, self.forge, self.rule = round, received, forge, rule
         self.added: Wanted = added or {}
         self.bytes = 0
@@ -254,7 +255,7 @@ class Tally:
         if self.door is not None:
             if (bad := diverged(up.values())) is not None:
                 return Part({}, {}, 0, bad)
-            left = self.door.leave(up, self._at(at), self.round.take(at), self.added, len(self.round.ids))
+            left = self.door.leave(up, self._at(at), self.round.take(at), self.added, self.cohort)
             return Part({}, left, sum(t.numel() * t.element_size() for t in left.values()), None)
         sums: dict[tuple[str, str], Tensor] = {}
         for name in self.added.keys() & up.keys():

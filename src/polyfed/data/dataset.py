@@ -172,42 +172,29 @@ class Dataset:
         kept = [i for i, name in enumerate(all_names) if name not in without]
         if not kept:
             raise DataError(f"{self.name}: every client is left out, expected at least one to stay")
-        dealt, n, names = dealt.among(kept), len(kept), tuple(all_names[i] for i in kept)
+        dealt, names = dealt.among(kept), tuple(all_names[i] for i in kept)
         notes = [*self.notes, *dealt.notes]
         if empty := [name for name, index in zip(names, dealt.indices, strict=True) if not len(index)]:
             raise DataError(f"{self.name}, partition {how}: client {empty[0]!r} has no samples, expected at least one")
 
-        held: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * n
-        train = dealt.indices
+        indices = {"train": dealt.indices}
         if test in ("own", "merged"):
-            train, held = data._hold_out(train, names, test_fraction, seed, prepare.TEST)
+            indices["train"], indices["test"] = data._hold_out(dealt.indices, names, test_fraction, seed, prepare.TEST)
         elif test in ("ratio", "ratio-floor"):
-            held, short = self._by_ratio(dealt.indices, names, test_samples, seed, floor=test == "ratio-floor")
-            if short:
-                notes.append(short)
+            floor = test == "ratio-floor"
+            indices["test"], short = self._by_ratio(dealt.indices, names, test_samples, seed, floor)
+            notes += [short] if short else []
         elif test == "given":
-            held = [np.flatnonzero(self.test_groups == i) for i in kept]
+            indices["test"] = [np.flatnonzero(self.test_groups == i) for i in kept]
         else:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
-            held = how.assign(self._source(official=True), len(all_names), other, 1).among(kept).indices
-        validation = None
+            indices["test"] = how.assign(self._source(official=True), len(all_names), other, 1).among(kept).indices
         if fraction:
-            train, validation = data._hold_out(train, names, fraction, seed, prepare.VALIDATION)
-
-        official = test not in ("own", "merged")
-        parts = {
-            "train": data._gather(train, dealt),
-            "validation": None if validation is None else data._gather(validation, dealt),
-            "test": data._gather(held, dealt, official),
-        }
-        if self.weights is not None:
-            weight = torch.from_numpy(self.weights[np.concatenate(train)])
-            parts["train"], notes = replace(parts["train"], weight=weight), [*notes, WEIGHTED]
-        prepared = data._scale(parts, dealt, n)
-        if self.preparation is not None:
-            found, parts = self.preparation.fitted(parts, names)
-            prepared = {"preparation": found.dump(), "inputs": found.names}
-        indices = {"train": train, "test": held} | ({} if validation is None else {"validation": validation})
+            indices["train"], indices["validation"] = data._hold_out(
+                indices["train"], names, fraction, seed, prepare.VALIDATION
+            )
+        parts, prepared = data._prepared(indices, dealt, names, official=test not in ("own", "merged"))
+        notes += [WEIGHTED] if self.weights is not None else []
         rule = {
             "own": f"own:{test_fraction:g}",
             "merged": f"merged:{test_fraction:g}",
@@ -233,10 +220,27 @@ class Dataset:
                 "indices": dealt.indices,
                 "split_indices": indices,
             }
-            | ({} if self.whose is None else {"whose": [self.whose[held_of] for held_of in held]}),
+            | ({} if self.whose is None else {"whose": [self.whose[held] for held in indices["test"]]}),
         )
 
     # the steps of `partition`
+
+    def _prepared(
+        self, indices: dict[str, list[np.ndarray]], dealt: Assignment, names: tuple[str, ...], official: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parts that these samples make, and what was learnt of the training part to prepare them."""
+        parts: dict[str, Any] = {
+            "train": self._gather(indices["train"], dealt),
+            "validation": self._gather(indices["validation"], dealt) if "validation" in indices else None,
+            "test": self._gather(indices["test"], dealt, official),
+        }
+        if self.weights is not None:
+            weight = torch.from_numpy(self.weights[np.concatenate(indices["train"])])
+            parts["train"] = replace(parts["train"], weight=weight)
+        if self.preparation is None:
+            return parts, self._scale(parts, dealt, len(names))
+        found, parts = self.preparation.fitted(parts, names)
+        return parts, {"preparation": found.dump(), "inputs": found.names}
 
     def _test_mode(self, test: str | None, how: Partitioner) -> str:
         natural = isinstance(how, Natural) and self.test_groups is not None

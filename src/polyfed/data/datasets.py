@@ -453,10 +453,6 @@ def tiny_imagenet(data_dir: Path, normalise: Normalise = False) -> Dataset:
 # tables with natural clients
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-POOLED = (
-    "inputs are standardised with the pooled mean and variance of all clients' training rows: every client reveals "
-    "its sums to the others"
-)
 
 
 @dataset("heart-disease")
@@ -482,7 +478,7 @@ def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Datase
         "and for part of Long Beach",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "heart-disease",
         np.concatenate(xs),
@@ -522,7 +518,7 @@ def parkinsons(
         "repeated measures of 42 patients, split by time; UPDRS was interpolated linearly between clinic visits",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "parkinsons",
         values[:, [1, 2, 3, *range(6, 22)]].astype(np.float32),
@@ -551,7 +547,7 @@ def school(data_dir: Path, standardise: Standardise = "pooled") -> Dataset:
         "the inputs explain little of the variance linearly: a low R2 is normal",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "school",
         z["X"].astype(np.float32),
@@ -601,6 +597,66 @@ def housing_bodyfat(
         scaling=scale or "z-score",
         notes=notes,
     )
+
+
+@dataset("synthetic")
+def synthetic_alpha_beta(
+    data_dir: Path,
+    alpha: Annotated[float, Limits(ge=0, le=1e3)] = 1.0,
+    beta: Annotated[float, Limits(ge=0, le=1e3)] = 1.0,
+    clients: Annotated[int, Limits(ge=1, le=10000)] = 30,
+    seed: SEED = 0,
+) -> Dataset:
+    """FedProx's Synthetic(alpha, beta): 60 inputs, 10 classes, a model and a law of inputs per client.
+
+    alpha: how unlike the clients' models are; beta: how unlike their inputs; clients: their number; seed: the data's.
+    """
+    x, y, groups, W, b = synthetic.synthetic(alpha, beta, clients, seed)
+    return _generated("synthetic", x, y, 10, groups, meta={"weights": W, "biases": b})
+
+
+@dataset("fcube")
+def fcube(data_dir: Path, seed: SEED = 0) -> Dataset:
+    """FCUBE of NIID-Bench: 5000 points of a cube, two classes, four clients that see other octants of it.
+
+    seed: the data's. The classes are those of one linear model at every client.
+    """
+    x, y, groups = synthetic.fcube(5000, seed)
+    return _generated("fcube", x, y, 2, groups, np.zeros(4, dtype=np.int64))
+
+
+@dataset("mixtures")
+def mixtures(
+    data_dir: Path,
+    shares: Literal["10:90", "30:70", "linear"] = "10:90",
+    clients: Annotated[int, Limits(ge=2, le=10000)] = 100,
+    seed: SEED = 0,
+) -> Dataset:
+    """Clients with samples of two sources in known shares, as FedSoft mixes them: 20 inputs, 5 classes.
+
+    shares: "10:90", "30:70" or "linear"; clients: their number; seed: the data's. A client's cluster is the source that
+    it has more of; meta has the shares.
+    """
+    x, y, groups, source, found, models = synthetic.mixtures(shares, clients, seed)
+    meta = {"weights": models, "shares": found, "source": source}
+    return _generated("mixtures", x, y, 5, groups, found.argmax(1), meta)
+
+
+def _generated(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: int,
+    groups: np.ndarray,
+    clusters: np.ndarray | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Samples of natural clients from a formula."""
+    names = tuple(f"client-{i}" for i in range(int(groups.max()) + 1))
+    return Dataset(
+        name, x.astype(np.float32), y.astype(np.int64), classes=classes, groups=groups, group_names=names,
+        group_clusters=clusters, meta=meta or {},
+    )  # fmt: skip
 
 
 def _fpfc_loader(scenario: str) -> Loader:

@@ -6,6 +6,7 @@ here, from a named data set by `datasets.Dataset.partition`, and from a formula 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
+ROWS = 20  # of clients that a notebook shows
 PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
@@ -77,6 +79,19 @@ class Federation:
 
     def __len__(self) -> int:
         return self.n
+
+    def __repr__(self) -> str:
+        sizes = {"training": self.train, "validation": self.validation, "test": self.test}
+        found = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
+        target = f"{self.classes} classes" if self.classes is not None else f"{self.outputs} numbers to predict"
+        shape = " x ".join(map(str, self.input_shape)) or "1"
+        return f"<Federation of {self.n} clients ({few(self.names)}): {found} samples; inputs {shape}; {target}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what the federation is, a row per client, and the caveats of its data."""
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        rows = self.summary().to_html(index=False, max_rows=ROWS, border=0)
+        return f"<div><p><b>{escape(repr(self)[1:-1])}</b></p>{rows}<ul>{notes}</ul></div>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -342,7 +357,7 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
-        checked = [_pair(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
+        checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
         for (x, _), name in zip(checked, who, strict=True):
             if len(x) == 0:
                 raise DataError(f"client {name!r} has no training samples")
@@ -352,7 +367,7 @@ class Federation:
                 if len(given) != n:
                     raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
                 parts[split] = [
-                    (checked[0][0][:0], checked[0][1][:0]) if p is None else _pair(p, name, split, integer_inputs)
+                    (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
                 ]
         classes, labels, notes = _targets(parts, who, classes, task)
@@ -631,7 +646,8 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
     return t if t.dtype == torch.float64 else t.float()
 
 
-def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tuple[Tensor, Tensor]:
+def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None) -> tuple[Tensor, Tensor]:
+    """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
     where = f"client {name!r}, {split}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{where}: found a {type(pair).__name__}, expected a pair (x, y)")
@@ -646,11 +662,6 @@ def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tupl
         if bad:
             raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {what} are NaN or infinite")
     return x, y
-
-
-def one_pair(pair: Any, name: str, split: str) -> tuple[Tensor, Tensor]:
-    """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
-    return _pair(pair, name, split, None)
 
 
 MANY = 20  # classes that a data set may have, gaps and all, without saying so

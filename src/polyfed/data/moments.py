@@ -1,5 +1,6 @@
 """Medians, means and deviations of columns over several clients, who only say sums: what a server would add up."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,8 +9,13 @@ import numpy as np
 def moments(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(mean, deviation) of every column of the rows [n_i, d] of some clients: sums, then squares about the mean."""
     n = sum(len(x) for x in rows)
-    mean = sum((x.sum(0) for x in rows), start=np.zeros(rows[0].shape[1])) / n
-    return mean, deviation(mean, sum((np.square(x - mean).sum(0) for x in rows), start=np.zeros(len(mean))) / n)
+    mean = total([x.sum(0) for x in rows]) / n
+    return mean, deviation(mean, total([np.square(x - mean).sum(0) for x in rows]) / n)
+
+
+def total(sums: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum [d] of some clients' sums, rounded once: as integers have it, whatever hides them."""
+    return np.array([math.fsum(of) for of in zip(*sums, strict=True)])
 
 
 def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -20,8 +26,8 @@ def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 def filling(rows: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
-    total = sum((np.where(np.isnan(x), 0.0, x).sum(0) for x in rows), start=np.zeros(rows[0].shape[1]))
-    return total / np.maximum(sum(((~np.isnan(x)).sum(0) for x in rows), start=np.zeros(rows[0].shape[1])), 1)
+    found = total([np.where(np.isnan(x), 0.0, x).sum(0) for x in rows])
+    return found / np.maximum(sum(((~np.isnan(x)).sum(0) for x in rows), start=np.zeros(rows[0].shape[1])), 1)
 
 
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError, model_validator
 
 from polyfed.base.columns import DEFAULTS, Columns
-from polyfed.base.errors import DataError, PolyfedError, closest
+from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data.moments import filling, median, moments
 from polyfed.data.sheets import Sheet, repaired
 
+T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
 ALL = ""  # whose statistics, where they are every client's
 
@@ -287,42 +289,31 @@ class Preparation:
     @classmethod
     def read(cls, found: Any, where: str) -> "Preparation":
         """Read back what `dump` returned. Raises DataError for anything else. where: the file, for errors"""
+        return read_dump(PREPARATION, found, f"{where}: its preparation")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Preparation":
+        width = sum(i.values is None for i in self.inputs)
+        for s in self.sites.values():
+            if {len(s.fill), len(s.shift), len(s.scale)} != {width} or (s.target is not None and len(s.target) != 2):
+                raise ValueError(f"expected {width} numbers per statistic")
         try:
-            inputs = tuple(
-                Input(str(i["name"]), None if i["values"] is None else tuple(map(str, i["values"])), bool(i["gap"]))
-                for i in found["inputs"]
-            )
-            width = sum(i.values is None for i in inputs)
-            sites = {str(name): _numbers(s, width) for name, s in found["sites"].items()}
-            labels = None if found["labels"] is None else tuple(map(str, found["labels"]))
-            missing, unseen, standardise = (str(found[k]) for k in ("missing", "unseen", "standardise"))
-            gaps, survival = tuple(map(str, found["gaps"])), bool(found["survival"])
-            repairs, limits = Columns(site=found.get("repairs", {})).site, tuple(map(str, found.get("limits", ())))
-            return cls(
-                inputs,
-                str(found["target"]),
-                labels,
-                missing,
-                unseen,
-                standardise,
-                gaps,
-                survival,
-                sites,
-                repairs,
-                limits,
-            )
-        except PolyfedError as e:
-            raise DataError(f"{where}: its preparation is damaged ({e})") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise DataError(f"{where}: its preparation is damaged ({type(e).__name__}: {e})") from None
+            Columns(site=self.repairs)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return self
 
 
-def _numbers(found: Mapping[str, Any], width: int) -> Statistics:
-    fill, shift, scale = ([float(v) for v in found[k]] for k in ("fill", "shift", "scale"))
-    if not len(fill) == len(shift) == len(scale) == width:
-        raise ValueError(f"expected {width} numbers per statistic")
-    target = found["target"]
-    return Statistics(fill, shift, scale, None if target is None else [float(target[0]), float(target[1])])
+PREPARATION = TypeAdapter(Preparation)
+
+
+def read_dump(kind: TypeAdapter[T], found: Any, what: str) -> T:
+    """What a `dump` holds. Raises DataError, in one line, for anything else."""
+    try:
+        return kind.validate_python(found)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise DataError(f"{what} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
 
 
 def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:

@@ -14,6 +14,10 @@ from torch import Tensor
 from polyfed.base.errors import DataError
 from polyfed.base.settings import shown
 
+POOLED = (
+    "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
+    "sums to the others"
+)
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO = 11, 12, 13, 14, 15  # purposes of the draws
 
 

@@ -1,6 +1,6 @@
 """Types of a site's description of its file before the first round: `schema.File` says it, `schema.settle` hears it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,24 +22,44 @@ class Dropped(Strict):
     dropped: Literal[True] = True
 
 
-class Column(Strict):
-    """A column in numbers; what they are is in `sheets.Cells`.
+class Cells(Strict):
+    """Contents of a column in one site's file: enough to tell, from those of all sites, what the column is.
 
-    texts: its values, where they say nothing of a row     one: the number that all cells are     train, gap: values and
-    gaps of training rows
+    numbers: how many cells hold one     texts: distinct ones (`sheets.spelt`); None where a site says only that there
+    are many     whole: whether all texts are integers     dates: whether all are dates
+    distinct: whether no text occurs twice     notation: whether most texts look like numbers in another notation
+    unmatched: how many cells match no declared value     respelt: how many of its texts match another one
     """
 
     cells: Count
     gaps: Count
     numbers: Count
     texts: list[str] | None
-    one: Annotated[float, Field(allow_inf_nan=False)] | None
     whole: bool
     dates: bool
     distinct: bool
     notation: bool
     unmatched: Count
     respelt: Count
+
+    @property
+    def there(self) -> int:
+        """Cells with something in them."""
+        return self.cells - self.gaps
+
+
+def facts(cells: Cells, **others: Any) -> dict[str, Any]:
+    """What there is in any cells, but for others."""
+    return {name: getattr(cells, name) for name in Cells.model_fields} | others
+
+
+class Column(Cells):
+    """What a site says of a column: of its texts those that say nothing of a row.
+
+    one: the number that all cells are     train, gap: values and gaps of training rows
+    """
+
+    one: Annotated[float, Field(allow_inf_nan=False)] | None
     train: list[str] | None
     gap: bool
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from polyfed.base.columns import ARRAYS, CLASSES, Columns
@@ -21,10 +22,10 @@ from polyfed.base.errors import DataError
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
-from polyfed.data.federation import WEIGHTED, Federation, one_pair
-from polyfed.data.preparation import ALL, Input, Preparation, Statistics
-from polyfed.data.said import Column, Csv, Dropped, Npz, Part
-from polyfed.data.sheets import FEW, Cells, Sheet, canonical, cells_of, declared, merged, places, read
+from polyfed.data.federation import WEIGHTED, Federation, pair_of
+from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
+from polyfed.data.said import Column, Csv, Dropped, Npz, Part, facts
+from polyfed.data.sheets import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of, whose_of
 
 
@@ -61,8 +62,8 @@ class File:
         self.sheet: Sheet | None = None
         if path.suffix.lower() == ".npz":
             (found,) = readers.read_clients([path], task=_task(columns), classes=columns.classes)
-            self.train = _flat(one_pair(found.train, name, "train"))
-            self.test = None if found.test is None else _flat(one_pair(found.test, name, "test"))
+            self.train = _flat(pair_of(found.train, name, "train"))
+            self.test = None if found.test is None else _flat(pair_of(found.test, name, "test"))
             if not len(self.train[0]):
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
@@ -122,12 +123,11 @@ class File:
         there = {*self.sheet.positions(name, texts)[train].tolist()} if said and not outcome else set[int]()
         missing = self.sheet.missing(name, self.columns.gaps)[train]
         return Column(
-            cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
-            one=c.range[0] if said and c.range[0] == c.range[1] else None, whole=c.whole, dates=c.dates,
-            distinct=c.distinct, notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
+            **facts(c, texts=texts if said else None),
+            one=c.range[0] if said and c.range[0] == c.range[1] else None,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
             gap=bool(missing.any()),
-        )  # fmt: skip
+        )
 
     def _arrays(self) -> Npz:
         x, y = self.train
@@ -252,22 +252,10 @@ class Settled:
     @classmethod
     def read(cls, found: Any) -> "Settled":
         """Read back what `dump` returned. Raises DataError for anything else."""
-        try:
-            about, numbered = found["preparation"], found["numbered"]
-            return cls(
-                tuple(int(k) for k in found["inputs"]),
-                int(found["outputs"]),
-                None if found["classes"] is None else int(found["classes"]),
-                bool(found["integers"]),
-                None if numbered is None else tuple(int(k) for k in numbered),
-                None if about is None else Preparation.read(about, "the server"),
-                tuple(map(str, found["notes"])),
-                bool(found["weighted"]),
-            )
-        except (KeyError, TypeError, ValueError) as e:
-            raise DataError(f"the server: what it settled is damaged ({type(e).__name__}: {e})") from None
+        return read_dump(SETTLED, found, "the server: what it settled")
 
 
+SETTLED = TypeAdapter(Settled)
 KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted")
 
 
@@ -310,7 +298,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     used = {site: s.used for site, s in said.items()}
     parts = {name: {site: at[name] for site, at in used.items() if name in at} for name in names}
     found = {
-        name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
+        name: merged(name, [_seen(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
     }
     here = {"drop": [], "weights": None, "group": None, "site": {}, "limits": [n for n in columns.limits if n in found]}
@@ -333,13 +321,14 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     )  # fmt: skip
 
 
-def _cells(c: Column, name: str, site: str) -> Cells:
+def _seen(c: Column, name: str, site: str) -> Seen:
     where, spread = f"site {site!r}, column {name!r}", (-math.inf, math.inf) if c.numbers else (math.inf, -math.inf)
-    return Cells(
-        c.cells, c.gaps, c.numbers, c.texts,
-        spread if c.one is None else (c.one, c.one), c.whole, c.dates, c.distinct, c.notation, c.unmatched, c.respelt,
-        (where, "a text") if c.numbers < c.cells - c.gaps else None, (where, "an empty cell") if c.gaps else None,
-    )  # fmt: skip
+    return Seen(
+        **facts(c),
+        range=spread if c.one is None else (c.one, c.one),
+        odd=(where, "a text") if c.numbers < c.there else None,
+        empty=(where, "an empty cell") if c.gaps else None,
+    )
 
 
 def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str]:
@@ -357,10 +346,9 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
         texts = c.kind in ("category", "identifier", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
         for site, p in at.items():
-            there = p.cells - p.gaps
-            if p.texts is not None or not there or not (texts or (labels and p.whole)):
+            if p.texts is not None or not p.there or not (texts or (labels and p.whole)):
                 continue
-            if labels and name in table.outcome and p.numbers == there:
+            if labels and name in table.outcome and p.numbers == p.there:
                 then = "state the task in [columns]: classification or regression"
                 said.append(f"site {site!r}: target {name!r} holds more than {FEW} different whole numbers; {then}")
             else:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from polyfed.base.columns import ENCODING, Columns
 from polyfed.base.errors import DataError, closest
 from polyfed.base.settings import is_mapping
 from polyfed.data.readers import floats, number, read_cells
+from polyfed.data.said import Cells
 
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
 FEW = 20  # distinct texts that a column of categories may have without being declared
@@ -270,34 +270,13 @@ def _text(value: object) -> str:
     return np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value).strip()
 
 
-class Cells(NamedTuple):
-    """Contents of a column in one site's file: enough to tell, from those of all sites, what the column is.
+class Seen(Cells):
+    """Cells that were read here. range: least and largest number     odd, empty: the first cell that is no number, or
+    has nothing in it: where, and what"""
 
-    numbers: how many cells hold one     texts: distinct ones (`spelt`); None where a site says only that there are many
-    range: least and largest number     whole: whether all texts are integers     dates: whether all are dates
-    distinct: whether no text occurs twice     notation: whether most texts look like numbers in another notation
-    unmatched: how many cells match no declared value     respelt: how many of its texts match another one
-    odd, gap: the first cell that is no number, or empty: where, and what
-    """
-
-    cells: int
-    gaps: int
-    numbers: int
-    texts: Sequence[str] | None
     range: tuple[float, float]
-    whole: bool
-    dates: bool
-    distinct: bool
-    notation: bool
-    unmatched: int
-    respelt: int
     odd: tuple[str, str] | None = None
-    gap: tuple[str, str] | None = None
-
-    @property
-    def there(self) -> int:
-        """Cells with something in them."""
-        return self.cells - self.gaps
+    empty: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,7 +334,7 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
     }
 
 
-def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
+def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     """Survey a column of one file."""
     found, cells = sheet.texts(name), sheet.columns[name]
     missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
@@ -374,7 +353,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
     unmatched = 0
     if declared_values:
         unmatched = int(((sheet.positions(name, declared_values) < 0) & ~missing[found.at]).sum())
-    return Cells(
+    return Seen(
         cells=len(cells),
         gaps=int(rows[missing].sum()),
         numbers=int(rows[~missing & ~odd].sum()),
@@ -387,7 +366,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(odd & ~missing, 40),
-        gap=first(missing, None),
+        empty=first(missing, None),
     )
 
 
@@ -406,7 +385,7 @@ def _notation(texts: Collection[str]) -> bool:
     return 2 * sum(NOTATION.fullmatch(t) is not None for t in texts) > len(texts)
 
 
-def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: Columns) -> Column:
+def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: Columns) -> Column:
     """A column over all sites. parts: what each file that has it holds in it"""
     cells, gaps, numeric, unmatched, respelt = (
         sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched", "respelt")
@@ -435,7 +414,7 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
         kind = "identifier"
     else:
         kind = "category" if distinct <= FEW else "text"
-    odd, gap = next((p.odd for p in parts if p.odd), None), next((p.gap for p in parts if p.gap), None)
+    odd, gap = next((p.odd for p in parts if p.odd), None), next((p.empty for p in parts if p.empty), None)
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
     values = declared(columns, name)

@@ -105,6 +105,76 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
     return FPFCData(np.concatenate(xs), np.concatenate(ys), groups, sizes, clusters, W, b)
 
 
+def synthetic(
+    alpha: float, beta: float, clients: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """FedProx's Synthetic(alpha, beta): Li et al., "Federated Optimization in Heterogeneous Networks", section 5.1.
+
+    y = argmax(W_i x + b_i), W_i and b_i ~ N(u_i, 1), u_i ~ N(0, alpha): how unlike the models are; x ~ N(v_i, Sigma),
+    Sigma_jj = j^-1.2, v_i ~ N(B_i, 1), B_i ~ N(0, beta): how unlike the inputs are. alpha and beta are deviations, as
+    in the released code; its sizes are floor(LogNormal(4, 2)) + 50.
+
+    Returns x [N, 60], y [N], the client of every sample [N], W [n, 10, 60] and b [n, 10].
+    """
+    rng, C, d = prepare.keyed(seed, 24), 10, 60
+    sizes = np.floor(rng.lognormal(4, 2, clients)).astype(np.int64) + 50
+    u, B = alpha * rng.standard_normal(clients), beta * rng.standard_normal(clients)
+    W = u[:, None, None] + rng.standard_normal((clients, C, d))
+    b = u[:, None] + rng.standard_normal((clients, C))
+    v = B[:, None] + rng.standard_normal((clients, d))
+    groups, spread = np.repeat(np.arange(clients), sizes), np.arange(1, d + 1) ** -0.6
+    x = v[groups] + spread * rng.standard_normal((len(groups), d))
+    y = np.concatenate([(x[groups == i] @ W[i].T + b[i]).argmax(1) for i in range(clients)])
+    return x, y, groups, W, b
+
+
+def fcube(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """FCUBE of NIID-Bench: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022).
+
+    Points of the cube [-1, 1]^3, of class 1 where the first coordinate is above 0. Each of the four clients has two
+    octants that face each other across the centre: inputs differ, classes and the true model do not.
+
+    Returns x [N, 3], y [N] and the client of every sample [N], in equal numbers.
+    """
+    rng = prepare.keyed(seed, 25)
+    groups = np.arange(samples) % 4
+    sign = np.where(rng.random(samples) < 0.5, -1, 1)
+    octant = np.stack([np.ones(samples), np.where(groups // 2, -1, 1), np.where(groups % 2, -1, 1)], 1)
+    x = sign[:, None] * octant * rng.random((samples, 3))
+    return x, (x[:, 0] > 0).astype(np.int64), groups
+
+
+MIXTURES = ("10:90", "30:70", "linear")
+
+
+def mixtures(
+    shares: str, clients: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Clients whose samples come from two sources, in shares that are known: FedSoft's protocol (AAAI 2022).
+
+    Of the sources one labels by argmax(A x), the other by argmax(B x), x ~ N(0, I), with A and B independent. "10:90"
+    gives half of the clients 10 % of the first source and the others 90 %; "30:70" likewise; "linear" gives client i of
+    n the share (i + 1/2) / n. Every client has 100 to 200 samples.
+
+    Returns x [N, 20], y [N], client and source of every sample [N] each, the shares [n, 2] and the models [2, 5, 20].
+    """
+    rng, C, d = prepare.keyed(seed, 26), 5, 20
+    models, sizes = rng.standard_normal((2, C, d)), rng.integers(100, 201, clients)
+    if shares == "linear":
+        first = (np.arange(clients) + 0.5) / clients
+    else:
+        low, high = (int(word) / 100 for word in shares.split(":"))
+        first = np.where(np.arange(clients) < (clients + 1) // 2, low, high)
+    source = np.concatenate(
+        [(np.arange(n) >= round(p * n)).astype(np.int64) for p, n in zip(first, sizes, strict=True)]
+    )
+    groups = np.repeat(np.arange(clients), sizes)
+    x = rng.standard_normal((len(groups), d))
+    y = np.einsum("ncd,nd->nc", models[source], x).argmax(1)
+    counted = np.stack([np.bincount(source[groups == i], minlength=2) for i in range(clients)])
+    return x, y, groups, source, counted / sizes[:, None], models
+
+
 @checked
 def least_squares(
     clients: COUNT = 10,

@@ -14,16 +14,13 @@ from polyfed.data.audit import doubled, flags, parts_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
+from polyfed.data.prepare import POOLED
 from polyfed.data.said import Part
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-POOLED = (
-    "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
-    "sums to the others"
-)
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
 CHECK = "check before use: "  # before what the audit flags

@@ -13,6 +13,7 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,16 @@ from polyfed.games.result import Coalitions
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.private import refuse_private
-from polyfed.runs.result import Result
-from polyfed.runs.trainer import fit
 from polyfed.runs.training import MANY, SEED, Training, training_of
-from polyfed.runs.watching import Callback
 from polyfed.studies.compare import Cached, config_of, seeds_of
-from polyfed.studies.jobs import Job, Watch, execute
+from polyfed.studies.jobs import Job, Watch, execute, job_of
 from polyfed.studies.tune import held_out
 
 MOST = 8  # clients up to which every coalition is trained
 SAMPLES = 10  # beyond: how often every client joins every other, on average
-Made = tuple[nn.Module, Federation, Mapping[str, Any] | None]  # with further tables for config.toml
+Made = tuple[nn.Module, Federation]
 Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
+Tables = Callable[[str, Sequence[str]], Mapping[str, Any]]  # of (label, who is left out): further ones for config.toml
 
 
 @checked
@@ -114,11 +113,7 @@ def coalitions(
     def make(seed: int, without: Sequence[str]) -> Made:
         net, data = both(seed)
         data = held_out(data, seed)
-        return (
-            net,
-            data.without(without) if without else data,
-            {"data": {"without": list(without)}} if without else None,
-        )
+        return net, data.without(without) if without else data
 
     config = config_of({k.replace(" ", "-"): v for k, v in methods.items()}, which, how.dump())
     game_of = Game(make, make(which[0], ())[1], list(methods.values()), list(methods), how, which, samples)
@@ -141,7 +136,7 @@ class Game:
     training: Training
     seeds: Sequence[int]
     samples: int | None
-    describe: Callable[[str], Mapping[str, Any]] | None = None
+    describe: Tables = lambda label, without: {"data": {"without": list(without)}} if without else {}
 
     def __post_init__(self) -> None:
         refuse_private(self.training, "coalitions")
@@ -195,17 +190,8 @@ class Game:
     def _job(
         self, folder: Path, label: str, seed: int, method: Contender, without: tuple[str, ...], resume: bool
     ) -> Job:
-        place = folder / "runs" / f"{label}-seed{seed}"
-
-        def train(callbacks: Sequence[Callback]) -> Result:
-            model, federation, tables = self.make(seed, without)
-            about = dict(tables or {}) | (dict(self.describe(label)) if self.describe else {})
-            how = dataclasses.replace(self.training, seed=seed)
-            return fit(
-                model, federation, method, how, out=place, resume=resume, callbacks=callbacks, describe=about or None
-            )
-
-        return Job(label, seed, place, train)
+        parts, about = partial(self.make, seed, without), partial(self.describe, label, without)
+        return job_of(folder, label, seed, parts, method, self.training, resume, describe=about)
 
     @property
     def _own(self) -> Contender:

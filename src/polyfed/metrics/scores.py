@@ -61,24 +61,18 @@ def _squared(seen: Seen) -> Tensor:
 # classes
 
 
-def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], float], seen: Seen) -> float:
-    """`score` (is it the class?, how it ranks) of the positive class, or its mean over the classes that are there."""
+def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], Any], seen: Seen) -> Any:
+    """`score` (how it ranks, is it the class?) of the positive class, or its mean over the classes that are there."""
     y, rank = seen.classes, seen.ranking
     present = np.unique(y)
     if len(present) < 2:
         return math.nan
     which = [1] if rank.shape[1] == 2 else present
-    return float(np.mean([score(y == c, rank[:, c]) for c in which]))
+    return np.mean([score(rank[:, c], y == c) for c in which], axis=0)
 
 
 def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
-    """Terms of the samples, of `_against_the_rest`."""
-    y, rank = seen.classes, seen.ranking
-    present = np.unique(y)
-    if len(present) < 2:
-        return np.full(len(y), math.nan)
-    which = [1] if rank.shape[1] == 2 else present
-    return np.mean([added(rank[:, c], y == c) for c in which], axis=0)
+    return np.full(len(seen.classes), _against_the_rest(added, seen))
 
 
 def _auc(seen: Seen) -> float:
@@ -87,17 +81,17 @@ def _auc(seen: Seen) -> float:
     By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
     """
 
-    def auc(y: np.ndarray, rank: np.ndarray) -> float:
+    def auc(rank: np.ndarray, y: np.ndarray) -> float:
         _, at, counts = np.unique(rank, return_inverse=True, return_counts=True)
         middle = np.cumsum(counts) - (counts + 1) / 2  # ranks from 0, of ties their mean
         n = int(y.sum())
         return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
 
-    return _against_the_rest(auc, seen)
+    return float(_against_the_rest(auc, seen))
 
 
 def _average_precision(seen: Seen) -> float:
-    return _against_the_rest(lambda y, rank: float(_module().average_precision_score(y, rank)), seen)
+    return float(_against_the_rest(lambda rank, y: _module().average_precision_score(y, rank), seen))
 
 
 def _balanced(seen: Seen) -> float:
@@ -120,9 +114,7 @@ def _log_loss(seen: Seen) -> float:
 
 
 def _brier(seen: Seen) -> float:
-    p = seen.probabilities
-    gap = p - np.eye(p.shape[1])[seen.classes]
-    return float((gap[:, 1] ** 2).mean() if p.shape[1] == 2 else (gap**2).sum(1).mean())
+    return float(_brier_terms(seen).mean())
 
 
 def _ece(seen: Seen, bins: int = BINS) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 5  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 6  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
@@ -52,6 +52,15 @@ class Job(ctypes.Structure):
         ("only", ctypes.c_void_p),
         ("only_each", ctypes.c_int64),
         ("curvature", ctypes.c_void_p),
+        ("pull", ctypes.c_void_p),
+        ("pull_each", ctypes.c_int64),
+        ("toward", ctypes.c_void_p),
+        ("toward_each", ctypes.c_int64),
+        ("teacher", ctypes.c_void_p),
+        ("teacher_each", ctypes.c_int64),
+        ("distill", ctypes.c_double),
+        ("heat", ctypes.c_double),
+        ("own", ctypes.c_int64),
     ]
 
 
@@ -114,6 +123,8 @@ class Kernel:
         terms: Sequence[tuple[np.ndarray, Rows]] = (),
         only: Rows | None = None,
         curvature: int = 0,
+        toward: tuple[Rows, Rows] | None = None,
+        teacher: tuple[Rows, float, float, bool] | None = None,
     ) -> None:
         """Local training of some clients: w <- keep w + add - lr gradient from `start`, each client its own steps.
 
@@ -126,6 +137,8 @@ class Kernel:
         only: 0 for what is not trained
         curvature: 0, or the address of [clients] float64 that steps raise to the change of the gradient, on the same
             samples, by the length of the step that made it
+        toward: strengths [C] and vectors [C, d] that features are pulled to
+        teacher: models [p] to distil from, strength and temperature, and whether a sample's own class counts
         """
         shape, p = _table(layers)
         by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
@@ -134,6 +147,8 @@ class Kernel:
         job = Job(
             len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, *address[:3], batch or 0,
             *address[3:6], len(terms), *address[6:], *(only or (None, 0)), curvature,
+            *((*toward[0], *toward[1]) if toward else (None, 0, None, 0)),
+            *((*teacher[0], *teacher[1:]) if teacher else (None, 0, 0.0, 1.0, True)),
         )  # fmt: skip
         failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
         if failed:

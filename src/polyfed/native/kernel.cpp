@@ -51,6 +51,15 @@ struct Job {
     int64_t only_each;
     double *curvature;           // [clients]: the largest ||g' - g|| / ||w' - w|| of a step; or null. Of linear layers only,
                                  // all trained
+    // Added to the mean loss of classes over samples of class y, features f (the last layer's input), outputs z:
+    const void *pull;            // [C]: pull[y] ||f - toward[y]||^2, toward [C, inputs of the last layer]; or null
+    int64_t pull_each;
+    const void *toward;
+    int64_t toward_each;
+    const void *teacher;         // a model: distill heat^2 KL(softmax(its outputs / heat), softmax(z / heat)), without the
+    int64_t teacher_each;        // sample's own class where not `own`; or null
+    double distill, heat;
+    int64_t own;
 };
 
 // NumPy's Generator(Philox(key)).permutation: the order of samples is that of `compute/batches.py`.
@@ -198,7 +207,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 5; }
+EXPORT int polyfed_version() { return 6; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {

@@ -43,6 +43,7 @@ class Guard:
     plan: what was fixed before the first round     names, counts: the clients, and their training samples [n]
     secret: of the run; every site's is made of it in a simulation     ledger, data: where releases are booked, and
     whose factor: round -> what step sizes are multiplied by     train: of which rows batches are made
+    everybody: training samples of all sites, where the clients here are some of them
     """
 
     plan: Planned
@@ -53,11 +54,14 @@ class Guard:
     data: str
     train: Split
     factor: Callable[[int], float] = lambda t: 1.0
+    everybody: np.ndarray | None = None
     _turns: dict[int, "Rows"] = field(default_factory=dict[int, "Rows"])
 
     def __post_init__(self) -> None:
         self.run = keyed(self.secret, ["run"]).hex()[:16]
         private = self.plan.private
+        self.everybody = self.counts if self.everybody is None else self.everybody
+        self.budget = self.plan.budget if self.plan.private else None
         self.multiplier, self.limit = (self.plan.multiplier, self.plan.limit) if private else (0.0, 0.0)
 
     def site(self, i: int) -> bytes:
@@ -116,7 +120,7 @@ class Guard:
         found: State = {}
         for name, t in sent.items():
             try:
-                found[name] = encode(t, self.places(t.dtype), float(self.counts.sum()), name in kept)
+                found[name] = encode(t, self.places(t.dtype), float(self._all.sum()), name in kept)
             except OutOfRange as e:
                 raise RunError(f"client {self.names[ids[e.row]]!r}: uplink {name!r}: {e}") from None
         return found
@@ -130,7 +134,7 @@ class Guard:
             Entry(self.names[i], self.data, f"{self.run} {round.t}.{round.phase}", digest.hex(), once * self._hits(i))
             for i, digest in zip(ids, digests, strict=True)
         ]
-        self.ledger.book(entries, self.plan.budget, self.limit)
+        self.ledger.book(entries, self.budget or self.plan.budget, self.limit)
 
     def _once(self, numbers: int, t: int, cohort: int) -> float:
         """rho of one release."""
@@ -180,6 +184,11 @@ class Guard:
         return NOISY if self.plan.private else PLACES[dtype]
 
     @property
+    def _all(self) -> np.ndarray:
+        assert self.everybody is not None
+        return self.everybody
+
+    @property
     def _clip(self) -> int:
         """The clip in steps of the lattice."""
         return int(float(self.plan.privacy.clip or 0) * 2**NOISY)
@@ -190,7 +199,7 @@ class Guard:
 
     def _sensitivity(self, kind: str, numbers: int, t: int) -> float:
         """Longest change of a sum by one unit, in steps of the lattice."""
-        p, most, least = self.plan.privacy, float(self.counts.max()), float(self.counts[self.counts > 0].min())
+        p, most, least = self.plan.privacy, float(self._all.max()), float(self._all[self._all > 0].min())
         if p.unit == "site":
             return self._clip * (1.0 if kind == "plain" else most)
         # a row moves its site's uplink by rate clip / n_i, and rounding adds a step to each number

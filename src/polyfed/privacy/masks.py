@@ -83,7 +83,36 @@ def words(key: bytes, n: int) -> np.ndarray:
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
 
 
-def masked(q: np.ndarray, name: str, own: bytes, pairs: Mapping[str, bytes]) -> np.ndarray:
+def add(a: np.ndarray, b: np.ndarray, limbs: int = 1) -> np.ndarray:
+    """Sums of integers.
+
+    Parameters
+    ----------
+    a, b : array
+        [d] uint64.
+    limbs : int
+        Words of one integer, 1 or 2; the low one is first.
+
+    Returns
+    -------
+    array
+        [d] uint64: a + b modulo 2^(64 limbs).
+    """
+    total = a + b
+    if limbs == 2:
+        total[1::2] += total[::2] < b[::2]  # the carry
+    return total
+
+
+def subtract(a: np.ndarray, b: np.ndarray, limbs: int = 1) -> np.ndarray:
+    """a - b modulo 2^(64 limbs), as `add`."""
+    total = a - b
+    if limbs == 2:
+        total[1::2] -= a[::2] < b[::2]
+    return total
+
+
+def masked(q: np.ndarray, name: str, own: bytes, pairs: Mapping[str, bytes], limbs: int = 1) -> np.ndarray:
     """One site's words under its masks.
 
     Parameters
@@ -96,16 +125,18 @@ def masked(q: np.ndarray, name: str, own: bytes, pairs: Mapping[str, bytes]) -> 
         Key of its self mask.
     pairs : mapping
         Other sites' names -> the key of the mask shared with each.
+    limbs : int
+        As in `add`.
 
     Returns
     -------
     array
-        q + PRG(own) + sum_{j > name} PRG(k_j) - sum_{j < name} PRG(k_j)  modulo 2^64.
+        q + PRG(own) + sum_{j > name} PRG(k_j) - sum_{j < name} PRG(k_j)  modulo 2^(64 limbs).
     """
-    return q + words(own, len(q)) + pair_masks(len(q), name, pairs)
+    return add(add(q, words(own, len(q)), limbs), pair_masks(len(q), name, pairs, limbs), limbs)
 
 
-def pair_masks(d: int, name: str, pairs: Mapping[str, bytes]) -> np.ndarray:
+def pair_masks(d: int, name: str, pairs: Mapping[str, bytes], limbs: int = 1) -> np.ndarray:
     """The sum of a site's pair masks, which over all sites is zero.
 
     Parameters
@@ -116,6 +147,8 @@ def pair_masks(d: int, name: str, pairs: Mapping[str, bytes]) -> np.ndarray:
         The site.
     pairs : mapping
         Other sites' names -> keys.
+    limbs : int
+        As in `add`.
 
     Returns
     -------
@@ -124,7 +157,7 @@ def pair_masks(d: int, name: str, pairs: Mapping[str, bytes]) -> np.ndarray:
     """
     total = np.zeros(d, dtype=np.uint64)
     for peer, key in pairs.items():
-        total = total + words(key, d) if name < peer else total - words(key, d)
+        total = (add if name < peer else subtract)(total, words(key, d), limbs)
     return total
 
 

@@ -78,16 +78,21 @@ class Planned:
             "epsilon-of-the-run": epsilon_of(self.releases / (2 * z * z), self.privacy.delta),
         }
 
-    def lines(self) -> list[str]:
-        """The plan in words."""
+    def lines(self, simulated: bool = True) -> list[str]:
+        """The plan in words. simulated: whether everything is on this machine"""
         p = self.privacy
         if not self.sends:
             return ["Nothing leaves the sites: there is nothing to protect."]
         found: list[str] = []
         if p.sums == "secure":
             found.append(
-                f"Secure sums: the server has sums over at least {p.threshold} sites. In a simulation the numbers are "
-                "those of real sites, and nothing is protected: everything is on this machine."
+                f"Secure sums: the server has sums over at least {p.threshold} sites. "
+                + (
+                    "In a simulation the numbers are those of real sites, and nothing is protected: everything is on "
+                    "this machine."
+                    if simulated
+                    else "Numbers of rows, columns and their values are not hidden."
+                )
             )
         if not self.private:
             return [*found, "No differential privacy: nothing bounds what the models say about a patient."]

@@ -8,7 +8,8 @@ Bonawitz et al. (CCS 2017) with keys for a whole run and shares that travel with
        with those who have not
 
 so that the server has sum_A q_i exactly and nothing else. A site answers one request for a context, and opens it for
-one A. No run uses it yet: real sites are to, through the door by which everything leaves them.
+one A. b_i is made of the numbers that it hides too, so that a site which has forgotten what it sent, its vault being an
+older copy, still hides no two messages by one mask.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -20,8 +21,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import Refusal, RunError
-from polyfed.privacy.masks import agreed, derive, masked, pair_masks, seal, unseal, words
-from polyfed.privacy.shares import SIZE, commitment, element, join, split
+from polyfed.privacy.masks import add, agreed, derive, masked, pair_masks, seal, subtract, unseal, words
+from polyfed.privacy.shares import SIZE, Dealt, commitment, element, join, split
 
 Memory = MutableMapping[str, bytes]  # what a site has answered; each entry is on disk before an answer leaves
 
@@ -32,25 +33,30 @@ class Context(NamedTuple):
     Attributes
     ----------
     run : str
-        The run's name.
-    t, phase : int
-        Round, and exchange in it.
+        What was agreed to.
+    what : str
+        The exchange: one request is answered for it.
     cohort : tuple of str
         The sites that are asked, sorted.
     digest : bytes
         Of the message that all of them received: sites with other models have masks that do not cancel.
+    least : int
+        Fewest sites whose sum is opened.
+    limbs : int
+        Words of a number, 1 or 2.
     """
 
     run: str
-    t: int
-    phase: int
+    what: str
     cohort: tuple[str, ...]
     digest: bytes
+    least: int = 0
+    limbs: int = 1
 
     @property
     def key(self) -> bytes:
         """What the exchange's keys are derived from."""
-        parts = [self.run, str(self.t), str(self.phase), *self.cohort]
+        parts = [self.run, self.what, str(self.least), str(self.limbs), *self.cohort]
         h = sha256(self.digest)
         for part in parts:
             h.update(len(part.encode()).to_bytes(4, "big") + part.encode())
@@ -59,7 +65,7 @@ class Context(NamedTuple):
     @property
     def threshold(self) -> int:
         """Least sites whose sum may be opened: more than two thirds, against a server that lies about who is there."""
-        return 2 * len(self.cohort) // 3 + 1
+        return max(self.least, 2 * len(self.cohort) // 3 + 1)
 
 
 class Masked(NamedTuple):
@@ -103,28 +109,25 @@ class Site:
     def mask(self, context: Context, q: np.ndarray) -> Masked:
         """The first answer. q: [d] uint64. Raises Refusal for a request that would open the site's numbers."""
         self._check(context)
-        self._once(f"asked {context.run} {context.t}.{context.phase}", context.key, "for another cohort or message")
+        self._once(f"asked {context.run} {context.what}", context.key, "for another cohort or message")
         self._once(f"sent {context.key.hex()}", sha256(q.astype("<u8").tobytes()).digest(), "with other numbers")
-        own, keys = self._own(context), self._pairs(context, context.cohort)
-        more = [derive(self.secret, f"share {k}", context.key) for k in range(1, context.threshold)]
-        dealt = split(self.name, own, list(context.cohort), context.threshold, more)
+        dealt, own, keys = self._dealt(context), self._own(context), self._pairs(context, context.cohort)
         sealed = {peer: seal(self._sealing(self.name, peer, context), dealt.shares[peer], context.key) for peer in keys}
         pairs = {peer: commitment(self.name, peer, key) for peer, key in keys.items()}
-        return Masked(masked(q, self.name, own, keys), sealed, dealt.commitments, pairs)
+        return Masked(masked(q, self.name, own, keys, context.limbs), sealed, dealt.commitments, pairs)
 
     def open(self, context: Context, present: Iterable[str], sealed: Mapping[str, bytes]) -> Opened:
         """The second answer. present: who has answered, this site among them     sealed: their shares for this site"""
         there = sorted(set(present))
         self._check(context)
-        if self.memory.get(f"asked {context.run} {context.t}.{context.phase}") != context.key:
+        if self.memory.get(f"asked {context.run} {context.what}") != context.key:
             raise Refusal(f"site {self.name!r}: asked to open what it has not answered")
         if self.name not in there or not set(there) <= set(context.cohort):
             raise Refusal(f"site {self.name!r}: asked to open a sum of {', '.join(there)}, expected some of the cohort")
         if len(there) < max(context.threshold, self.least):
             least = max(context.threshold, self.least)
             raise Refusal(f"site {self.name!r}: asked to open a sum of {len(there)} sites, expected at least {least}")
-        self._once(f"opened {context.key.hex()}", sha256("\0".join(there).encode()).digest(), "for other sites")
-        shares = {self.name: self._share(context)}
+        shares = {self.name: self._dealt(context).shares[self.name]}
         for dealer in there:
             if dealer != self.name:
                 key = self._sealing(dealer, self.name, context)
@@ -132,6 +135,8 @@ class Site:
                 if share is None:
                     raise Refusal(f"site {self.name!r}: the share of {dealer!r} is not as {dealer!r} sealed it")
                 shares[dealer] = share
+        theirs = [f"{name} {sealed.get(name, b'').hex()}" for name in there if name != self.name]
+        self._once(f"opened {context.key.hex()}", sha256("\0".join(theirs).encode()).digest(), "for other sites")
         return Opened(shares, self._pairs(context, [name for name in context.cohort if name not in there]))
 
     def _check(self, context: Context) -> None:
@@ -143,11 +148,6 @@ class Site:
         strange = [name for name in context.cohort if name != self.name and name not in self.peers]
         if strange:
             raise Refusal(f"site {self.name!r}: {strange[0]!r} has no key that was checked")
-        latest = self.memory.get(f"latest {context.run}", b"")
-        now = f"{context.t:012d}.{context.phase:06d}".encode()
-        if now < latest:
-            raise Refusal(f"site {self.name!r}: asked again for round {context.t}, which is over")
-        self.memory[f"latest {context.run}"] = now
 
     def _once(self, what: str, value: bytes, other: str) -> None:
         """Remember what was answered; the difference of two answers would be open."""
@@ -155,11 +155,13 @@ class Site:
             raise Refusal(f"site {self.name!r}: asked a second time for one exchange, {other}; refused")
 
     def _own(self, context: Context) -> bytes:
-        return element(derive(self.secret, "self", context.key)).to_bytes(SIZE, "big")
+        sent = self.memory[f"sent {context.key.hex()}"]
+        return element(derive(self.secret, "self", context.key + sent)).to_bytes(SIZE, "big")
 
-    def _share(self, context: Context) -> bytes:
-        more = [derive(self.secret, f"share {k}", context.key) for k in range(1, context.threshold)]
-        return split(self.name, self._own(context), list(context.cohort), context.threshold, more).shares[self.name]
+    def _dealt(self, context: Context) -> Dealt:
+        own = self._own(context)
+        more = [derive(own, f"share {k}", context.key) for k in range(1, context.threshold)]
+        return split(self.name, own, list(context.cohort), context.threshold, more)
 
     def _pairs(self, context: Context, names: Iterable[str]) -> dict[str, bytes]:
         return {j: derive(self._agreed[j], "mask", context.key) for j in names if j != self.name}
@@ -195,7 +197,7 @@ class Server:
             raise RunError(f"site {name!r}: its reply is not of this exchange, or came twice")
         if answer.words.shape != (self.size,) or answer.words.dtype != np.uint64:
             raise RunError(f"site {name!r}: found {answer.words.shape} masked words, expected ({self.size},)")
-        self._total = self._total + answer.words
+        self._total = add(self._total, answer.words, self.context.limbs)
         self._answers[name] = answer._replace(words=np.zeros(0, dtype=np.uint64))
 
     def sealed(self, name: str) -> dict[str, bytes]:
@@ -203,7 +205,7 @@ class Server:
         return {dealer: a.sealed[name] for dealer, a in self._answers.items() if dealer != name and name in a.sealed}
 
     def sum(self, opened: Mapping[str, Opened]) -> np.ndarray:
-        """[d] uint64: the sum over those who are present, modulo 2^64. opened: their second answers
+        """[d] uint64: the sum over those who are present. opened: their second answers
 
         Raises RunError for too few answers, or a wrong one, whose sender is named.
         """
@@ -215,11 +217,11 @@ class Server:
             shares = {holder: o.shares.get(dealer, b"") for holder, o in opened.items() if holder in self._answers}
             known = self._answers[dealer].commitments
             own = join(dealer, shares, list(self.context.cohort), self.context.threshold, known)
-            total = total - words(own, self.size)
+            total = subtract(total, words(own, self.size), self.context.limbs)
         for name in there if absent else ():
             keys = {gone: opened[name].keys.get(gone, b"") for gone in absent}
             for gone, key in keys.items():
                 if commitment(name, gone, key) != self._answers[name].pairs.get(gone):
                     raise RunError(f"site {name!r}: its key with {gone!r} is not the one that it committed to")
-            total = total - pair_masks(self.size, name, keys)
+            total = subtract(total, pair_masks(self.size, name, keys, self.context.limbs), self.context.limbs)
         return total

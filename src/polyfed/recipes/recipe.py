@@ -32,9 +32,8 @@ from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
 from polyfed.runs.trainer import fit
-from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
-from polyfed.studies.jobs import Done, Watch, whole
+from polyfed.studies.jobs import Done, Watch, beforehand, whole
 from polyfed.studies.ladder import At, Ladder, climb
 from polyfed.studies.tune import tune
 from polyfed.studies.tuned import Tuned
@@ -252,19 +251,10 @@ class Bench:
         """Results of the tasks (label, seed, task). Where there is room, processes apart compute them side by side
         beforehand: what takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
         """
-        room = parallel.room(pick_device(self.device).type)
-        if min(room, len(tasks)) == 1:
-            return [task() for _, _, task in tasks]
-
-        def apart(task: Callable[[], T]) -> None:
-            task()
-
-        watch, self.watch = self.watch, Watch()
-        watch.start(len(tasks))
+        watch, self.watch = self.watch, Watch()  # silent where what was computed apart is only read
         try:
-            kept = [partial(apart, task) for _, _, task in tasks]
-            for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
-                watch.end(Done(*tasks[k][:2], "finished"), resumed=False)
+            if not beforehand(tasks, pick_device(self.device).type, watch):
+                self.watch = watch
             return [task() for _, _, task in tasks]
         finally:
             self.watch = watch
@@ -422,7 +412,7 @@ def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
     for r in found.results:
         if r.folder is None or not (r.folder / "metrics.jsonl").exists():
             continue
-        frame = pd.DataFrame([row for row in schema.metrics(r.folder) if row["split"] == split])
+        frame = pd.DataFrame([row.table() for row in schema.metrics(r.folder) if row.split == split])
         parts.append(frame.assign(label=r.label, seed=r.seed))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 

@@ -151,7 +151,7 @@ def _numbers(place: Path) -> Table:
         "clients": {
             head: cells if head == "client" else [_number(cell) for cell in cells]
             for head, *cells in zip(*rows, strict=True)
-            if not head.startswith(reading.SPLITS) or head.partition("_")[2] in kept
+            if not head.startswith(reading.OF_SPLIT) or head.partition("_")[2] in kept
         },
     }
     if (place / "common.jsonl").exists():

@@ -124,14 +124,15 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
     needed = {study.metric.name, "down_bytes", "up_bytes"} if column == "bytes" else {study.metric.name, column}
     points: dict[int, list[tuple[float, float]]] = {}
     for r in runs:
-        if not needed <= {key for row in r.records for key in row}:
+        rows = [row.table() for row in r.records if row.split == r.split]
+        if not needed <= {key for row in rows for key in row}:
             continue
-        for row in (row for row in r.records if row["split"] == r.split):
+        for row in rows:
             costs = ("down_bytes", "up_bytes") if column == "bytes" else (column,)
             x = sum(finite(row.get(key)) for key in costs) / (r.n if column == "bytes" else 1)
             y = finite(row.get(study.metric.name)) * words.Scale(study.metric).factor
             if math.isfinite(x + y):
-                points.setdefault(int(row["round"]), []).append((x, y))
+                points.setdefault(row["round"], []).append((x, y))
     whole = [np.array(points[t]) for t in sorted(points) if len(points[t]) == len(runs)]
     if len(whole) < 2:
         return None

@@ -197,7 +197,7 @@ def _answer(study: Study) -> str:
 
 
 def _title(study: Study) -> str:
-    data = str(study.first.about.dataset or study.first.config.data.get("name") or "own data")
+    data = str(study.first.about.dataset or study.first.config.data.name or "own data")
     if len(study.labels) == 1:
         return f"{study.labels[0]} on {data}"
     own = any(study.role(label) in ALONE for label in study.labels)
@@ -232,7 +232,7 @@ def _privacy(study: Study) -> str:
     """What the runs' privacy was, whom one has to trust, and what is not covered; simulation, said to be one."""
     said: dict[tuple[str, ...], list[str]] = {}
     for run in study.runs:
-        if found := run.config.table.get("privacy-says"):
+        if found := run.config.privacy_says:
             said.setdefault(tuple(map(str, found)), []).append(run.label)
     parts = [
         f"<p><b>{escape(', '.join(dict.fromkeys(labels)))}</b></p><ul>"
@@ -351,7 +351,7 @@ def _data_figure(study: Study) -> list[Drawing]:
 
 def _settings(study: Study) -> str:
     """Show what differs between the runs as a table, then every method's whole configuration folded away."""
-    flat = {label: _flat(study.of(label)[0].config.table) for label in study.labels}
+    flat = {label: _flat(study.of(label)[0].config.table()) for label in study.labels}
     keys = dict.fromkeys(k for f in flat.values() for k in f)
     differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
     differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages", "privacy-says"))]

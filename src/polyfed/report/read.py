@@ -215,7 +215,7 @@ def _check(study: Study) -> None:
         if (r.about.dataset, r.summary.metric) != (first.about.dataset, study.metric.name):
             raise RunError(f"{r.folder} and {first.folder} are on different data or metrics: report them apart")
         same = seeds.setdefault(r.seed, r)
-        digests = {x.config.data.get("digest") for x in (r, same)} - {None}
+        digests = {x.config.data.digest for x in (r, same)} - {None}
         if _sizes(r) != _sizes(same) or len(digests) > 1:
             raise RunError(
                 f"{r.folder} and {same.folder} have the same seed ({r.seed}) but not the same clients and samples: "

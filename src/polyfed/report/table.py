@@ -64,6 +64,9 @@ class Table:
     notes: tuple[str, ...] = ()
     groups: tuple[tuple[str, int], ...] = ()
 
+    def _repr_html_(self) -> str:
+        return self.to("html")
+
     @overload
     def to(self, form: Literal["rich"]) -> RichTable: ...
     @overload

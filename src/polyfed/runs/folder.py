@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -27,8 +28,6 @@ from polyfed.base import checkpoint
 from polyfed.base.cells import marked
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
-from polyfed.base.settings import is_list, is_table
-from polyfed.base.values import unboxed
 from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
@@ -38,11 +37,12 @@ from polyfed.native import kernel
 from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
-from polyfed.runs.schema import FORMAT, About, Config, Findings, Judge, Spread, Summary, finite, tensors
+from polyfed.runs.schema import About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Training
 from polyfed.yardsticks import Yardstick
 
+LOG = logging.getLogger("polyfed")
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
@@ -75,9 +75,7 @@ class RunFolder:
 
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
-        settings = {"format": FORMAT} | _toml(run.settings)
-        Config.model_validate(settings)
-        self.write("config.toml", files.sealed(tomli_w.dumps(settings)))
+        self.write("config.toml", files.sealed(tomli_w.dumps(run.settings.toml())))
         self.write("federation.json", json.dumps(About.model_validate(run.federation.describe()).written(), indent=1))
         indices = run.federation.meta.get("indices")
         if indices is not None:
@@ -87,7 +85,7 @@ class RunFolder:
             self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.trained.task.fixed.items()})
         if not fresh:
             self.log(f"resumed at round {run.rounds}")
-        self.write("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in run.records))
+        self.write("metrics.jsonl", "".join(json.dumps(r.written()) + "\n" for r in run.records))
         self._flush()
 
     def secret(self, fresh: bool) -> bytes:
@@ -106,9 +104,12 @@ class RunFolder:
             raise RunError(f"{path}: found {len(found)} bytes, expected the 32 that the run began with")
         return found
 
-    def record(self, records: list[dict[str, Any]]) -> None:
+    def record(self, records: list[Record]) -> None:
         """Append one evaluated round to metrics.jsonl."""
-        self.append("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in records))
+        lines = [r.written() for r in records]
+        for line in lines:
+            LOG.debug("%s: %s", self.path, {key: value for key, value in line.items() if key != "assigned"})
+        self.append("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def due(self, t: int) -> bool:
         """True where it is time for a checkpoint after t rounds."""
@@ -121,9 +122,9 @@ class RunFolder:
         t = run.rounds
         if (not force or t != self._saved_round) and run.trained.finite:
             tensors, meta = run.trained.state()
-            meta |= {"records": run.records, "seconds": run.seconds}
+            meta |= {"records": [r.table() for r in run.records], "seconds": run.seconds}
             meta |= {"fingerprint": fingerprint(run.settings, run.trained.task)}
-            meta |= {"ended": run.ended, "versions": run.settings["versions"]}
+            meta |= {"ended": run.ended, "versions": run.settings.versions}
             checkpoint.save(self.path / "checkpoint", t, tensors, meta)
             run.trained.engine.saved()
             self._saved_at, self._saved_round = time.monotonic(), t
@@ -215,7 +216,8 @@ class RunFolder:
             raise self._unwritten(name, e) from e
 
     def log(self, line: str) -> None:
-        """One line with the time in log.txt."""
+        """One line with the time in log.txt, and to Python's logger `polyfed`."""
+        LOG.info("%s: %s", self.path, line)
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
@@ -267,10 +269,10 @@ def scores(run: Result) -> dict[str, Tensor]:
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 
-def fingerprint(s: dict[str, Any], task: Task) -> dict[str, Any]:
+def fingerprint(settings: Config, task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
-    parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
+    s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.fixed_digest}
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 
 
@@ -346,8 +348,8 @@ def digests(run: Result) -> dict[str, str]:
     server = hashlib.sha256()
     for name, t in sorted(run.server.items()):
         server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
-    history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
-    told = hashlib.sha256(json.dumps(finite(history)).encode())
+    history = [{k: v for k, v in record.written().items() if k != "seconds"} for record in run.records]
+    told = hashlib.sha256(json.dumps(history).encode())
     models = {"models": run.kept.judged.digest()} if run.trained.engine.here else {}
     return {"server": server.hexdigest(), **models, "history": told.hexdigest()}
 
@@ -360,12 +362,3 @@ def safe(name: str) -> str:
         if plain == name and len(name) < 100 and name != "common"
         else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
     )
-
-
-def _toml(value: Any) -> Any:
-    """TOML has no null: unset keys are left out."""
-    if is_table(value):
-        return {k: _toml(v) for k, v in value.items() if v is not None}
-    if is_list(value):
-        return [_toml(v) for v in value]
-    return unboxed(value)

@@ -34,7 +34,7 @@ class Numbers:
     label: str
     config: schema.Config
     about: schema.About
-    records: list[schema.Table]
+    records: list[schema.Record]
     summary: schema.Summary
     clients: pd.DataFrame | None
     findings: schema.Findings
@@ -43,7 +43,7 @@ class Numbers:
     def of(cls, folder: Path, label: str | None = None) -> "Numbers":
         """Read a run folder. Raises RunError, in one line that names the file, for one that is damaged."""
         config, about = schema.config(folder), schema.federation(folder)
-        records = [{k: math.nan if v is None else v for k, v in r.items()} for r in schema.metrics(folder)]
+        records = schema.metrics(folder)
         done = (folder / "summary.json").exists()
         summary = schema.summary(folder) if done else so_far(config, records)
         clients = schema.clients(folder, about.names) if done else None
@@ -141,24 +141,24 @@ def finite(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
 
 
-def so_far(config: schema.Config, records: Sequence[schema.Table]) -> schema.Summary:
+def so_far(config: schema.Config, records: Sequence[schema.Record]) -> schema.Summary:
     """A summary of a run that was killed: its last evaluation."""
     judges = config.judges
-    lead = judges[0] if judges else leading(key for r in records for key in r)
+    lead = judges[0] if judges else leading(key for r in records for key in r.metrics)
     last: dict[str, schema.Table] = {}
     for record in records:
-        last.setdefault(record["split"], {}).update({k: v for k, v in record.items() if v == v})
+        last.setdefault(record.split, {}).update({k: v for k, v in record.table().items() if v == v})
     final = {
         split: {"mean": finite(r.get(lead.name)), "std": r.get("std"), "worst": r.get("worst")}
         for split, r in last.items()
     }
-    cost = records[-1] if records else {}
+    cost = records[-1] if records else schema.Record.model_validate({"round": 0, "split": ""})
     size = config.model.get("parameters")
     return schema.Summary.model_validate({
-        "status": "unfinished", "algorithm": config.method, "seed": config.seed, "rounds": int(cost.get("round", 0)),
+        "status": "unfinished", "algorithm": config.method, "seed": config.seed, "rounds": cost.round,
         **schema.Judge.of(lead).model_dump(), "higher_is_better": lead.better == "higher", "final": final,
-        "parameters": size if isinstance(size, int) else None, "seconds": finite(cost.get("seconds")),
-        **{key: int(np.nan_to_num(finite(cost.get(key)))) for key in ("down_bytes", "up_bytes")},
+        "parameters": size if isinstance(size, int) else None, "seconds": cost.seconds,
+        "down_bytes": cost.down_bytes, "up_bytes": cost.up_bytes,
     })  # fmt: skip
 
 

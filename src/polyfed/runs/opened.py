@@ -4,7 +4,6 @@ last checkpoint. Nothing is written, and the data are looked for only where samp
 
 import copy
 import dataclasses
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -53,7 +52,6 @@ from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
 
 R = TypeVar("R", bound=Result)
-SPLITS = ("train", "validation", "test")
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
 SAID = ("data", "columns", "model", "algorithm", "start", "portable")
 
@@ -66,7 +64,7 @@ def opened(
     federation, model: of a run that was started from Python with its own     kind: what is made of it
     """
     kept = Stored(Path(folder), federation, model)
-    said, final = kept.numbers, {} if kept.numbers.clients is None else _final(kept.numbers.clients)
+    said, final = kept.numbers, {} if kept.numbers.clients is None else reading.final(kept.numbers.clients)
     return kind(
         kept.settings, kept.outline, said.records, final, kept.metrics, said.status, said.summary.rounds,
         said.summary.seconds, False, kept.at, kept,
@@ -84,10 +82,11 @@ class Stored:
                 f"{folder}: is a comparison; name one of its runs" + (f", such as {some[0]}" if some else "")
             )
         self.at, self._given, self._own = folder, federation, model
-        self.settings = files.unsealed(config)
-        if missing := [key for key in NEEDED if key not in self.settings]:
+        self._table = files.unsealed(config)
+        if missing := [key for key in NEEDED if key not in self._table]:
             raise RunError(f"{config}: the key {missing[0]!r} is missing")
         self.numbers = said = Numbers.of(folder)
+        self.settings = said.config
         asked = said.config.judges if said.clients is None else []
         self.metrics = tuple(asked or said.summary.judges)
 
@@ -125,7 +124,7 @@ class Stored:
     def outline(self) -> Federation:
         """Clients, how many samples each has and of which shape, from federation.json; no sample."""
         about, meta = self.numbers.about, self.numbers.about.written()
-        parts = {k: _hollow([c.samples(k) for c in about.clients], about) for k in SPLITS}
+        parts = {k: _hollow([c.samples(k) for c in about.clients], about) for k in reading.SPLITS}
         return Federation(
             parts["train"],
             parts["test"],
@@ -159,7 +158,7 @@ class Stored:
     @lazy
     def algorithm(self) -> Contender:
         """The method."""
-        installed(self.settings.get("packages", []), f"{self.at / 'config.toml'}: packages")
+        installed(self.settings.packages, f"{self.at / 'config.toml'}: packages")
         table = dict(self._state[1]["fingerprint"]["algorithm"])
         file = table.pop("file", None)
         if file is not None:
@@ -169,17 +168,17 @@ class Stored:
     @cached_property
     def _module(self) -> nn.Module:
         """The model with the parameters that the run began with, and with the frozen tensors of its folder."""
-        table = {k: v for k, v in self.settings["model"].items() if k != "parameters"}
+        table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
             model = copy.deepcopy(self._own)
-        elif "name" not in self.settings["data"]:
+        elif self.settings.data.name is None:
             raise RunError(
                 f"{self.at}: its model was given in Python ({table.get('name')}); open the folder with "
                 "polyfed.Run.open(folder, model=...)"
             )
         else:
             found = model_of(table, self._where)
-            model = make_model(found, self.outline.input_shape, self.outline.outputs, self.settings["seed"])
+            model = make_model(found, self.outline.input_shape, self.outline.outputs, self.settings.seed)
         path = self.at / "fixed.safetensors"
         try:
             model.load_state_dict(reading.tensors(path) if path.is_file() else {}, strict=False)
@@ -192,7 +191,7 @@ class Stored:
         found = client_model(self.at, 0, self.numbers.about.names[0])
         expected = {} if found is None else {name: list(t.shape) for name, t in found[0].items()}
         has = {name: list(t.shape) for name, t in task.layout.named(task.w0).items()}
-        p = self.settings["model"].get("parameters", task.p)
+        p = self.settings.model.get("parameters", task.p)
         if task.p != p or (expected and has != expected):
             differ = [name for name in {**expected, **has} if has.get(name) != expected.get(name)] if expected else []
             which = f", not the same at {differ[0]}" if differ else ""
@@ -203,10 +202,8 @@ class Stored:
         """The state of the last checkpoint, with no samples behind it."""
         tensors, meta = self._state
         fed, t = self.outline, self._training
-        try:
-            plan = Plan(**self.settings["plan"])
-        except TypeError as e:
-            raise RunError(f"{self.at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
+        assert self.settings.plan is not None, "it is needed"
+        plan = Plan(**self.settings.plan.table())
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
         weights = weights_of(t.class_weights, t.loss, self.numbers.about.model_dump())
@@ -233,18 +230,18 @@ class Stored:
 
     @property
     def _where(self) -> Where:
-        return Where(self.at / "config.toml", self.settings, {})
+        return Where(self.at / "config.toml", self._table, {})
 
     @property
     def _objects(self) -> list[str]:
         """The settings that were objects of Python, of which config.toml has a word only."""
-        s = self.settings
+        s = self._table
         return [
             key
             for key, found in (
-                ("loss", s.get("loss") not in LOSSES),
+                ("loss", self.settings.loss not in LOSSES),
                 ("augment", s.get("augment") == "function"),
-                ("metrics", any(scores.known(name) is None for name in s.get("metrics") or ())),
+                ("metrics", any(scores.known(name) is None for name in self.settings.metrics)),
                 ("local-steps", isinstance(s.get("local-steps"), str)),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
@@ -255,7 +252,7 @@ class Stored:
     def _training(self) -> Settings:
         """Settings of the run; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
-        known = {k: v for k, v in self.settings.items() if k not in aside}
+        known = {k: v for k, v in self._table.items() if k not in aside}
         gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
         return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
 
@@ -280,25 +277,26 @@ class Stored:
 
     def _data(self, forged: bool) -> Federation:
         """The run's data, given or read again. forged: with what an attack on the labels has made of them."""
-        s = self.settings
+        seed, data = self.settings.seed, self.settings.data
         if self._given is not None:
             fed = self._given
-        elif "sites" in s["data"]:
-            raise RunError(f"{self.at}: its data are at its sites: {', '.join(s['data']['sites'])}")
-        elif "name" not in s["data"]:
+        elif data.sites is not None:
+            raise RunError(f"{self.at}: its data are at its sites: {', '.join(data.sites)}")
+        elif data.name is None:
             raise RunError(
                 f"{self.at}: its data are needed and were given in Python ({self.outline.n} clients); open the "
                 "folder with polyfed.Run.open(folder, federation=...)"
             )
         else:
             try:
-                fed = Parts(resolve(self.at / "config.toml")).federation(s["seed"])
+                fed = Parts(resolve(self.at / "config.toml")).federation(seed)
             except PolyfedError as e:
-                where = s["data"].get("dir") or s["data"]["name"]
-                raise RunError(f"{self.at}: its data, {where}, are needed and cannot be read ({e})") from None
+                raise RunError(
+                    f"{self.at}: its data, {data.dir or data.name}, are needed and cannot be read ({e})"
+                ) from None
         attack = self._training.attack
-        attacked = fed if attack is None else attack.poison(fed, s["seed"])
-        if s["data"].get("digest") not in (None, digest(attacked)):
+        attacked = fed if attack is None else attack.poison(fed, seed)
+        if data.digest not in (None, digest(attacked)):
             raise RunError(f"{self.at}: its data are not the ones it was trained on")
         return attacked if forged else fed
 
@@ -325,7 +323,7 @@ def resume(run: Result, rounds: int | None = None, callbacks: Sequence[Callback]
     kept = stored(run)
     model, federation, training, algorithm = kept.parts()
     training = training if rounds is None else dataclasses.replace(training, rounds=rounds)
-    described = {key: run.settings[key] for key in SAID if key in run.settings}
+    described = {key: value for key, value in run.settings.table().items() if key in SAID}
     with files.locked(kept.at):
         files.settle(kept.at)
         return fit(
@@ -343,13 +341,3 @@ def _hollow(counts: list[int], about: reading.About) -> Split:
         else torch.zeros(1).long().expand(total)
     )
     return Split(x, y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-
-
-def _final(table: pd.DataFrame) -> dict[str, Mapping[str, np.ndarray]]:
-    """The metrics of clients.csv, by split."""
-    found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for column, values in table.items():
-        split, _, key = str(column).partition("_")
-        if split in SPLITS and key not in ("", "samples"):
-            found[split][key] = values.to_numpy(dtype=float)
-    return {**found}

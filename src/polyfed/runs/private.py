@@ -59,6 +59,16 @@ def refuse_private(training: Training, what: str) -> None:
         )
 
 
+def check_settings(training: Training, started: bool) -> None:
+    """Raise ConfigError for what [privacy] excludes. started: from another run"""
+    t = training
+    for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
+        if given is not None:
+            raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
+    if started:
+        raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
+
+
 def planned(
     algorithm: Algorithm,
     task: Task,

@@ -22,6 +22,7 @@ from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric
 from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
+from polyfed.runs.schema import Config, Record, Scores
 from polyfed.runs.trained import Judged, Trained
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ class Result:
 
     Parameters
     ----------
-    settings : dict
+    settings : Config
         Everything that determines the numbers, as written to config.toml.
     outline : Federation
         The clients: names, numbers of samples, shapes. The samples themselves are in `federation`.
-    records : list of dict
+    records : list of Record
         One per evaluated round and split.
-    final : dict
+    final : Scores
         Split -> metric -> [n], a number for each client, at the end.
     metrics : tuple of Metric
         What clients' models are judged by, the one that leads first; the loss is recorded beside them.
@@ -108,10 +109,10 @@ class Result:
         Its models, data and state, loaded when they are asked for.
     """
 
-    settings: dict[str, Any]
+    settings: Config
     outline: Federation
-    records: list[dict[str, Any]]
-    final: dict[str, Mapping[str, np.ndarray]]
+    records: list[Record]
+    final: Scores
     metrics: tuple[Metric, ...]
     status: str
     rounds: int
@@ -250,12 +251,12 @@ class Result:
     @property
     def history(self) -> pd.DataFrame:
         """One row per evaluated round and split: mean over clients, spread, worst client, bytes and seconds so far."""
-        return pd.DataFrame(self.records).drop(columns="assigned", errors="ignore")
+        return pd.DataFrame([r.table() for r in self.records]).drop(columns="assigned", errors="ignore")
 
     @property
     def assignments(self) -> pd.DataFrame:
         """The groups over time: one row per evaluated round in which they changed, one column per client."""
-        found = {r["round"]: r["assigned"] for r in self.records if "assigned" in r}
+        found = {r.round: r.assigned for r in self.records if r.assigned is not None}
         return pd.DataFrame.from_dict(found, orient="index", columns=list(self.outline.names)).rename_axis("round")
 
     @property

@@ -6,25 +6,38 @@ Everything that reads a run folder goes through here.
 import json
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from safetensors import SafetensorError, safe_open
 
 from polyfed.base.cells import unmarked
 from polyfed.base.errors import RunError
-from polyfed.base.settings import is_list, is_table
+from polyfed.base.settings import is_list, is_table, kebab
+from polyfed.base.values import unboxed
 from polyfed.metrics.metric import BETTER, Metric, mean_of
 from polyfed.metrics.scores import known
 
 _safe_open: Any = safe_open  # which has no types
 Table = dict[str, Any]
 FORMAT = 1  # of run folders; there has been no other
-SPLITS = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
+SPLITS = ("train", "validation", "test")
+OF_SPLIT = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
+Scores = dict[str, Mapping[str, np.ndarray]]  # split -> metric -> [n], a number for each client
 
 
 def _number(value: Any) -> Any:
@@ -40,25 +53,79 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
+    def table(self) -> Table:
+        """The keys that were given, in plain values."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
     def written(self) -> Table:
-        """As the file has it."""
-        return finite(self.model_dump(exclude_unset=True))
+        """As a JSON file has it."""
+        return finite(self.table())
 
 
-class Config(_File):
-    """config.toml: what determines the numbers. The same table is an experiment file."""
+class _Toml(_File):
+    """A table of config.toml, keys in kebab-case."""
+
+    model_config = ConfigDict(alias_generator=kebab, validate_by_name=True)
+
+
+class Source(_Toml):
+    """[data] of config.toml. digest: of the samples     sites: where they are, in place of a name"""
+
+    name: str | None = None
+    dir: str | None = None
+    digest: str | None = None
+    sites: list[str] | None = None
+    test_fraction: float = 0.2
+    options: Table = {}
+
+
+class Planned(_Toml):
+    """[plan] of config.toml: how clients were run, see `core.worker.Plan`."""
+
+    chunk: int
+    workers: int
+    device: str
+    path: str
+
+
+class Begun(_Toml):
+    """[start] of config.toml: the run that another began with."""
+
+    algorithm: str
+    rounds: NonNegativeInt
+
+
+class Config(_Toml):
+    """config.toml: what determines the numbers. The same table is an experiment file; the other settings of `Training`
+    are further keys, as they are written.
+    """
 
     format: Literal[1] = FORMAT
     algorithm: Table = {}
-    data: Table = {}
+    data: Source = Source()
+    columns: Table = {}
     model: Table = {}
-    plan: Table = {}
+    plan: Planned | None = None
+    start: Begun | None = None
     versions: dict[str, str] = {}
+    packages: list[str] = []
     metrics: list[str] = []
+    rounds: NonNegativeInt = 0
     seed: NonNegativeInt = 0
     loss: str | None = None
     dtype: str | None = None
-    table: Table = Field(default={}, exclude=True)  # the file as it is, in its order
+    privacy: Table = {}
+    privacy_plan: Table = {}
+    privacy_says: list[str] = []
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Config":
+        """The settings of a run that begins; what is None is not set."""
+        return cls.model_validate({key: _plain(value) for key, value in table.items() if value is not None})
+
+    def toml(self) -> Table:
+        """As the file has it. TOML has no null: unset keys are left out."""
+        return _set({"format": FORMAT} | self.table())
 
     @property
     def method(self) -> str:
@@ -204,14 +271,37 @@ class Findings(_File):
 
 
 class Record(_File):
-    """A line of metrics.jsonl."""
+    """A line of metrics.jsonl: one split in one round. `record["accuracy"]` is a metric's mean over the clients.
+
+    std, worst: of the metric that leads     pooled: its mean over all samples     clusters, assigned: see `Result`
+    """
 
     round: int
     split: str
+    std: Number = math.nan
+    worst: Number = math.nan
+    pooled: Number = math.nan
+    down_bytes: NonNegativeInt = 0
+    up_bytes: NonNegativeInt = 0
+    seconds: Number = math.nan
+    virtual_time: Number = math.nan
     clusters: int | None = None
     assigned: list[int] | None = None
-    # metrics, their spread, bytes and seconds
+    # the metrics
     __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __getitem__(self, metric: str) -> float:
+        return self.metrics[metric]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean over the clients of every metric."""
+        return self.__pydantic_extra__
+
+    @model_serializer(mode="wrap")
+    def _in_order(self, dump: SerializerFunctionWrapHandler) -> Table:
+        found = dump(self)
+        return {key: found[key] for key in ("round", "split", *self.metrics)} | found
 
 
 F = TypeVar("F", bound=_File)
@@ -226,14 +316,25 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _plain(value: Any) -> Any:
+    """A value as a file can hold it, and null."""
+    if is_table(value):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if is_list(value) else unboxed(value)
+
+
+def _set(value: Any) -> Any:
+    """Without what is null."""
+    if is_table(value):
+        return {k: _set(v) for k, v in value.items() if v is not None}
+    return [_set(v) for v in value] if is_list(value) else value
+
+
 def config(folder: Path) -> Config:
     """The settings of a run."""
     path = folder / "config.toml"
     try:
-        table = tomllib.loads(text(path))
-        found = _checked(path, table, Config)
-        found.table = table
-        return found
+        return _checked(path, tomllib.loads(text(path)), Config)
     except (ValueError, RecursionError) as e:  # not TOML; integers of thousands of digits
         raise RunError(f"{path}: not valid TOML ({_line(e)})") from None
 
@@ -265,10 +366,10 @@ def report(folder: Path) -> Findings:
     return found
 
 
-def metrics(folder: Path) -> list[Table]:
-    """The evaluations, in order, by column; the last line may be cut off if the run was killed."""
+def metrics(folder: Path) -> list[Record]:
+    """The evaluations, in order; the last line may be cut off if the run was killed."""
     path = folder / "metrics.jsonl"
-    lines, rows = text(path).splitlines(), list[Table]()
+    lines, rows = text(path).splitlines(), list[Record]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -278,21 +379,30 @@ def metrics(folder: Path) -> list[Table]:
             if number == len(lines):
                 break
             raise RunError(f"{path}: line {number} is not valid JSON ({_line(e)})") from None
-        _checked(path, row, Record, f"line {number}, ")
-        rows.append(row)
+        rows.append(_checked(path, row, Record, f"line {number}, "))
     return rows
 
 
 def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per client, in the order of `names` if given; text where a number belongs is refused."""
     path = folder / "clients.csv"
-    found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(SPLITS))
+    found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(OF_SPLIT))
     found["client"] = found["client"].fillna("").map(unmarked)
     if names is not None and found["client"].tolist() != list(names):
         raise RunError(
             f"{path}: its {len(found)} rows are not the {len(names)} clients of federation.json, in their order"
         )
     return found
+
+
+def final(table: pd.DataFrame) -> Scores:
+    """The metrics of clients.csv."""
+    found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for column, values in table.items():
+        split, _, key = str(column).partition("_")
+        if split in SPLITS and key not in ("", "samples"):
+            found[split][key] = values.to_numpy(dtype=float)
+    return {**found}
 
 
 def scores(folder: Path) -> dict[str, np.ndarray] | None:

@@ -19,7 +19,7 @@ from polyfed.metrics.metric import having, mean_of
 from polyfed.runs.folder import RunFolder, fingerprint
 from polyfed.runs.result import Live, Result, splits
 from polyfed.runs.resume import check_same, versions_since
-from polyfed.runs.schema import Spread
+from polyfed.runs.schema import Config, Record, Scores, Spread
 from polyfed.runs.stop import interruptible
 from polyfed.runs.trained import Judged, Trained
 from polyfed.runs.watching import Callback, Progress
@@ -38,7 +38,7 @@ class Session:
 
     loop: Loop
     federation: Federation
-    settings: dict[str, Any]
+    settings: Config
     every: int
     attackers: np.ndarray
     store: RunFolder | None
@@ -46,13 +46,13 @@ class Session:
     measure: "Callable[[Session], Judged] | None" = None
     judged: Judged | None = None
     algorithm: Contender | None = None
-    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    records: list[Record] = field(default_factory=list[Record])
     seconds: float = 0.0
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self.first, self.rounds = self.loop.t, self.settings["rounds"]  # first: done by the run that it starts from
-        self.final: dict[str, dict[str, np.ndarray]] = {}
+        self.first, self.rounds = self.loop.t, self.settings.rounds  # first: done by the run that it starts from
+        self.final: Scores = {}
         self.status = "finished"
         there = splits(self.federation)
         self.watched = watched(there)
@@ -80,10 +80,11 @@ class Session:
                 f"cannot resume {store.path}: it has {self.loop.t} rounds already, more than rounds = {self.rounds}"
             )
         checkpoint.forget(store.path / "checkpoint", len(warnings))
-        self.records, self.seconds, self.ended = meta["records"], meta["seconds"], meta["ended"]
+        self.records = [Record.model_validate(r) for r in meta["records"]]
+        self.seconds, self.ended = meta["seconds"], meta["ended"]
         over = self.ended or self.loop.t >= self.rounds
-        found, lines = versions_since(meta["versions"], self.settings["versions"], self.loop.t)
-        self.settings["versions"] = meta["versions"] if over else found
+        found, lines = versions_since(meta["versions"], self.settings.versions, self.loop.t)
+        self.settings = self.settings.model_copy(update={"versions": meta["versions"] if over else found})
         for line in () if over else lines:
             store.log(line)
 
@@ -118,7 +119,7 @@ class Session:
         if self.measure is not None:
             self.judged = self.measure(self)
             self.rounds = loop.t if self.judged.deploys == "yardstick" else self.rounds
-            if loop.t >= self.rounds and all(r["round"] != loop.t for r in self.records):  # and not resumed after it
+            if loop.t >= self.rounds and all(r.round != loop.t for r in self.records):  # and not resumed after it
                 self._tell(self._evaluate(self.watched))
             return
         with interruptible(terminable=store is not None) as interrupted:
@@ -135,18 +136,18 @@ class Session:
                 if store is not None and loop.t < self.rounds and store.due(loop.t):
                     store.checkpoint(self.result())
 
-    def _evaluate(self, splits: list[str]) -> list[dict[str, Any]]:
+    def _evaluate(self, splits: list[str]) -> list[Record]:
         """The records of this round; attackers have no metrics."""
-        judged, records = self.judged or Trained.of(self.loop), list[dict[str, Any]]()
+        judged, records = self.judged or Trained.of(self.loop), list[Record]()
         for name in splits:
             self.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in judged.scored(name).items()}
             self.evaluated[name] = self.loop.t
             records.append(record(self.result(), name))
         if records:
-            records[0] |= grouping(self.result())
+            records[0] = records[0].model_copy(update=grouping(self.result()))
         return records
 
-    def _tell(self, records: list[dict[str, Any]]) -> bool:
+    def _tell(self, records: list[Record]) -> bool:
         """Keep the records and call the callbacks; whether one of them ends the run."""
         self.records += records
         if self.store is not None and records:
@@ -174,18 +175,15 @@ def watched(data: Any) -> list[str]:
     return [name for name in data if name != "train"] or [*data]
 
 
-def record(run: Result, split: str) -> dict[str, Any]:
-    """One line of the history: the mean over clients of every metric, its spread, and the cost so far.
-
-    pooled: the leading metric over all samples, whoever has them, where it is a mean over samples
-    """
+def record(run: Result, split: str) -> Record:
+    """One line of the history: the mean over clients of every metric, its spread, and the cost so far."""
     metrics, metric = run.final[split], run.metric
     values = having(metric, metrics)
     down, up = run.trained.ledger.totals()
     spread = Spread.of(metric, values)
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
     pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
-    return {
+    return Record.model_validate({
         "round": run.rounds,
         "split": split,
         **{name: mean_of(v) for name, v in metrics.items()},
@@ -196,7 +194,7 @@ def record(run: Result, split: str) -> dict[str, Any]:
         "up_bytes": up,
         "seconds": run.seconds,
         **({"virtual_time": run.trained.clock} if run.trained.clock else {}),
-    }
+    })  # fmt: skip
 
 
 def grouping(run: Result) -> dict[str, Any]:
@@ -204,6 +202,6 @@ def grouping(run: Result) -> dict[str, Any]:
     found = run.trained.algorithm.describe(run.server).clusters
     if found is None:
         return {}
-    before = next((r["assigned"] for r in reversed(run.records) if "assigned" in r), None)
+    before = next((r.assigned for r in reversed(run.records) if r.assigned is not None), None)
     labels = np.asarray(found).tolist()
     return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})

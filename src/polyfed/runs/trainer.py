@@ -47,12 +47,14 @@ from polyfed.privacy.planned import Planned
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
-from polyfed.runs.private import planned
+from polyfed.runs.private import check_settings, planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
+from polyfed.runs.schema import Config
 from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
+from polyfed.runs.track import check_tracker, tracked
 from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, watchers
 from polyfed.runs.weights import noted, weights_of
@@ -157,7 +159,9 @@ class Trainer:
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
                 for line in filter(None, (plan, self.note)):
                     store.log(line)
-            return session.run()
+            with tracked(self.training.track, session.result()) as more:
+                session.callbacks = (*session.callbacks, *more)
+                return session.run()
 
     def _session(self, loop: Loop, store: RunFolder | None, callbacks: Sequence[Callback]) -> Session:
         every = self.training.evaluate_every or 0
@@ -174,8 +178,9 @@ class Trainer:
 
         def pooled(lr: float) -> Outputs:
             how = dataclasses.replace(
-                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0
-            )
+                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0,
+                track=None,
+            )  # fmt: skip
             trainer = prepare(task.module(task.w0), together(fed), Local(lr), how)
             run = trainer.run(session.store and session.store.path / "training", resume=True)
             trained.append(run)
@@ -219,9 +224,11 @@ class Trainer:
             return None
         about = fed.describe()
         own = None if plan.privacy.ledger is None else Path(plan.privacy.ledger).expanduser()
-        ledger = Ledger(own if own is not None else store and store.path / "privacy.ledger")
+        here = store if self.elsewhere is None else None  # a site has its own
+        ledger = Ledger(own if own is not None else here and here.path / "privacy.ledger")
         data = f"{about.get('dataset') or 'arrays'} {about.get('options') or ''}".strip()
-        secret = new_secret() if store is None else store.secret(fresh)
+        draws = self.elsewhere is None or plan.privacy.noise == "server"  # elsewhere sites have secrets of their own
+        secret = store.secret(fresh) if store is not None and draws else new_secret()
         factor = self.training.step_sizes.at
         return Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
 
@@ -239,7 +246,7 @@ class Trainer:
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
         )  # fmt: skip
 
-    def _settings(self, loop: Loop) -> dict[str, Any]:
+    def _settings(self, loop: Loop) -> Config:
         """The run's config.toml."""
         start, method, loss = self.start, dataclasses.asdict(self.algorithm), self.training.loss
         settings: dict[str, Any] = {
@@ -254,7 +261,7 @@ class Trainer:
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
             "privacy-plan": (self.private and self.private.table()) or None,
-            "privacy-says": (self.private and self.private.lines()) or None,
+            "privacy-says": (self.private and self.private.lines(self.elsewhere is None)) or None,
         }
         for key, value in self.describe.items():
             known = settings.get(key)
@@ -262,7 +269,7 @@ class Trainer:
         data, model = (settings[table].get("name") for table in ("data", "model"))
         added = packages([self.algorithm], data, model, self.training.metrics)
         settings["versions"] |= added
-        return settings | {"packages": list(added) or None}
+        return Config.of(settings | {"packages": list(added) or None})
 
 
 def _checked(
@@ -310,16 +317,13 @@ def prepare(
         Something does not fit.
     """
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
+    check_tracker(t.track)
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
     if t.privacy is not None:
-        for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
-            if given is not None:
-                raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
-        if start is not None:
-            raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
+        check_settings(t, start is not None)
         if t.privacy.epsilon is not None and t.dtype is None:
             t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:

@@ -171,6 +171,9 @@ class Training(Table):
         "local", decides=False, doc="Where clients run: local, in this process; ray, in actors here or on a cluster."
     )
     address: str | None = setting(None, decides=False, doc="Address of a Ray cluster. Default: start actors here.")
+    track: Literal["mlflow", "tensorboard", "wandb"] | None = setting(
+        None, decides=False, doc="Write settings and evaluations for this tool too: mlflow, tensorboard or wandb."
+    )
 
     @classmethod
     def scope(cls) -> dict[str, Any]:

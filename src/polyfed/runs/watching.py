@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from polyfed.metrics.metric import short
 from polyfed.runs.result import Result
+from polyfed.runs.schema import Record
 
 EVERY = 0.2  # seconds between lines
+BAR = 20  # signs of a bar
 
 
 class Progress(NamedTuple):
@@ -29,7 +31,7 @@ class Progress(NamedTuple):
 
     round: int
     rounds: int
-    records: list[dict[str, Any]]
+    records: list[Record]
     run: Result
 
 
@@ -45,17 +47,23 @@ def watchers() -> tuple[Callback, ...]:
 
 
 class Line:
-    """The round, and the last evaluation."""
+    """A bar, the round, the last evaluation, and how many seconds the other rounds will take."""
 
     def __init__(self) -> None:
         self.note, self.told = "", 0.0
+        self.first: tuple[int, float] | None = None  # a round, and when it was over
 
     def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
-            self.note = f"{record['split']} {metric} {short(record[metric])}"
-        over = step.round == step.rounds
-        if over or time.monotonic() - self.told > EVERY:
-            self.told = time.monotonic()
-            line = f"{step.run.algorithm.name}: round {step.round}/{step.rounds}  {self.note}"
-            print(f"\r{line:<72}", end="\n" if over else "", flush=True)
+            self.note = f"{record.split} {metric} {short(record[metric])}"
+        over, now = step.round == step.rounds, time.monotonic()
+        first, since = self.first = self.first or (step.round, now)
+        if over or now - self.told > EVERY:
+            self.told = now
+            rest = (now - since) / max(step.round - first, 1) * (step.rounds - step.round)
+            left = f"  {rest:.0f} s left" if rest > 1 else ""
+            done = BAR * step.round // max(step.rounds, 1)
+            bar = f"{'█' * done}{'░' * (BAR - done)}"
+            line = f"{step.run.algorithm.name}: {bar} round {step.round}/{step.rounds}  {self.note}{left}"
+            print(f"\r{line:<96}", end="\n" if over else "", flush=True)

@@ -1,5 +1,6 @@
 """What server and site make of the same messages, so that both train the same: versions, method, model, training."""
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Experiment(NamedTuple):
 def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experiment:
     """The experiment of a message. loss: where joining has left it open"""
     training = read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
+    if training.privacy is not None and training.privacy.epsilon is not None and training.dtype is None:
+        training = dataclasses.replace(training, dtype=torch.float64)  # as `prepare` does
     table = {key.replace("-", "_"): value for key, value in join.algorithm.items()}
     method = REGISTRY.make(str(table.pop("name", "")), table)
     if not isinstance(method, Algorithm):

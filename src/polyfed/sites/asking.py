@@ -31,6 +31,10 @@ class Transport(Protocol):
         """Names of the sites that are connected now."""
         ...
 
+    def register(self) -> Mapping[str, str]:
+        """The public keys, as OpenSSH writes them, that the sites which are connected sign with."""
+        ...
+
     def push(self, messages: Mapping[str, Message[Request]]) -> None:
         """Pack and send; an earlier message to the same site that has not been answered is then of no use."""
         ...
@@ -95,22 +99,23 @@ class Asking:
         wrong: Wrong[R] = lambda *_: "",
         enough: int | None = None,
         one: bool = False,
+        take: Callable[[str, Message[R]], Message[R]] | None = None,
     ) -> tuple[dict[str, Message[R]], dict[str, str]]:
         """The answers to messages that were sent, and why others are missing.
 
         what: that is asked for, in words     kind: of the answers; another one answers an earlier message
         enough: how many answers will do once `seconds` are over (default: all)     one: whether the first answer will
-        do
+        do     take: what is kept of an answer; answers then come one by one
         """
         needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message[R]](), dict[str, str]()
         waiting, again = dict(messages), dict[str, str]()
         start = time.monotonic()
         while waiting and not (one and found):
             left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
-            for name, said in self.transport.pull([*waiting], 1 if one else None, left).items():
+            for name, said in self.transport.pull([*waiting], 1 if one or take is not None else None, left).items():
                 answer = self._read(name, said, kind, wrong)
                 if isinstance(answer, Message):
-                    found[name] = answer
+                    found[name] = answer if take is None else take(name, answer)
                     del waiting[name]
                 elif name not in again:  # it may have been stopped, or lost on the way
                     again[name] = " ".join(answer.split())[:500].removeprefix(f"{name}: ")

@@ -17,8 +17,9 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, State, decayed
 from polyfed.core.rows import MemoryRows
-from polyfed.core.uplinks import Tally
+from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Plan, Worker
+from polyfed.privacy.guard import Guard
 from polyfed.sites import message as m
 from polyfed.sites.message import Message
 from polyfed.sites.vault import START, Vault, Version
@@ -28,6 +29,7 @@ class Client:
     """One client's numbers in a run.
 
     data: its samples by split, of which "train" is trained on     vault: where its private tensors are kept
+    guard: what its uplinks pass through under [privacy], of which there are then `sums` alone, by kind of exchange
     """
 
     def __init__(
@@ -39,7 +41,10 @@ class Client:
         work: Work,
         seed: int,
         vault: Vault,
+        guard: Guard | None = None,
+        sums: Mapping[tuple[int, int], Wanted] | None = None,
     ):
+        self.guard, self.sums = guard, sums or {}
         self.name, self.task, self.data, self.algorithm, self.vault = name, task, data, algorithm, vault
         self.device = task.device
         plan = Plan(1, 1, str(self.device), path_of(task, work, data["train"]))
@@ -58,13 +63,20 @@ class Client:
         round = Round(t, asked.n, phase, self._here, self._counts, torch.full_like(self._here, t))
         rows, down = self._rows(asked.base), self._one(tensors)
         tally = Tally(round, down)
+        if self.guard is not None:
+            wanted = self.sums.get((self.algorithm.needs.phases(t), phase), {})
+            self.guard.factor = lambda t: asked.scale
+            tally = Tally(round, down, wanted, door=self.guard, cohort=len(asked.cohort))
         reply, private = self.worker.run(decayed(self.algorithm, asked.scale), rows, down, round, tally)
         if reply.bad is not None:
             return Message(m.Diverged(t=t, phase=phase))
         for at, mine in private:
             rows.scatter(self._here[at], mine)
-        up = tally.uplinks()
-        found = {name: up[name][0] for name in up}
+        if self.guard is None:
+            up = tally.uplinks()
+            found = {name: up[name][0] for name in up}
+        else:
+            found = {f"{name}.{kind}": words for (name, kind), words in tally.part().sums.items()}
         self.vault.save((t, phase), rows.snapshot(), asked.keep)
         seconds = math.ceil(10 * (time.perf_counter() - begun)) / 10  # finer ones would tell of the rows
         return Message(m.Trained(t=t, phase=phase, steps=int(reply.steps[0]), seconds=seconds), found)

@@ -37,7 +37,7 @@ RAW = {
 class Consent:
     """What an operator lets leave the site.
 
-    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature"
+    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature", ...
     metrics: how good models are on this site's samples. "own": the server receives and writes down this site's numbers.
         "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
         more; that is the server's program and no cryptography. "none": they stay here
@@ -64,6 +64,7 @@ class Terms(NamedTuple):
 
     about: the site and its file     work: how long it trains, in words     up: tensors by exchange
     needs: what is made of samples, and what it is     policy: in words
+    private: what is hidden, and from whom; empty where replies are open
     """
 
     title: str
@@ -73,6 +74,7 @@ class Terms(NamedTuple):
     needs: Mapping[str, str]
     discloses: Mapping[str, str]
     policy: str
+    private: Sequence[str] = ()
 
 
 def words(terms: Terms, consent: Consent) -> str:
@@ -80,6 +82,7 @@ def words(terms: Terms, consent: Consent) -> str:
     about, needs = terms.about, terms.needs
     rows = about.counts.model_dump(exclude_none=True)
     said = [f"What leaves the site {about.site!r} ({terms.title}):", *(f"  {line}" for line in terms.work)]
+    said += [f"  {line}" for line in terms.private]
     said += ["  once, before the first round:"]
     said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in rows.items())}"]
     said += [f"    {line}" for line in _of_file(about.file)]
@@ -89,11 +92,13 @@ def words(terms: Terms, consent: Consent) -> str:
         meaning = terms.discloses.get(name) or MEANING.get(name, "a tensor of the method, see its description")
         mark = ", MADE OF SAMPLES" if name in terms.discloses else ""
         said.append(f"    {name}: {form}, {form.bytes:,} bytes: {meaning}{mark}")
-    said += [f"    {'nothing' if not forms else 'seconds and number of steps'}"]
+    secure = any(line.startswith("sums: secure") for line in terms.private)
+    said += [f"    {'nothing' if not forms else 'all of it hidden' if secure else 'seconds and number of steps'}"]
     said += [
         {
-            "own": "  metrics: this site's numbers",
-            "aggregate": "  metrics: this site's numbers, which the server only writes down averaged over sites",
+            "own": "  metrics: this site's numbers" + ", hidden in a sum over sites" * secure,
+            "aggregate": "  metrics: this site's numbers, "
+            + ("hidden in a sum over sites" if secure else "which the server only writes down averaged over sites"),
             "none": "  metrics: none",
         }[consent.metrics]
     ]

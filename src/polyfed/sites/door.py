@@ -4,8 +4,9 @@ Here a policy is held against what was found: no sum or class of too few rows, n
 clipped, scores rounded or kept. Whatever else is to be done to an answer before it leaves is done here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form, State
@@ -19,15 +20,26 @@ from polyfed.sites.policy import Policy
 
 @dataclass(frozen=True)
 class Door:
-    """What may leave by a site's policy, and by the consent of its operator."""
+    """What may leave by a site's policy, and by the consent of its operator.
+
+    hide: makes the numbers of an answer a part of a sum, where sums are secure
+    """
 
     policy: Policy
     consent: Consent
+    hide: Callable[[Message[Any], Message[Strict]], Message[Strict]] | None = None
 
     def out(
         self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None
     ) -> Message[Strict]:
         """The answer as it leaves. forms: of the tensors of an exchange. Raises Refusal for what may not leave."""
+        found = self._allowed(asked, found, forms)
+        hidden = self.hide is not None and isinstance(found.head, m.Sums | m.Labelled | m.Trained | m.Measured)
+        return self.hide(asked, found) if hidden and self.hide is not None else found
+
+    def _allowed(
+        self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None
+    ) -> Message[Strict]:
         head = found.head
         match head:
             case m.Sums():

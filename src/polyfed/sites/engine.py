@@ -6,6 +6,7 @@ It knows of each client only its name, its number of samples, and which of its p
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,16 @@ from polyfed.base.typed import norm
 from polyfed.compute.batches import Work
 from polyfed.compute.optimizers import StepSizes
 from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.engine import Answers
+from polyfed.core.engine import Answers, Silent
 from polyfed.core.messages import Form, form_of
-from polyfed.core.uplinks import Tally
+from polyfed.core.uplinks import Part, Tally, Wanted
 from polyfed.core.worker import Plan, Reply, chunks, expand
+from polyfed.data.said import Strict
 from polyfed.metrics.metric import Metric
 from polyfed.sites import message as m
 from polyfed.sites.asking import ANOTHER, Asking, R, Transport, Wrong
 from polyfed.sites.message import Message, misfit
+from polyfed.sites.sums import Opener, Sum, sent_forms, unpacked
 from polyfed.sites.vault import START, Version
 
 LOUD = 1000.0  # times the median norm of what sites send, above which whoever sends it is named
@@ -39,7 +42,8 @@ class RemoteEngine:
     None: all that counts is that replies are alike     accepts: a reply's tensors -> what is wrong with their numbers
     metrics: what is asked for in an evaluation     seconds, say: as for `Asking`     quorum: how many replies will do
     once `seconds` are over; None: all     durable: whether the run has checkpoints, to which it may go back
-    log: takes lines about every exchange
+    log: takes lines about every exchange     sums: under [privacy], by exchange, what replies are sums of
+    opener: opens secure sums, of which replies are a part then
     """
 
     here = False
@@ -62,7 +66,11 @@ class RemoteEngine:
         durable: bool = True,
         say: Callable[[str], None] = lambda _: None,
         log: Callable[[str], None] = lambda _: None,
+        sums: Callable[[int, int], Wanted] | None = None,
+        opener: Opener | None = None,
     ):
+        self.sums, self.opener = sums, opener
+        self._sum: Sum | None = None  # the secure one that is under way
         self.names, self.counts, self.transport = names, counts, transport
         self.work, self.seed, self.step_sizes = work, seed, step_sizes
         self.run, self.expected, self.accepts, self.metrics = run, expected, accepts, metrics
@@ -77,7 +85,7 @@ class RemoteEngine:
         # as of the last checkpoint but one, which is read where the last is damaged; of the last; and of its draft
         self._safe, self._last, self._saving = self._base.copy(), self._base.copy(), self._base.copy()
         self._asked: dict[str, Message[m.Train]] = {}  # messages under way
-        self._replies: dict[int, Message[m.Exchanged]] = {}
+        self._replies: dict[int, Message[Any]] = {}
         self._used: set[int] = set()  # whose replies this round has used
 
     @property
@@ -86,6 +94,8 @@ class RemoteEngine:
 
     def send(self, down: Down, round: Round) -> None:
         messages = {self.names[i]: message for i, message in self._messages(down, round).items()}
+        if self.opener is not None:
+            self._sum = self.opener.begin(messages, sum(f.most for f in self._forms(round.t, round.phase).values()))
         self._asked |= messages
         self._replies = {i: reply for i, reply in self._replies.items() if self.names[i] not in messages}
         self.asking.ask(messages)
@@ -93,11 +103,13 @@ class RemoteEngine:
     def _messages(self, down: Down, round: Round) -> dict[int, Message[m.Train]]:
         found: dict[int, Message[m.Train]] = {}
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
+        cohort = [] if self.sums is None else sorted(self.names[int(i)] for i in ids)
         for row, (i, t) in enumerate(zip(map(int, ids), map(int, sent), strict=True)):
             base, keep = self._state(i)
             head = m.Train(
-                run=self.run, base=base, keep=keep, t=t, phase=round.phase, n=round.n, scale=self.step_sizes.at(t)
-            )
+                run=self.run, base=base, keep=keep, t=t, phase=round.phase, n=round.n, scale=self.step_sizes.at(t),
+                cohort=cohort,
+            )  # fmt: skip
             found[i] = Message(head, down.shared | {name: each[row] for name, each in down.each.items()})
         return found
 
@@ -113,7 +125,11 @@ class RemoteEngine:
         names = [self.names[int(i)] for i in ids if i not in there]
         asked = {name: self._asked[name] for name in names}
         what = f"round {max(message.head.t for message in asked.values())}"
-        found, missing = self.asking.answers(asked, what, m.Exchanged, self._wrong, self.quorum, first)
+        if self._sum is None:
+            found, missing = self.asking.answers(asked, what, m.Exchanged, self._wrong, self.quorum, first)
+        else:
+            wrong, take = self._sum.wrong, self._sum.take
+            found, missing = self.asking.answers(asked, what, Strict, wrong, self.quorum, take=take)
         at = {self.names[int(i)]: int(i) for i in ids}
         self._replies |= {at[name]: reply for name, reply in found.items()}
         for name in [*found, *missing]:
@@ -128,9 +144,15 @@ class RemoteEngine:
             return ANOTHER
         if isinstance(head, m.Diverged):
             return "" if self.quorum is None else "diverged (NaN or infinity)"
-        forms = self.expected and self.expected(asked.t, asked.phase)
+        forms = self.expected and self._forms(asked.t, asked.phase)
         wrong = misfit(reply.tensors, {k: form_of(t) for k, t in reply.tensors.items()} if forms is None else forms)
-        return wrong or (self.accepts(reply.tensors) if self.accepts is not None else "")
+        return wrong or (self.accepts(reply.tensors) if self.accepts is not None and self.sums is None else "")
+
+    def _forms(self, t: int, phase: int) -> Mapping[str, Form]:
+        """Of what is sent up in an exchange."""
+        assert self.expected is not None
+        found = self.expected(t, phase)
+        return found if self.sums is None else sent_forms(found, self.sums(t, phase))
 
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         ids = [int(i) for i in round.ids.cpu().numpy()]
@@ -139,6 +161,8 @@ class RemoteEngine:
         diverged = [row for row, i in enumerate(ids) if isinstance(self._replies[i].head, m.Diverged)]
         if diverged:
             return Reply(seconds, steps, diverged[0], self._loud)
+        if self.sums is not None:
+            return self._summed(round, ids, tally)
         self._weigh(round, ids)
         first = {name: form_of(t) for name, t in self._replies[ids[0]].tensors.items()}
         for row in self._order(round):
@@ -153,6 +177,26 @@ class RemoteEngine:
             seconds[row], steps[row] = head.seconds, head.steps
             self._base[ids[row]] = int(round.sent[row]), round.phase
         return Reply(seconds, steps)
+
+    def _summed(self, round: Round, ids: Sequence[int], tally: Tally) -> Reply:
+        """Replies that are integers to sum, hidden or not."""
+        forms, t = self._forms(round.t, round.phase), int(round.sent[0])
+        if self._sum is not None:
+            there = {*self._sum.server.present}
+            if there != {self.names[i] for i in ids}:
+                raise Silent(f"round {round.t}: {', '.join(sorted(there))} are in the sum, and others have answered")
+            parts = [unpacked(self._sum.open(f"round {round.t}"), forms)]
+            self._sum = None
+        else:
+            parts = [self._replies[i].tensors for i in ids]
+        size = sum(f.bytes for f in forms.values())
+        for tensors in parts:
+            sums = {(key.rpartition(".")[0], key.rpartition(".")[2]): words.clone() for key, words in tensors.items()}
+            tally.add(Part({}, sums, size, None), round.ids)
+        for i in ids:
+            self._base[i] = t, round.phase
+        counts, keys = self.counts[list(ids)], self._keys[list(ids)]
+        return Reply(np.zeros(len(ids)), self.work.taken(counts, round.t, keys, self.seed))
 
     def _weigh(self, round: Round, ids: Sequence[int]) -> None:
         """Note the norm of each uplink beside the median, and who has sent much larger numbers than the others."""
@@ -198,6 +242,8 @@ class RemoteEngine:
         def asked(base: Version, keep: Version) -> m.Evaluate:
             return m.Evaluate(run=self.run, base=base, keep=keep, split=split, round=t)
 
+        if self.opener is not None:
+            return self._scored(self.opener, self._asked_of(down, asked), f"evaluation on {split}")
         found = self._deployed(down, asked, f"evaluation on {split}", m.Measured, self._wrong_scores)
         told: dict[int, dict[str, float]] = {}
         together: list[int] = []
@@ -219,6 +265,15 @@ class RemoteEngine:
                 known = v[together][~np.isnan(v[together])]
                 v[together] = known.mean() if len(known) > 1 else math.nan
         return values
+
+    def _scored(self, opener: Opener, messages: Mapping[str, Message[Any]], what: str) -> dict[str, np.ndarray]:
+        """The mean of each metric over the sites that have it, from a secure sum, for every site."""
+        names = sorted(of.name for of in self.metrics)
+        found = opener.ask(messages, 2 * len(names), what, self.quorum)
+        means = [total / there if there > 1 else math.nan for total, there in zip(found[::2], found[1::2], strict=True)]
+        if self._asked:
+            self.asking.ask(self._asked)
+        return {name: np.full(len(self.names), mean) for name, mean in zip(names, means, strict=True)}
 
     def _wrong_scores(self, name: str, reply: Message[m.Measured]) -> str:
         if reply.tensors:
@@ -248,16 +303,21 @@ class RemoteEngine:
         wrong: Wrong[R] = lambda *_: "",
     ) -> dict[str, Message[R]]:
         """Ask every site about the model that it would deploy."""
-        each = expand(down, len(self.names))
-        messages = {
-            name: Message(asked(*self._state(i)), {key: t[i] for key, t in each.items()})
-            for i, name in enumerate(self.names)
-        }
+        messages = self._asked_of(down, asked)
         self.asking.ask(messages)
         found, _ = self.asking.answers(messages, what, kind, wrong, self.quorum)
         if self._asked:  # this message has taken the place of one that is under way
             self.asking.ask(self._asked)
         return found
+
+    def _asked_of(
+        self, down: Down, asked: Callable[[Version, Version], m.Evaluate | m.End]
+    ) -> dict[str, Message[m.Evaluate | m.End]]:
+        each = expand(down, len(self.names))
+        return {
+            name: Message(asked(*self._state(i)), {key: t[i] for key, t in each.items()})
+            for i, name in enumerate(self.names)
+        }
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         raise RunError("the models of this run are at its sites; they are exported there")

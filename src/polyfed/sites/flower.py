@@ -177,6 +177,11 @@ class Hub:
                 if not run.over:
                     run.note(known)
 
+    def public(self) -> dict[str, str]:
+        """By site, the key of the process that is connected, as OpenSSH writes it."""
+        nodes = {n.public_key for n in self.nodes.get_node_info(statuses=["online"])}
+        return {name: key for key, (name, _) in self.keys.accepted().items() if as_flower(key) in nodes}
+
     def name_of(self, node: int) -> str:
         return self._names.get(node, "")
 
@@ -356,6 +361,10 @@ class Flower:
     def sites(self) -> Sequence[str]:
         """Who is connected now."""
         return sorted(self.hub.online)
+
+    def register(self) -> Mapping[str, str]:
+        """The public keys that the sites which are connected sign with."""
+        return self.hub.public()
 
     def push(self, messages: "Mapping[str, Message[Request]]") -> None:
         for name, message in messages.items():

@@ -60,7 +60,8 @@ class Attendance:
         self.server = split(server or key.server)
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._node: Any = None
-        self._said, self._sent, self._found = "", True, False  # found: the host's name was known once
+        self._said, self._sent = "", True
+        self._found = self._spoke = False  # the host's name was known once, and it spoke TLS
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -160,6 +161,7 @@ class Attendance:
                         plain, server_hostname=host
                     ) as secure,
                 ):
+                    self._spoke = True
                     off = _ahead(secure, host)
                 self._found = True
                 if -BEHIND < off < AHEAD:
@@ -172,7 +174,7 @@ class Attendance:
                 raise RunError(f"{where} is not the server of this key: {e.verify_message}") from None
             except OSError as e:
                 # what forwards connections to a server that is down takes them and hangs up
-                if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
+                if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError) and not self._spoke:
                     raise RunError(f"{where} does not speak TLS ({e.reason})") from None
                 if isinstance(e, socket.gaierror) and e.errno != socket.EAI_AGAIN and not self._found:
                     raise RunError(f"no host is known by the name {host!r} ({e.strerror}); see --server") from None

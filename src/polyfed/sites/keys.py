@@ -56,11 +56,16 @@ class Entry(NamedTuple):
     @property
     def mark(self) -> str:
         """Twelve hexadecimal digits that stand for the key."""
-        return hashlib.sha256(base64.b64decode(self.public.split()[1])).hexdigest()[:12]
+        return fingerprint(self.public)
 
     def state(self, now: datetime) -> str:
         """valid, expired or revoked."""
         return "revoked" if self.revoked else "expired" if self.until <= now else "valid"
+
+
+def fingerprint(public: str) -> str:
+    """Twelve hexadecimal digits that stand for a key. public: as OpenSSH writes it"""
+    return hashlib.sha256(base64.b64decode(public.split()[1])).hexdigest()[:12]
 
 
 class SiteKey(NamedTuple):
@@ -71,6 +76,11 @@ class SiteKey(NamedTuple):
     authority: str
     private: Any
     until: datetime
+
+
+def sign(key: SiteKey, text: bytes) -> bytes:
+    """A signature by a site's key."""
+    return key.private.sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 class Keys:

@@ -8,6 +8,9 @@
     Train          Trained or Diverged        what the method sends            what the method sends
     Evaluate       Measured                   what clients deploy with         -
     End            Stored                     what clients deploy with         -
+    Open           Opened                     -                                -
+
+Where sums are secure, Masked takes the place of Sums, Labelled, Trained and Measured, and Open asks for what opens one.
 
 To all of them a site may answer Failed. As bytes a message is a file of safetensors, its head JSON in the metadata.
 What it says of itself (names, types, shapes, sizes) is read and checked before a byte of its tensors is. Its head is
@@ -33,7 +36,7 @@ from polyfed.core.messages import Form, State, form_of
 from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Part, Strict
 from polyfed.data.schema import Settled
 
-FORMAT = 3  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 4  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
@@ -72,6 +75,9 @@ Word = Annotated[str, Field(max_length=LONGEST)]
 Rows = Annotated[int, Field(ge=0, lt=ROWS)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=1000)]
+ByName = Annotated[dict[Word, Hex], Field(max_length=10_000)]
+Names = Annotated[list[Word], Field(max_length=10_000)]
 At = Annotated[int, Field(ge=-1, lt=LARGE)]
 Version = Annotated[
     tuple[At, At], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)
@@ -83,6 +89,7 @@ class Join(Strict):
 
     cut, test, validation: as in `Cut`
     rounds, evaluations: how many there are at most     steps: local steps of the site, where they are not epochs
+    keys: public ones that sites sign with, where sums are secure     cohort: sites in a round
     """
 
     kind: Literal["join"] = "join"
@@ -99,12 +106,23 @@ class Join(Strict):
     rounds: Count
     evaluations: Count
     steps: int | None
+    keys: dict[Word, Annotated[str, Field(max_length=1000)]] = Field(default={})
+    cohort: Count = 0
+
+
+class Peer(Strict):
+    """A site among those whose sums are secure. key: its public one of this run     rows: that it trains on"""
+
+    key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    rows: Rows
+    signature: Hex
 
 
 class Agreed(Strict):
-    """Says what the site has joined for: one that was started again then joins anew."""
+    """Says what the site has joined for: one that was started again then joins anew. peers: where sums are secure"""
 
     joined: Join
+    peers: dict[Word, Peer] = Field(default={}, max_length=10_000)
     settled: Annotated[Settled, _table(Settled, Settled.read), PlainSerializer(lambda s: s.dump())]
 
 
@@ -147,13 +165,16 @@ class Turn(Strict):
 
 
 class Train(Turn):
-    """t: round     phase: exchange within it     n: clients     scale: factor of the step sizes"""
+    """t: round     phase: exchange within it     n: clients     scale: factor of the step sizes
+    cohort: who is asked, where the site must know
+    """
 
     kind: Literal["train"] = "train"
     t: Count
     phase: Count
     n: Annotated[Count, Field(ge=1)]
     scale: Amount
+    cohort: Names = Field(default=[])
 
 
 class Evaluate(Turn):
@@ -168,6 +189,21 @@ class End(Turn):
     """The last message, by which the site makes its own model."""
 
     kind: Literal["end"] = "end"
+
+
+class Open(Strict):
+    """Asks for what opens a sum. what, cohort, digest, least, limbs: as in `secure.Context`
+    present: who has answered     sealed: their shares for this site
+    """
+
+    kind: Literal["open"] = "open"
+    what: Word
+    cohort: Names
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    least: Count
+    limbs: Literal[1, 2]
+    present: Names
+    sealed: ByName
 
 
 class Counts(Strict):
@@ -188,6 +224,7 @@ class Joined(Strict):
     file: Annotated[Csv | Npz, Field(discriminator="kind")]
     counts: Counts
     audit: bool
+    peer: Peer | None = None
 
 
 class Sums(Strict):
@@ -243,6 +280,22 @@ class Stored(Strict):
     kind: Literal["stored"] = "stored"
 
 
+class Masked(Strict):
+    """Answers with hidden numbers. context: of the exchange, as the site knows it     others: as in `secure.Masked`"""
+
+    kind: Literal["masked"] = "masked"
+    context: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sealed: ByName
+    commitments: ByName
+    pairs: ByName
+
+
+class Opened(Strict):
+    kind: Literal["opened"] = "opened"
+    shares: ByName
+    keys: ByName
+
+
 class Failed(Strict):
     """error: one line, with nothing of the file or the machine"""
 
@@ -250,8 +303,8 @@ class Failed(Strict):
     error: Annotated[str, Field(max_length=LINE)]
 
 
-Request = Join | Audit | Pooled | Labels | Begin | Train | Evaluate | End
-Reply = Joined | Audited | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Failed
+Request = Join | Audit | Pooled | Labels | Begin | Train | Evaluate | End | Open
+Reply = Joined | Audited | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Masked | Opened | Failed
 H = TypeVar("H", bound=Strict, covariant=True)
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

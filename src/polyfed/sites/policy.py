@@ -20,6 +20,7 @@ from polyfed.base.typed import norm
 from polyfed.base.values import COUNTED, Words
 from polyfed.compute.batches import Work
 from polyfed.core.messages import State
+from polyfed.privacy.settings import Privacy
 from polyfed.runs.config import Where, read_table, read_toml
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
@@ -63,6 +64,16 @@ class Policy(Table):
     models: NAMES | None = setting(None, doc="Models that are allowed. Default: all.")
     columns: NAMES | None = setting(
         None, doc="Columns that are used; no server learns that there are others. Default: all of the file."
+    )
+    sums: Literal["open", "secure"] = setting(
+        "open", doc="secure: no run whose server could read this site's own replies, but for sums over sites."
+    )
+    least_sites: int = setting(3, ge=3, le=COUNTED, doc="Fewest sites in a secure sum that this site helps to open.")
+    epsilon: float | None = setting(
+        None,
+        gt=0,
+        le=1000,
+        doc="Privacy budget of the file, for all runs whose vaults lie in one folder; runs without one are refused.",
     )
     pooled: Literal["none", "sums", "medians"] = setting(
         "sums",
@@ -110,7 +121,7 @@ class Policy(Table):
         if size is not None and size < min(self.least_batch, rows):
             self.forbid("least_batch", f"steps of {size} row{'s' * (size > 1)}")
 
-    def sums(self, what: str) -> None:
+    def summing(self, what: str) -> None:
         """Refuse sums, or the counts of a search for medians."""
         if self.pooled == "none":
             self.forbid("pooled", "sums of columns")
@@ -137,6 +148,7 @@ class Policy(Table):
             self.forbid(
                 "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
             )
+        self._privacy(join, t.privacy)
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
@@ -145,6 +157,21 @@ class Policy(Table):
         for part, rows in counts.model_dump(exclude_none=True, exclude={"train"}).items():
             if scores and rows:
                 self.least("least_count", rows, f"scores on {rows} rows for {part}")
+
+    def _privacy(self, join: Join, p: Privacy | None) -> None:
+        """Refuse what a server could read or find out beyond `sums`, `least_sites` and `epsilon`."""
+        if p is None or p.sums == "open":
+            if self.sums == "secure":
+                self.forbid("sums", "replies that the server can read (privacy.sums = open)")
+        else:
+            self.least("least_sites", join.cohort, f"sums over {join.cohort} sites")
+        if p is not None and self.clip is not None:
+            self.forbid("clip", "integers to sum, whose changes [privacy] clips, if anything does")
+        if self.epsilon is not None:
+            if p is None or p.epsilon is None:
+                self.forbid("epsilon", "a run whose models no epsilon bounds")
+            if p.epsilon > self.epsilon:
+                self.forbid("epsilon", f"epsilon {p.epsilon:g}")
 
     def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
         """Refuse more local steps in round `t` than `most_steps`."""

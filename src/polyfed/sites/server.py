@@ -25,7 +25,8 @@ from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
-from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
+from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
+from polyfed.core.uplinks import Wanted
 from polyfed.data.audit import flags
 from polyfed.data.federation import Outline
 from polyfed.data.said import Csv
@@ -50,12 +51,13 @@ from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Message
 from polyfed.sites.pooled import pooled
 from polyfed.sites.site import FIRST
+from polyfed.sites.sums import OPENED, Opener, fewest, refuse_rows
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
-    "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every",
+    "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every", "track",
 )  # fmt: skip
 
 
@@ -138,6 +140,7 @@ class Server:
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
         self.flags: list[str] = []
+        self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
         """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
@@ -146,10 +149,11 @@ class Server:
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
         self.run = self.transport.run = _card(self.store, self.experiment.name, self.names)
         check_sites(self.experiment.columns, self.names)
-        self.heads = _joins(self.experiment, self.method, self.names)
+        self.heads = _joins(self.experiment, self.method, self.names, self._register())
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
         self.said = {name: reply.head for name, reply in replies.items()}
+        self.peers = {name: about.peer for name, about in self.said.items() if about.peer is not None}
         rows = {name: about.counts.train for name, about in self.said.items()}
         for name, n in rows.items():
             if n > most_share * sum(rows.values()):
@@ -164,7 +168,8 @@ class Server:
     def audit(self) -> None:
         """Hold sites against each other that answer an audit, where two or more do."""
         asked = {n: Message(m.Audit(joined=self.heads[n])) for n, about in self.said.items() if about.audit}
-        if len(asked) < 2:
+        p = self.experiment.settings.privacy
+        if len(asked) < 2 or (p is not None and p.sums != "open"):  # the server is to see sums alone
             return
         found = self.asking.all(asked, "the audit", m.Audited, self._wrong_audit)
         names = dict.fromkeys(name for reply in found.values() for name in reply.head.columns)
@@ -180,15 +185,41 @@ class Server:
         right = all(p.rows == rows and p.gaps <= rows for p in reply.head.columns.values())
         return "" if right else "its audit is damaged"
 
+    def _register(self) -> Mapping[str, str]:
+        """The sites' public keys, where sums are secure."""
+        p = self.experiment.settings.privacy
+        if p is None or p.sums == "open":
+            return {}
+        cohort = _cohort(self.experiment.settings, self.names)
+        if cohort < (least := fewest(p, cohort)):
+            raise ConfigError(f"privacy.threshold: found {least}, and {cohort} sites take part in a round")
+        known = self.transport.register()
+        return {name: known[name] for name in self.names}
+
+    def _opener(self) -> Opener | None:
+        p, head = self.experiment.settings.privacy, self.heads[self.names[0]]
+        if p is None or p.sums == "open":
+            return None
+        return Opener(self.asking, self.names, head, p, self.store.path / OPENED)
+
     def settle(self) -> None:
         """What must be the same for all."""
         self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
         needs = self.heads[self.names[0]].needs
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
-            self.settled, self.billed = pooled(self.asking, self.heads, self.settled, blank, self.said)
+            self.settled, self.billed = pooled(
+                self.asking, self.heads, self.settled, blank, self.said, self.peers, self._opener()
+            )
         self.federation = _outline(self.experiment, self.said, self.settled, self.flags)
         if "labels" in needs:
-            asked = {name: Message(m.Labels(joined=head, settled=self.settled)) for name, head in self.heads.items()}
+            asked = {
+                name: Message(m.Labels(joined=head, peers=self.peers, settled=self.settled))
+                for name, head in self.heads.items()
+            }
+            if (opener := self._opener()) is not None:
+                total = opener.ask(asked, self.settled.classes or 0, "numbers of rows of each class")
+                self.classes = [int(n) for n in total]
+                return
             found = self.asking.all(asked, "numbers of rows of each class", m.Labelled, self._wrong_labels)
             labels = [reply.head.rows for reply in found.values()]
             self.federation = dataclasses.replace(self.federation, labels=labels)
@@ -202,6 +233,9 @@ class Server:
         """Have all sites make their part of the settled experiment. Returns what trains with them."""
         e, settings = _settings(self.experiment, self.federation)
         s, run, loss = self.settled, self.run, settings.loss
+        if self.classes is not None and all(self.classes):  # "balanced", from counts of all sites together
+            balanced = [sum(self.classes) / (len(self.classes) * n) for n in self.classes]
+            settings = dataclasses.replace(settings, class_weights=balanced)
         weights = weights_of(settings.class_weights, loss, self.federation.describe())
         model = make_model(e.model, s.inputs, s.outputs, settings.seed)
         about = _describe(e, self.method, self.names)
@@ -211,7 +245,9 @@ class Server:
         start = digest(trainer.task.w0)
 
         def asked(name: str) -> Message[m.Begin]:
-            return Message(m.Begin(joined=self.heads[name], settled=s, run=run, loss=str(loss), weights=weights))
+            return Message(
+                m.Begin(joined=self.heads[name], peers=self.peers, settled=s, run=run, loss=str(loss), weights=weights)
+            )
 
         def same(name: str, reply: Message[m.Begun]) -> str:
             return "" if reply.head.w0 == start else "starts from another model than the server"
@@ -225,11 +261,16 @@ class Server:
         def expected(round: int, phase: int) -> Mapping[str, Form]:
             return found.of(self.algorithm.needs.phases(round), phase)
 
+        def wanted(round: int, phase: int) -> Wanted:
+            return t.sums.get((self.algorithm.needs.phases(round), phase), {})
+
+        summed = t.private is not None and t.private.sends and (t.private.private or t.private.privacy.sums == "secure")
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),
             metrics=[LOSS, *t.task.scores], seconds=self.wait, quorum=self.quorum,
-            say=self._note, log=self.store.log,
+            say=self._note, log=self.store.log, sums=wanted if summed else None,
+            opener=self._opener() if summed else None,
         )  # fmt: skip
 
     def _note(self, line: str) -> None:
@@ -247,7 +288,9 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
     if not isinstance(method.algorithm, Algorithm):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
     if s.privacy is not None:
-        raise ConfigError("privacy: not with sites yet, where replies would be open; it is for simulations")
+        refuse_rows(method.algorithm)
+        if s.privacy.unit == "row" and s.privacy.epsilon is not None and s.privacy.per == "run":
+            raise ConfigError("privacy.per: found run, expected experiment: at sites the budget is that of their data")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
@@ -256,7 +299,7 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
     return method, method.algorithm
 
 
-def _joins(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, m.Join]:
+def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mapping[str, str]) -> dict[str, m.Join]:
     """What each site is told when it is asked to join."""
     s, d = e.settings, e.data
     seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
@@ -282,9 +325,16 @@ def _joins(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, m.J
             rounds=s.rounds,
             evaluations=_evaluated(s.rounds, s.evaluate_every) * (parts - 1) + 1,
             steps=_steps(s, k, name),
+            keys=dict(register),
+            cohort=_cohort(s, names),
         )
         for k, name in enumerate(names)
     }
+
+
+def _cohort(s: Settings, names: Sequence[str]) -> int:
+    schedule = s.schedule_for(names)
+    return schedule.size(len(names)) if isinstance(schedule, Uniform) else len(names)
 
 
 def _evaluated(rounds: int, every: int | None) -> int:

@@ -17,20 +17,31 @@ import torch
 from torch import Tensor
 
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import DataError, PolyfedError, Refusal, RunError
+from polyfed.base.errors import ConfigError, DataError, PolyfedError, Refusal, RunError
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import State
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.messages import Form
+from polyfed.core.schedule import Uniform
+from polyfed.core.uplinks import Wanted
+from polyfed.data.federation import Outline
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Column, Csv, Dropped, Strict
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device
+from polyfed.metrics.scores import LOSS
+from polyfed.privacy.accounts import rho_of
+from polyfed.privacy.guard import Guard
+from polyfed.privacy.ledger import Budget, Ledger, Spent
+from polyfed.privacy.settings import Privacy, privacy_of
 from polyfed.runs.folder import version_of
-from polyfed.runs.rehearsal import Forms, forms
+from polyfed.runs.private import planned
+from polyfed.runs.rehearsal import Forms, forms, sums
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
@@ -39,11 +50,14 @@ from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.door import Door
+from polyfed.sites.keys import fingerprint
 from polyfed.sites.message import Message, misfit, request
 from polyfed.sites.policy import Policy, allowance
+from polyfed.sites.sums import Hidden, fewest, refuse_rows, sent_forms
 from polyfed.sites.vault import Vault
 from polyfed.studies.export import write_model
 
+Sums = Mapping[tuple[int, int], Wanted]
 WAYS = 255  # thresholds at a time in the server's search for a median
 QUESTIONS = {
     "counts": 9,
@@ -52,6 +66,7 @@ QUESTIONS = {
 }  # different ones: the search for medians; fillings, means; deviations
 LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
+LEDGER = "privacy.ledger"  # beside the vaults: what runs have spent of a file's privacy
 BEGUN = "begin.message"  # in the vault: what the run began with here
 AUDIT = {
     "counts": "rows, gaps, and rows of each value that many have, of each column",
@@ -62,7 +77,8 @@ ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 class Begun(NamedTuple):
     """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it
-    terms: digits that stand for what it has joined for
+    terms: digits that stand for what it has joined for     rounds: trainings that it answers, repeats included
+    answered: what it has answered in the run
     """
 
     head: m.Begin
@@ -72,6 +88,8 @@ class Begun(NamedTuple):
     preparation: Preparation | None
     most: int
     terms: str
+    rounds: int
+    answered: Answered
 
 
 class Site:
@@ -80,6 +98,7 @@ class Site:
     data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
     operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
     alone, which may have all of these; None: as `say`     policy: what it answers at most, whatever it consents to
+    sign: makes a signature by the site's key, which secure sums need
     """
 
     def __init__(
@@ -91,10 +110,13 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[str], None] | None = None,
         policy: Policy = Policy(),  # noqa: B008  (immutable)
+        sign: Callable[[bytes], bytes] | None = None,
     ):
+        self.hidden = Hidden(Path(vault), name, sign, policy.least_sites)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.show, self.policy = show or say, policy
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
+        self._over = False  # the run has ended here, by the vault's word
         self._joined: m.Join | None = None  # what was consented to
         self._refused: m.Join | None = None
         self._file: File | None = None  # as it was consented to, and what it says of itself
@@ -125,9 +147,25 @@ class Site:
         except RunError as e:
             raise Refusal(str(e)) from None  # it is about the server's own words
         self._permit(asked)
-        found = self._found(asked, tensors, data)
         forms = self._forms(asked) if isinstance(asked, m.Train) else None
-        return Door(self.policy, self.consent).out(Message(asked, tensors), found, forms)
+        found = self._found(asked, tensors, data)
+        return Door(self.policy, self.consent, self._hide(asked)).out(Message(asked, tensors), found, forms)
+
+    def _hide(self, asked: m.Request) -> Callable[[Message[Any], Message[Strict]], Message[Strict]] | None:
+        """What makes an answer a part of a sum; None where replies are open."""
+        p = self._privacy(asked)
+        if p is None or p.sums == "open":
+            return None
+        scores = [LOSS, *self._begun.client.task.scores] if self._begun is not None else []
+        names = sorted(of.name for of in scores)
+        return lambda asked, found: self.hidden.masked(asked, found, names, p)
+
+    def _privacy(self, asked: m.Request) -> Privacy | None:
+        """The table [privacy] of what was agreed to."""
+        if isinstance(asked, m.Open | m.Join):
+            return None
+        join = asked.joined if isinstance(asked, m.Agreed | m.Audit) else self._going().head.joined
+        return _privacy_of(join)
 
     def _found(self, asked: m.Request, tensors: State, data: bytes) -> Message[Strict]:
         """What a request comes to, before the door."""
@@ -148,6 +186,8 @@ class Site:
                 return self._evaluate(asked, tensors)
             case m.End():
                 return self._end(asked, tensors)
+            case m.Open():
+                return self.hidden.open(asked)
 
     def _permit(self, asked: m.Request) -> None:
         """Raise Refusal for what this site does not do. Every request passes here before it is answered."""
@@ -155,22 +195,26 @@ class Site:
             if asked.run != (run := self._going().head.run):
                 then = "give each run a vault of its own"
                 raise self._of_vault(f"is the vault of run {run!r}, and the server asks for run {asked.run!r}; {then}")
-            over = self._spent.knows("ended", self._going().terms)
-            if over and not isinstance(asked, m.End | m.Evaluate):
+            if self._over and not isinstance(asked, m.End | m.Evaluate):
                 raise Refusal("is asked to train, and the run is over")
+        elif isinstance(asked, m.Open):
+            return  # of a sum that this site has answered for, which is checked there
         elif isinstance(asked, m.Join):
             self._agree(asked)
         elif isinstance(asked, m.Audit):
             if self.policy.audit == "none":
                 self.policy.forbid("audit", "counts and quantiles of its columns")
+            if (p := _privacy_of(asked.joined)) is not None and p.sums != "open":
+                raise Refusal("is asked for its own counts and quantiles, and has joined for sums alone")
             self._agree(asked.joined)
         else:
             what = ASKED[asked.kind]
             if asked.kind in RAW:
                 self.consent.check({asked.kind: RAW[asked.kind]})
             if isinstance(asked, m.Pooled):
-                self.policy.sums(asked.what)
+                self.policy.summing(asked.what)
             self._agree(asked.joined)
+            self._meet(asked)
             if asked.kind in RAW and asked.kind not in asked.joined.needs:
                 raise Refusal(f"is asked {what}, which it has not joined for")
             if (p := asked.settled.preparation) is not None:
@@ -184,6 +228,12 @@ class Site:
                 ):
                     raise Refusal(f"is asked {what} with target {p.target!r}, and has joined for another")
 
+    def _meet(self, asked: m.Agreed) -> None:
+        """Take the keys of the sites whose sums are secure, if theirs are."""
+        p = _privacy_of(asked.joined)
+        if p is not None and p.sums == "secure":
+            self.hidden.meet(asked.joined, asked.peers)
+
     # before the first round
 
     def _agree(self, join: m.Join) -> None:
@@ -195,7 +245,7 @@ class Site:
             raise Refusal(why)
         file, about = self._read(join)
         self.terms = self._ask(join, file, about)
-        self._joined, self._file, self._about = join, file, about
+        self._joined, self._file, self._about = join, file, self._introduced(join, about)
 
     def _read(self, join: m.Join) -> tuple[File, m.Joined]:
         """The file as the terms have it, and what the site says of it."""
@@ -211,6 +261,13 @@ class Site:
 
     def _audited(self, file: File) -> bool:
         return self.policy.audit != "none" and file.sheet is not None
+
+    def _introduced(self, join: m.Join, about: m.Joined) -> m.Joined:
+        """What the site says of its file, and where sums are secure of its key."""
+        p = _privacy_of(join)
+        if p is None or p.sums == "open":
+            return about
+        return about.model_copy(update={"peer": self.hidden.introduce(join, about.counts.train)})
 
     def _ask(self, join: m.Join, file: File, about: m.Joined) -> str:
         """Show what would leave; returns the terms' digest. Raises Refusal where it may not."""
@@ -233,7 +290,10 @@ class Site:
             *starmap(repairs_said, join.columns.site.items()),
             *([f"once, for the audit between sites: {AUDIT[self.policy.audit]}"] if about.audit else []),
         )
-        text = words(Terms(title, about, work, up, needs, discloses, self.policy.words()), self.consent)
+        if t.privacy is not None:
+            refuse_rows(method)
+        private = _private_words(join, t.privacy)
+        text = words(Terms(title, about, work, up, needs, discloses, self.policy.words(), private), self.consent)
         terms = mark(text, join)
         self.show(f"{text}\n  all of this is {terms}; agree with --yes {terms}")
         self.say(f"{self.name}: has been shown what would leave it for {method.name}: {terms}")
@@ -336,10 +396,36 @@ class Site:
             t.batch_size,
             augmentation(t.augment, settled.inputs),
         )
-        client = Client(self.name, task, placed, method, work, t.seed, vault)
+        guard, wanted = None, dict[tuple[int, int], Wanted]()
+        if t.privacy is not None:
+            wanted, _ = sums(method, task, settled.inputs, settled.classes, settled.outputs)
+            guard = self._guard(head, whole, task, placed, work, wanted)
+        client = Client(self.name, task, placed, method, work, t.seed, vault, guard, wanted)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
         most = 2 * max(found.largest_down, 8 * task.p) + FIRST
-        return Begun(head, whole, client, found, preparation, most, mark(head.joined))
+        terms = mark(head.joined)
+        self._over = self._spent.knows("ended", terms)
+        return Begun(head, whole, client, found, preparation, most, terms, allowance(head.joined.rounds), self._spent)
+
+    def _guard(
+        self, head: m.Begin, e: Experiment, task: Task, data: Mapping[str, Split], work: Work, wanted: Sums
+    ) -> Guard | None:
+        """What uplinks pass through, by the site's own plan and ledger."""
+        s, p, join, counts = head.settled, e.training.privacy, head.joined, data["train"].counts
+        sizes = {key: split.counts.tolist() for key, split in data.items()}
+        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers)
+        assert p is not None
+        plan = planned(e.method, task, own, p, work, Uniform(), join.rounds, wanted, join.cohort)
+        if not plan.sends or not (plan.private or p.sums == "secure"):
+            return None
+        everybody = np.array([peer.rows for peer in head.peers.values()] or counts)
+        ledger = Ledger(self.vault.parent / LEDGER)
+        guard = Guard(plan, [self.name], counts, self.hidden.secret, ledger, self._spent.file, data["train"])
+        guard.everybody = everybody
+        if plan.private:
+            guard.budget = Budget(self.policy.epsilon or plan.budget.epsilon, p.delta)
+            guard.limit = rho_of(*guard.budget)
+        return guard
 
     # rounds
 
@@ -353,9 +439,10 @@ class Site:
             if not isinstance(head, m.Begin):
                 raise RunError(f"{path}: found a message of kind {head.kind!r}, expected begin")
             self._file, about = self._read(head.joined)
+            self._meet(head)
             begun = self._begins(head, Vault(self.vault, head.run, self.name))
             self._hold(head.joined, begun.experiment, about, self._file)
-            self._joined, self._about, self._begun = head.joined, about, begun
+            self._joined, self._about, self._begun = head.joined, self._introduced(head.joined, about), begun
         return self._begun
 
     def _of_vault(self, line: str) -> Refusal:
@@ -372,13 +459,18 @@ class Site:
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
         asks = mark(asked.t, asked.n, asked.scale, tensors=tensors)
-        self._spent.spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
-        return client.train(asked, tensors)
+        begun.answered.spend(f"train {asked.phase}", asks, begun.rounds, "training")
+        try:
+            return client.train(asked, tensors)
+        except Spent as e:
+            raise Refusal(str(e)) from None
 
     def _forms(self, asked: m.Train) -> Mapping[str, Form]:
         """Of the tensors that may leave in an exchange."""
         begun = self._going()
-        return begun.forms.of(begun.client.algorithm.needs.phases(asked.t), asked.phase)
+        client, phases = begun.client, begun.client.algorithm.needs.phases(asked.t)
+        found = begun.forms.of(phases, asked.phase)
+        return found if client.guard is None else sent_forms(found, client.sums.get((phases, asked.phase), {}))
 
     def _evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
         begun = self._going()
@@ -396,7 +488,7 @@ class Site:
         if self._spent.knows("evaluate", asks):
             return
         last = self._going().client.vault.versions()[-1:]
-        if self._spent.knows("ended", self._going().terms):
+        if self._over:
             raise Refusal("is asked for an evaluation, and the run is over")
         if last and last[0][0] >= join.rounds - 1:
             self._spent.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
@@ -406,13 +498,42 @@ class Site:
         begun = self._going()
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        self._spent.add("ended", begun.terms)
+        begun.answered.add("ended", begun.terms)
+        self._over = True
         w, _ = begun.client.personal(asked.base, tensors)
         _export(begun, w[0], self.vault / "model.safetensors")
         begun.client.vault.keep("report.md", begun.client.report().encode())
         self.finished = True
         self.say(f"{self.name}: the run is over; this site's model is model.safetensors in its vault")
         return Message(m.Stored())
+
+
+def _privacy_of(join: m.Join) -> Privacy | None:
+    given = join.training.get("privacy")
+    try:
+        return None if given is None else privacy_of(given)
+    except (ConfigError, TypeError, ValueError, AttributeError) as e:
+        raise Refusal(f"is asked for privacy that does not fit ({e})") from None
+
+
+def _private_words(join: m.Join, p: Privacy | None) -> list[str]:
+    """What is hidden, and from whom, for the operator to read."""
+    if p is None:
+        return []
+    found: list[str] = []
+    if p.sums == "secure":
+        each = ", ".join(f"{name} (key {fingerprint(key)})" for name, key in join.keys.items())
+        found.append(
+            f"sums: secure; the server reads sums over at least {fewest(p, join.cohort)} of {join.cohort} sites, and "
+            "no number of this one alone; numbers of rows, columns and their values below are not hidden"
+        )
+        found.append(f"hidden by keys of: {each}; ask them whether these are their keys")
+    if p.epsilon is not None:
+        found.append(
+            f"differential privacy of one {p.unit}: epsilon {p.epsilon:g} at delta {p.delta:g} for the whole run, clip "
+            f"{p.clip:g}, noise {p.noise}, absent {p.absent}"
+        )
+    return found
 
 
 def _asking(what: str, numbers: int, columns: int) -> dict[str, Form]:

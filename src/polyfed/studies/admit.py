@@ -193,7 +193,7 @@ def admit(
     Diverged
         A value is no longer finite.
     """
-    if run.settings.get("privacy"):
+    if run.settings.privacy:
         raise ConfigError("privacy: not with admit, whose exchanges no budget is kept for")
     fits(run.outline, newcomers)
     before = run.trained
@@ -246,18 +246,18 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
 
     target: target column of CSV files; None: the run's own, else the last
     """
-    place, of, old = Path(data), run.settings["data"], run.outline
+    place, of, old = Path(data), run.settings.data, run.outline
     if not place.exists():
         raise DataError(f"{place}: no such file or folder")
     if "preparation" in old.meta:
         return _prepared(run, client_files(place) if place.is_dir() else [place], target)
     found = of_arrays(
         client_files(place) if place.is_dir() else [place],
-        target or of.get("options", {}).get("target"),
+        target or of.options.get("target"),
         "regression" if old.classes is None else "classification",
         classes=old.classes,
-        test_fraction=of.get("test-fraction", 0.2),
-        seed=run.settings["seed"],
+        test_fraction=of.test_fraction,
+        seed=run.settings.seed,
     )
     fits(old, found)
     return scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
@@ -265,9 +265,9 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
 
 def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federation:
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
-    of, old = run.settings["data"], run.outline
+    of, old = run.settings.data, run.outline
     known = Preparation.read(old.meta["preparation"], str(run.place()))
-    columns = read_table(Columns, run.settings.get("columns", {}), Where(None, {}, {}))
+    columns = read_table(Columns, run.settings.columns, Where(None, {}, {}))
     sheets, weighed = [read(path, columns) for path in paths], columns.weights
     data = Dataset(
         "newcomers",
@@ -280,7 +280,7 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
         weights=None if weighed is None else np.concatenate([weights_of(sheet, weighed) for sheet in sheets]),
         whose=None if (of_whom := columns.group) is None else np.concatenate([whose_of(s, of_whom) for s in sheets]),
     )
-    found = data.partition(seed=run.settings["seed"], test_fraction=of.get("test-fraction", 0.2))
+    found = data.partition(seed=run.settings.seed, test_fraction=of.test_fraction)
     fits(old, found)
     return found
 

@@ -8,7 +8,8 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
 from polyfed.runs.private import shared_by
 from polyfed.runs.result import Result
-from polyfed.runs.trainer import fit, prepare
+from polyfed.runs.trainer import prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.runs.watching import Callback
-from polyfed.studies.jobs import Done, Job, Watch, execute
+from polyfed.studies.jobs import Done, Job, Watch, execute, job_of
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*")
 
@@ -58,6 +59,15 @@ class Comparison:
     def __repr__(self) -> str:
         labels = dict.fromkeys(r.label for r in self.results)
         return f"<Comparison of {', '.join(labels)}: {len(self.results)} runs, {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the answer, where the comparison has a folder, and the table of methods."""
+        answer = (
+            ""
+            if self.folder is None or not self.finished
+            else f"<p>{escape(reports.answer(reports.read(self.folder)))}</p>"
+        )
+        return f"<div><p><b>{escape(repr(self)[1:-1])}</b></p>{answer}{self.table.to_html(index=False, border=0)}</div>"
 
     @property
     def runs(self) -> dict[tuple[str, int], Result]:
@@ -193,16 +203,11 @@ def compare(
     made = Cached(model, federation)
 
     def job(label: str, seed: int, algorithm: Contender) -> Job:
-        place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
+        def tables() -> Mapping[str, Any] | None:
+            return describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
 
-        def train(more: Sequence[Callback]) -> Result:
-            tables = describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
-            return fit(
-                *made(seed), algorithm, replace(how, seed=seed), out=place, resume=resume,
-                callbacks=(*callbacks, *more), describe=tables,
-            )  # fmt: skip
-
-        return Job(label, seed, place, train, made)  # all methods of a seed have the same start
+        parts = partial(made, seed)  # all methods of a seed have the same start
+        return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
 
     jobs = [job(label, seed, algorithm) for seed in which for label, algorithm in methods.items()]
     found: dict[Job, Done] = {}

@@ -40,11 +40,11 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
     if found is None and numbers.role in ("yardstick", "oracle"):
         method = numbers.summary.algorithm
         raise ConfigError(f"{folder}: {method} is a yardstick: it has results, and no model to export")
-    if found is None and "sites" in config.data:
+    if found is None and config.data.sites is not None:
         raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
-    target = _target(out, name, folder)
+    target = target_of(out, name, folder)
     path = folder / "fixed.safetensors"
     named, shared = found
     fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
@@ -59,7 +59,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         "tensors": _shapes(named | fixed),
         "dtype": config.dtype,
         "algorithm": config.algorithm,
-        "data": {k: v for k, v in config.data.items() if k != "dir"},
+        "data": {k: v for k, v in config.data.table().items() if k != "dir"},
         "seed": config.seed,
         "run": folder.resolve().name,
         "polyfed": config.versions.get("polyfed"),
@@ -90,14 +90,14 @@ def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:
         name = safe(facts["client"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RunError(f"{path}: no exported model with {path.stem}.json beside it ({reason(e)})") from None
-    return write_model(_target(out, name, *vault.iterdir()), reading.tensors(path), facts)
+    return write_model(target_of(out, name, *vault.iterdir()), reading.tensors(path), facts)
 
 
-def _target(out: Path | None, client: str, *kept: Path) -> Path:
+def target_of(out: Path | None, client: str, *kept: Path, ending: str = ".safetensors") -> Path:
     """The file to write, which spares what is kept."""
-    target = out or Path(f"{safe(client)}.safetensors")
-    if target.suffix != ".safetensors":
-        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    target = out or Path(f"{safe(client)}{ending}")
+    if target.suffix != ending:
+        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in {ending}")
     for written in (target, target.with_suffix(".json")):
         spare(written, *kept)
     return target

@@ -3,19 +3,24 @@ coalitions train with it. Runs that are too small for two threads are trained si
 they take.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pandas as pd
+from torch import nn
 
 from polyfed.base.errors import Diverged, RunError
+from polyfed.core.algorithm import Contender
+from polyfed.data.federation import Federation
 from polyfed.runs.folder import summary
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.result import Result
 from polyfed.runs.schema import Summary
+from polyfed.runs.trainer import fit
+from polyfed.runs.training import Training
 from polyfed.runs.watching import Callback
 from polyfed.studies import parallel
 
@@ -112,6 +117,32 @@ class Job:
         return found or Done(self.label, self.seed, status, message=message, folder=self.place)
 
 
+def job_of(
+    folder: Path | None,
+    label: str,
+    seed: int,
+    parts: Callable[[], tuple[nn.Module, Federation]],
+    method: Contender,
+    training: Training,
+    resume: bool,
+    callbacks: Sequence[Callback] = (),
+    describe: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    make: Callable[[int], Any] = lambda seed: None,
+) -> Job:
+    """A run of a method, in its place among the `runs` of a folder. parts: its model and data     describe: further
+    tables of its config.toml"""
+    place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
+
+    def train(more: Sequence[Callback]) -> Result:
+        model, federation = parts()
+        how = replace(training, seed=seed)
+        return fit(
+            model, federation, method, how, out=place, resume=resume, callbacks=(*callbacks, *more), describe=describe()
+        )
+
+    return Job(label, seed, place, train, make)
+
+
 def execute(
     jobs: Sequence[Job], watch: Watch, resume: bool = False, rounds: int | None = None, keep: bool = False,
     alone: bool = False,
@@ -154,6 +185,22 @@ def execute(
     tasks = [job.apart for job in todo]
     for k, told in parallel.side_by_side(tasks, room, lambda k: begin(todo[k]), needs=lambda k: todo[k].seed):
         yield end(todo[k], todo[k].told(*told))
+
+
+def beforehand(tasks: Sequence[tuple[str, int, Callable[[], Any]]], device: str, watch: Watch) -> bool:
+    """Compute tasks (label, seed, task) side by side for what they keep; False where there is no room for that."""
+    room = parallel.room(device)
+    if min(room, len(tasks)) == 1:
+        return False
+
+    def apart(task: Callable[[], Any]) -> None:
+        task()
+
+    watch.start(len(tasks))
+    kept = [partial(apart, task) for _, _, task in tasks]
+    for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
+        watch.end(Done(*tasks[k][:2], "finished"), resumed=False)
+    return True
 
 
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Done | None:

@@ -88,10 +88,10 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
     names = leaving(clients, run.outline.names)
     if run.status != "finished":
         raise RunError(f"{run.place()}: the run is {run.status}; finish it with: polyfed resume {run.place()}")
-    if "start" in run.settings:
+    if run.settings.start is not None:
         raise ConfigError(f"{run.place()}: started from another run, whose models have seen {', '.join(names)}")
     target = out or run.place().with_name(f"{run.place().name}-without-{safe('+'.join(names))}")
-    if "name" in run.settings["data"]:
+    if run.settings.data.name is not None:
         experiment = without(resolve(run.place() / "config.toml"), names, run.outline.names)
         parts, seed = Parts(experiment), experiment.seeds[0]
         model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)

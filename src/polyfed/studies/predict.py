@@ -155,7 +155,7 @@ def predictor(run: Result, client: int | str) -> Predictor:
     prepared = run.outline.meta.get("preparation")
     if prepared is None:
         raise ConfigError("predict: this run was not trained on CSV files, so raw rows cannot be prepared for it")
-    _known(run.settings.get("loss"), "predict")
+    _known(run.settings.loss, "predict")
     name = run.outline.names[position(client, run.outline.names)]
     return Predictor(run.model(name), Preparation.read(prepared, "predict"), name)
 

@@ -381,6 +381,6 @@ class _Settled:
 
     def look(self, run: Result) -> None:
         """At all looks of the run, for it may be one that was resumed."""
-        values = [float(r[run.metric.name]) for r in run.records if r["split"] == "validation"]
+        values = [float(r[run.metric.name]) for r in run.records if r.split == "validation"]
         still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
         self.done = len(still) == self.patience and bool(still.all())

@@ -85,7 +85,10 @@ def verify(folder: Path) -> Verdict:
     if found.status in ("interrupted", "unfinished"):
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
-    given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
+    given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {
+        "checkpoint_every": None,
+        "track": None,
+    }
     if found.status == "finished":
         given["rounds"] = found.summary.rounds
     training = replace(parts.training(seed), **given)
@@ -196,9 +199,9 @@ def _models(run: Numbers, again: Numbers) -> Difference | None:
 def _history(run: Numbers, again: Numbers) -> Difference | None:
     a, b = run.records, again.records
     found = _first(
-        (f"differs from round {one['round']} on", f"{one['split']} {key}", one[key], other.get(key))
+        (f"differs from round {one.round} on", f"{one.split} {key}", value, other.table().get(key))
         for one, other in zip(a, b, strict=False)
-        for key in one
+        for key, value in one.table().items()
         if key != "seconds"
     )
     if len(a) != len(b):

@@ -22,6 +22,7 @@ from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Personal
 from polyfed.core.schedule import Asynchronous, Delays, Uniform
 from polyfed.runs.rehearsal import averaged
+from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 from polyfed.studies.admit import admit
 from polyfed.testing.stage import (
@@ -39,6 +40,7 @@ from polyfed.testing.stage import (
     gap,
     loop,
     network_of,
+    once,
     other_test_samples,
     overwrite,
     private,
@@ -77,15 +79,16 @@ def the_server_state_says_its_axes(method: Algorithm) -> None:
 
 
 def same_seed_same_bits(method: Algorithm) -> None:
-    a, b, c = (train(method, fraction=0.5, seed=seed).personal for seed in (1, 1, 2))
+    a = once(train, method, fraction=0.5).personal
+    b, c = (train(method, fraction=0.5, seed=seed).personal for seed in (3, 2))
     assert torch.equal(a, b), "two runs of one seed differ: a draw is not keyed"
     assert gap(a, c) > 1e-5, "another seed changes nothing but rounding"
 
 
 def relabelling_the_clients_relabels_the_result(method: Algorithm) -> None:
     order = [3, 0, 5, 1, 4, 2]
-    for fraction in (1.0, 0.5):
-        a, b = (train(method, fed, fraction=fraction, **F64) for fed in (federation(), federation().reorder(order)))
+    for how in ({}, {"fraction": 0.5, "rounds": 5}):
+        a, b = once(train, method, **how, **F64), train(method, federation().reorder(order), **how, **F64)
         apart = gap(b.personal, a.personal[order])
         assert apart <= 1e-9, f"with the clients in another order their models differ by {apart:.1e}"
         mine, yours = (run.trained.ledger.by_client(N) for run in (a, b))
@@ -128,14 +131,13 @@ def a_sample_of_weight_two_counts_twice(method: Algorithm) -> str | None:
 
 def no_message_lies_in_the_memory_of_a_private_row(method: Algorithm) -> None:
     for schedule in (Uniform(), Only((SMALL,))):  # a single reply is handed on as it is
-        for exchange in watched(method, schedule)[1]:
+        for exchange in once(watched, method, schedule)[1]:
             assert not exchange.aliased, f"{', '.join(exchange.aliased)} shares memory with private state"
 
 
 def the_downlink_is_a_function_of_the_server_state_alone(method: Algorithm) -> None:
     for schedule in (Uniform(), Uniform(0.5)):
-        one, record = watched(method, schedule)
-        overwrite(one, float("nan"))
+        record = once(watched, method, schedule)[1]
         twin = dataclasses.replace(method)  # nothing is remembered in the method either
         for exchange in record:
             server, m = copied(exchange.server), len(exchange.round.ids)
@@ -152,7 +154,7 @@ def a_personal_model_is_either_the_uplink_or_unknown_to_it(method: Algorithm) ->
     honest, poisoned = (_next_round(method, poison) for poison in (False, True))
     if len(honest) == len(poisoned) and not any(differing(a.up, b.up) for a, b in zip(honest, poisoned, strict=True)):
         return None
-    for exchange in watched(method)[1]:
+    for exchange in once(watched, method, Uniform())[1]:
         own = exchange.private["w"]
         models = _columns(own) | _columns(torch.zeros_like(own[:, :1]))
         if any(t.dim() > 1 and _columns(own) <= _columns(t) for t in exchange.up.values()):
@@ -181,7 +183,7 @@ def _columns(t: Tensor) -> set[bytes]:
 
 def every_byte_is_billed(method: Algorithm) -> None:
     for schedule in (Uniform(), Uniform(0.5)):
-        one, record = watched(method, schedule)
+        one, record = once(watched, method, schedule)
         moved, trips = moved_bytes(record)
         book = one.ledger.frame()
         assert len(book) == (trips > 0).sum(), (
@@ -208,14 +210,14 @@ def moved_bytes(record: list[Exchange]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:
-    run = train(method, **F64)
+    run = once(train, method, **F64)
     kept = run.server | private(run) | {"model": run.personal}
     coarse = [k for k, t in kept.items() if t.is_floating_point() and t.dtype != torch.float64]
     assert not coarse, f"{', '.join(coarse)} is {torch.float32} in a float64 run"
 
 
 def sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
-    run = train(method, fraction=0.5, rounds=5, **F64)
+    run = once(train, method, fraction=0.5, rounds=5, **F64)
     stated = method.conserved(run.server, private(run))
     for what, apart in stated.items():
         assert float(apart.abs().max()) <= 1e-10, f"{what} does not hold after rounds of half of the clients"
@@ -258,7 +260,7 @@ def a_stopped_run_resumes_to_the_same_bits(method: Algorithm) -> None:
             raise _Stop
 
     how: dict[str, Any] = {"fraction": 0.5}
-    whole = train(method, **how)
+    whole = once(train, method, **how)
     with tempfile.TemporaryDirectory() as folder:
         how |= {"out": Path(folder) / "run", "checkpoint_every": 1}
         with suppress(_Stop):
@@ -328,7 +330,7 @@ def late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
 
 
 def means_are_protected_by_a_robust_rule(method: Algorithm) -> str | None:
-    if not averaged(train(method).trained.used):
+    if not averaged(once(train, method, **F64).trained.used):
         return "it averages nothing that clients send"
     attacked = train(method, attack=SignFlip(ratio=0.2), robust=Median())
     assert torch.isfinite(attacked.personal).all(), "under an attack and a median a model is not finite"
@@ -339,8 +341,7 @@ def means_are_protected_by_a_robust_rule(method: Algorithm) -> str | None:
 
 
 def it_admits_a_newcomer(method: Algorithm) -> None:
-    old, new = (federation().reorder(ids) for ids in (OLD, NEW))
-    run = train(method, old, **F64)
+    run, new = once(_left, method), federation().reorder(NEW)
     before, meta = run.trained.state()
     before = copied(before)
     found = admit(run, new, 2)
@@ -358,8 +359,13 @@ def it_admits_a_newcomer(method: Algorithm) -> None:
     assert found.clusters is None or set(found.clusters.tolist()) <= known, "a newcomer is in a cluster of its own"
 
 
+def _left(method: Algorithm) -> Result:
+    """A run without the newcomers."""
+    return train(method, federation().reorder(OLD), **F64)
+
+
 def newcomers_do_not_see_each_other(method: Algorithm) -> None:
-    run, new = train(method, federation().reorder(OLD), **F64), federation().reorder(NEW)
+    run, new = once(_left, method), federation().reorder(NEW)
     both = admit(run, new, 2)
     for at, name in enumerate(new.names):
         alone = admit(run, new.reorder([at]), 2)

@@ -110,7 +110,7 @@ def perceptron(bench: Bench, activation: str, algorithm: Algorithm, seed: int) -
     def note(progress: Progress) -> bool:
         spent = sum(progress.run.trained.ledger.totals()) / data.n / size
         if progress.records:
-            told = {r["split"]: r["accuracy"] for r in progress.records}
+            told = {r.split: r["accuracy"] for r in progress.records}
             seen.append((spent, told["validation"], told["test"]))
         return spent >= budget
 

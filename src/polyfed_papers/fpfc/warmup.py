@@ -86,8 +86,8 @@ def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
         before = run.rounds if run is not None else 0
         run = bench.fit(problem.model(seed), problem.federation(seed), replace(problem.fpfc, lam=lam), rounds=count,
                         start=run, seed=seed, evaluate_every=look, **own)  # fmt: skip
-        new = [r for r in run.records if r["split"] == "test" and r["round"] > before]
-        at += [r["round"] for r in new]
+        new = [r for r in run.records if r.split == "test" and r.round > before]
+        at += [r.round for r in new]
         test += [r[run.metric.name] for r in new]
     path = [{k: row[k] for k in ("lam", "validation", "rounds", "seconds")} for row in found.rows]
     kept = {"lam": found.best["lam"], "ari": found.best["ari"], "edges": found.edges}

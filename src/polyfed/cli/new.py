@@ -1,0 +1,78 @@
+"""polyfed new: a project that runs as it is, with files to put one's own in the place of."""
+
+import csv
+import io
+
+import numpy as np
+
+from polyfed.base.errors import ConfigError
+from polyfed.cli.commands import New
+from polyfed.cli.screen import say
+
+MODEL = '''"""The model: any nn.Module. input_shape and outputs are filled in; other arguments are keys of [model]."""
+
+from torch import nn
+
+
+class Net(nn.Module):
+    """One hidden layer."""
+
+    def __init__(self, input_shape, outputs, width=16):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+'''
+EXPERIMENT = """# polyfed run experiment.toml
+rounds = 30
+seeds = 5
+
+[data]
+name = "./sites"  # one CSV file for each site
+
+[columns]
+target = "outcome"
+
+[model]
+file = "model.py"
+width = 16
+
+[[algorithms]]
+name = "local"
+
+[[algorithms]]
+name = "fedavg"
+
+[[algorithms]]
+name = "ditto"
+"""
+SITES = {"north": (60, 0.0), "south": (40, 1.0)}  # rows, and how much more often the outcome happens
+
+
+def new(o: New) -> None:
+    files = {"experiment.toml": EXPERIMENT, "model.py": MODEL} | {f"sites/{site}.csv": _rows(site) for site in SITES}
+    for file in files:
+        if (o.folder / file).exists():
+            raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
+    for file, text in files.items():
+        (o.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (o.folder / file).write_text(text)
+        say(str(o.folder / file))
+    say(f"\nnext: polyfed data inspect {o.folder / 'sites'}, polyfed run {o.folder / 'experiment.toml'}")
+
+
+def _rows(site: str) -> str:
+    """A made-up site's table, the same in every project: its rows, a gap among them, and an outcome that follows."""
+    n, more = SITES[site]
+    rng = np.random.default_rng(len(site) + n)
+    age, pressure, ward = rng.integers(30, 86, n), rng.normal(135, 18, n), rng.choice(["medicine", "surgery"], n)
+    risk = (age - 58) / 12 + (pressure - 135) / 30 + (ward == "surgery") + more
+    ill = risk + rng.logistic(size=n) > 0
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["age", "pressure", "ward", "outcome"])
+    for i in range(n):
+        measured = "" if i % 15 == 7 else f"{pressure[i]:.0f}"
+        table.writerow([age[i], measured, ward[i], "ill" if ill[i] else "well"])
+    return text.getvalue()

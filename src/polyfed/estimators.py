@@ -1,0 +1,336 @@
+"""Estimators of scikit-learn over sites: `fit(X, y, sites=...)` trains a federation in which each site is a client.
+
+They fit where an estimator does: pipelines, cross-validation, `set_fit_request(sites=True)` of metadata routing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from torch import nn
+
+from polyfed.algorithms import FedAvg
+from polyfed.core.algorithm import Contender
+from polyfed.data.federation import Federation
+from polyfed.face import fit
+
+Made = Callable[[int, int], nn.Module]  # a model of so many inputs and outputs
+
+
+class _Federated(BaseEstimator):
+    """What both estimators share: parameters, fitting, and whose model answers for a row."""
+
+    def __init__(
+        self,
+        method: Contender | None = None,
+        model: Made | None = None,
+        rounds: int = 50,
+        standardise: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+    ):
+        self.method = method
+        self.model = model
+        self.rounds = rounds
+        self.standardise = standardise
+        self.settings = settings
+        self.random_state = random_state
+
+    def _fit(self, x: Any, y: np.ndarray, sites: Any, classes: int | None) -> Self:
+        """Train on x: [N, d] and on labels from 0 or numbers y: [N]."""
+        who = np.zeros(len(x), dtype=int) if sites is None else column_or_1d(sites)
+        check_consistent_length(x, who)
+        self.sites_, at = np.unique(who, return_inverse=True)
+        self._shift, self._scale = _moments(x) if self.standardise else (np.zeros(x.shape[1]), np.ones(x.shape[1]))
+        x = (x - self._shift) / self._scale
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        rows = [at == k for k in range(len(self.sites_))]
+        federation = Federation.from_arrays(
+            [(x[r], y[r]) for r in rows],
+            names=[str(s) for s in self.sites_],
+            classes=classes,
+            test_fraction=0.0,
+            task="regression" if classes is None else "classification",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            net = (self.model or nn.Linear)(x.shape[1], classes or 1).double()
+        how: dict[str, Any] = {"evaluate_every": 0} | dict(self.settings or {})
+        run = fit(net, federation, self.method or FedAvg(), rounds=self.rounds, seed=seed, callbacks=[_quiet], **how)
+        self.n_iter_ = run.rounds
+        self.models_ = [run.model(k).eval() for k in range(federation.n)]
+        common = run.common
+        if len(self.models_) == 1:
+            self.common_ = self.models_[0]
+        else:
+            self.common_ = None if common is None else run.trained.task.module(common).eval()
+        return self
+
+    def _outputs(self, X: Any, sites: Any) -> np.ndarray:
+        """[N, outputs] of each row's own model, or without sites of the common one."""
+        check_is_fitted(self)
+        x: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        x = torch.from_numpy((x - self._shift) / self._scale)
+        if sites is None:
+            if self.common_ is None:
+                raise ValueError(
+                    f"{type(self).__name__}: its method has no common model; give the site of every row, sites=[...]"
+                )
+            with torch.no_grad():
+                return self.common_(x).numpy()
+        who = column_or_1d(sites)
+        check_consistent_length(x, who)
+        at = {site: k for k, site in enumerate(self.sites_.tolist())}
+        if unknown := [site for site in who.tolist() if site not in at]:
+            raise ValueError(f"sites: found {unknown[0]!r}, expected one of {', '.join(map(str, at))}")
+        which = np.array([at[site] for site in who.tolist()], dtype=int)
+        found = np.zeros((len(x), self.models_[0](x[:1]).shape[1]))
+        with torch.no_grad():
+            for k in np.unique(which):
+                found[which == k] = self.models_[k](x[which == k]).numpy()
+        return found
+
+
+class FederatedClassifier(ClassifierMixin, _Federated):
+    """Classifier that is trained over sites, one model for all or one for each, as its method has it.
+
+    Parameters
+    ----------
+    method : Algorithm or None
+        The method; None: FedAvg.
+    model : callable or None
+        (inputs, outputs) -> nn.Module; None: a linear model.
+    rounds : int
+        Communication rounds.
+    standardise : bool
+        Whether to scale columns with mean and deviation over all sites, which then say their sums.
+    settings : dict or None
+        Further settings of a run, as `polyfed.fit` takes them: {"local_epochs": 2}.
+    random_state : int, RandomState or None
+        Seed of the start and of every draw.
+
+    Attributes
+    ----------
+    classes_ : array
+        [C] the labels.
+    sites_ : array
+        [n] the sites, in the order of `models_`.
+    models_ : list of nn.Module
+        The model of every site, for scaled columns.
+    common_ : nn.Module or None
+        The model that answers for rows without a site: the only site's, or the method's common one.
+    n_iter_ : int
+        Rounds done.
+    """
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        """Train.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        y : array
+            [N] labels.
+        sites : array or None
+            [N] the site of every row; None: one site.
+
+        Returns
+        -------
+        FederatedClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Something does not fit.
+        """
+        x, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, at = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: found one class, {self.classes_[0]!r}, expected at least two classes")
+        return self._fit(x, at, sites, len(self.classes_))
+
+    def predict_proba(self, X: Any, sites: Any = None) -> np.ndarray:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        sites : array or None
+            [N] the site of every row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        array
+            [N, C] in the order of `classes_`.
+
+        Raises
+        ------
+        ValueError
+            A site was not there in training, or there is no common model.
+        """
+        return torch.from_numpy(self._outputs(X, sites)).softmax(1).numpy()
+
+    def predict(self, X: Any, sites: Any = None) -> np.ndarray:
+        """Labels.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        sites : array or None
+            [N] the site of every row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        array
+            [N] labels.
+
+        Raises
+        ------
+        ValueError
+            A site was not there in training, or there is no common model.
+        """
+        outputs = self._outputs(X, sites)
+        return self.classes_[outputs.argmax(1)]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
+        """Accuracy.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        y : array
+            [N] labels.
+        sample_weight : array or None
+            [N] how much each row counts; None: all alike.
+        sites : array or None
+            [N] the site of every row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        float
+            Share of the rows whose label is predicted.
+        """
+        return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
+
+
+class FederatedRegressor(RegressorMixin, _Federated):
+    """Regressor that is trained over sites, one model for all or one for each, as its method has it.
+
+    Parameters
+    ----------
+    method : Algorithm or None
+        The method; None: FedAvg.
+    model : callable or None
+        (inputs, outputs) -> nn.Module; None: a linear model.
+    rounds : int
+        Communication rounds.
+    standardise : bool
+        Whether to scale columns, and the target, with mean and deviation over all sites, which then say their sums.
+    settings : dict or None
+        Further settings of a run, as `polyfed.fit` takes them: {"local_epochs": 2}.
+    random_state : int, RandomState or None
+        Seed of the start and of every draw.
+
+    Attributes
+    ----------
+    sites_ : array
+        [n] the sites, in the order of `models_`.
+    models_ : list of nn.Module
+        The model of every site, for scaled columns and targets.
+    common_ : nn.Module or None
+        The model that answers for rows without a site: the only site's, or the method's common one.
+    n_iter_ : int
+        Rounds done.
+    """
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        """Train.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        y : array
+            [N] numbers.
+        sites : array or None
+            [N] the site of every row; None: one site.
+
+        Returns
+        -------
+        FederatedRegressor
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Something does not fit.
+        """
+        x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = y.astype(np.float64)
+        self._middle, self._width = _moments(y) if self.standardise else (0.0, 1.0)
+        return self._fit(x, (y - self._middle) / self._width, sites, None)
+
+    def predict(self, X: Any, sites: Any = None) -> np.ndarray:
+        """Numbers.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        sites : array or None
+            [N] the site of every row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        array
+            [N] in the target's unit.
+
+        Raises
+        ------
+        ValueError
+            A site was not there in training, or there is no common model.
+        """
+        return self._outputs(X, sites)[:, 0] * self._width + self._middle
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
+        """R², the share of the target's variance that is explained.
+
+        Parameters
+        ----------
+        X : array
+            [N, d] numbers.
+        y : array
+            [N] numbers.
+        sample_weight : array or None
+            [N] how much each row counts; None: all alike.
+        sites : array or None
+            [N] the site of every row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        float
+            At most 1.
+        """
+        return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
+
+
+def _moments(x: np.ndarray) -> tuple[Any, Any]:
+    """Mean and deviation over the first axis; that of what does not vary is 1."""
+    deviation = x.std(0)
+    return x.mean(0), np.where(deviation > 0, deviation, 1.0)
+
+
+def _quiet(step: Any) -> None:
+    """A callback in place of a notebook's line."""

@@ -1,0 +1,405 @@
+"""Secure sums of a run, at both ends: which numbers of an answer are summed, whose keys hide them, and how a sum is
+opened. The exchange itself is `privacy/secure.py`.
+
+An answer whose numbers are hidden leaves as `Masked`. What a site has answered is on its disk before an answer leaves,
+and so is at the server for whom a sum is opened: a run that goes on after a kill opens the same sums.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from polyfed.base.errors import ConfigError, Refusal, RunError
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.engine import Silent
+from polyfed.core.messages import Form, State
+from polyfed.core.uplinks import Wanted
+from polyfed.data.said import Strict
+from polyfed.privacy.masks import derive
+from polyfed.privacy.noise import new_secret
+from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
+from polyfed.privacy.settings import Privacy
+from polyfed.runs.rehearsal import counted
+from polyfed.sites import message as m
+from polyfed.sites.agreed import digest
+from polyfed.sites.asking import ANOTHER, Asking
+from polyfed.sites.keys import write
+from polyfed.sites.message import Message, misfit
+
+SECRET, SIGNED, PEERS, NOTED, OPENED = "secret.key", "signed.json", "peers.json", "sums.jsonl", "opened.jsonl"
+WHOLE = 64  # binary places of numbers of two words
+
+
+def refuse_rows(method: Algorithm) -> None:
+    """Raise ConfigError for a method whose server needs more than sums, seen on random samples."""
+    rows = sorted(name for name, of in counted(method).kinds.items() if "rows" in of)
+    if rows:
+        raise ConfigError(f"privacy: the server of {method.name} needs every client's own {', '.join(rows)}")
+
+
+def fewest(privacy: Privacy, cohort: int) -> int:
+    """Fewest sites whose sum is opened: with fewer, noise that the sites share falls short."""
+    short = privacy.epsilon is not None and privacy.noise == "shared"
+    return max(privacy.threshold, cohort - privacy.absent if short else 0)
+
+
+# what is summed
+
+
+def sent_forms(forms: Mapping[str, Form], wanted: Wanted) -> dict[str, Form]:
+    """The forms of the integers that are sent in the place of a method's tensors."""
+    return {
+        f"{name}.{kind}": forms[name]._replace(dtype=torch.int64)
+        for name in sorted(wanted)
+        if name in forms
+        for kind in sorted(wanted[name])
+    }
+
+
+def packed(tensors: State) -> np.ndarray:
+    """[d] words: integers of 64 bits, by name."""
+    flat = [tensors[name].reshape(-1) for name in sorted(tensors)]
+    return torch.cat([*flat, torch.zeros(0, dtype=torch.int64)]).numpy().astype(np.int64).view(np.uint64)
+
+
+def unpacked(words: np.ndarray, forms: Mapping[str, Form]) -> State:
+    """The tensors of `packed`."""
+    found, at = dict[str, torch.Tensor](), 0
+    for name in sorted(forms):
+        shape = [int(k or 0) for k in forms[name].shape]
+        size = int(np.prod(shape))
+        found[name] = torch.from_numpy(words[at : at + size].view(np.int64).copy()).view(shape)  # pyright: ignore[reportUnknownMemberType]
+        at += size
+    return found
+
+
+def numbers(head: Strict, tensors: State, names: Sequence[str]) -> list[float]:
+    """The numbers of an answer that is no uplink, in one order. names: of metrics, each with a count beside it"""
+    match head:
+        case m.Labelled():
+            return [*head.rows]
+        case m.Measured():
+            said = head.metrics or {}
+            there = [name in said and np.isfinite(said[name]) for name in names]
+            return [v for name, ok in zip(names, there, strict=True) for v in (said[name] if ok else 0.0, float(ok))]
+        case _:
+            return [v for name in sorted(tensors) for v in tensors[name].reshape(-1).tolist()]
+
+
+def wide(values: Sequence[float]) -> np.ndarray:
+    """[2 d] words of numbers as integers of 128 bits. Raises Refusal for one whose sum over sites might wrap."""
+    found: list[int] = []
+    for v in values:
+        if not abs(v) < 2.0**50:
+            raise Refusal(f"found {v:.6g} in a sum over sites, expected a number below {2.0**50:.3g}: it would wrap")
+        numerator, denominator = v.as_integer_ratio()
+        x = ((numerator << WHOLE) + denominator // 2) // denominator
+        found += [x % 2**64, (x >> 64) % 2**64]
+    return np.array(found, dtype=np.uint64)
+
+
+def narrow(words: np.ndarray) -> list[float]:
+    """The numbers of `wide`."""
+    pairs = zip(words[::2].tolist(), words[1::2].tolist(), strict=True)
+    whole = [low + (high << 64) for low, high in pairs]
+    return [(x - (x >> 127 << 128)) / 2**WHOLE for x in whole]
+
+
+def shared(asked: Message[Any]) -> bytes:
+    """Digest of what is the same in a message to all sites."""
+    says = asked.head.model_dump(exclude={"joined", "settled", "peers", "base", "keep"})
+    h = hashlib.sha256(json.dumps(says, sort_keys=True).encode())
+    for name, t in sorted(asked.tensors.items()):
+        h.update(f"{name} {t.dtype} {list(t.shape)} {digest(t)}".encode())
+    return h.digest()
+
+
+def about(head: m.Request, mark: bytes) -> str:
+    """The exchange that a message is, for which there is one cohort and one sum."""
+    if isinstance(head, m.Train):
+        return f"train {head.t}.{head.phase}"
+    return f"{head.kind} {mark.hex()}"
+
+
+def run_of(join: m.Join) -> str:
+    """What all sites of a run have agreed to, in digits."""
+    says = join.model_dump(exclude={"steps"})
+    return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()
+
+
+# at a site
+
+
+class Noted(dict[str, bytes]):
+    """What a site has answered; a line is on the disk before `setdefault` returns."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+            try:
+                key, value = json.loads(line)
+                self[str(key)] = bytes.fromhex(value)
+            except (ValueError, TypeError):
+                continue  # cut off by a kill: nothing of it has left
+
+    def setdefault(self, key: str, default: bytes = b"") -> bytes:
+        if key not in self:
+            _append(self.path, [key, default.hex()])
+            self[key] = default
+        return self[key]
+
+
+class Hidden:
+    """A site's end of the sums of a run.
+
+    folder: its vault     sign: makes a signature by the site's key; None: it has none     least: fewest sites that it
+    sums with
+    """
+
+    def __init__(self, folder: Path, name: str, sign: Callable[[bytes], bytes] | None, least: int):
+        self.folder, self.name, self.sign, self.least = folder, name, sign, least
+        self._site: Site | None = None
+        self._cohort: tuple[str, ...] = ()
+        self._run = ""
+        self._memory: Noted | None = None
+
+    @property
+    def secret(self) -> bytes:
+        """The site's own, from the system; masks and noise come from it, and nothing else does."""
+        path = self.folder / SECRET
+        try:
+            if not path.is_file():
+                write(path, new_secret())
+            found = path.read_bytes()
+        except (OSError, RunError) as e:
+            raise Refusal(f"{path}: cannot be read or written ({e})", "its vault cannot be read or written") from None
+        if len(found) != 32:
+            raise Refusal(f"{path}: found {len(found)} bytes, expected 32; restore it", "its vault is damaged")
+        return found
+
+    def introduce(self, join: m.Join, rows: int) -> m.Peer:
+        """The site's public key and number of rows, signed."""
+        if self.sign is None:
+            raise Refusal("has no key to sign with, which secure sums need")
+        public = self._private(run_of(join)).public_key().public_bytes_raw().hex()
+        text, path = _signed(join, self.name, public, rows), self.folder / SIGNED
+        try:  # a signature is another one each time, and the same question has the same answer
+            said: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+        except ValueError:
+            said = {}
+        if text.decode() not in said:
+            said = {text.decode(): self.sign(text).hex()}
+            write(path, json.dumps(said).encode())
+        return m.Peer(key=public, rows=rows, signature=said[text.decode()])
+
+    def meet(self, join: m.Join, peers: Mapping[str, m.Peer]) -> None:
+        """Check who else takes part. Raises Refusal for a key that its site has not signed."""
+        for name, peer in peers.items():
+            if name not in join.keys:
+                raise Refusal(f"is given a key of {name!r}, which was not named when it joined")
+            try:
+                public: Any = load_ssh_public_key(join.keys[name].encode())
+                text = _signed(join, name, peer.key, peer.rows)
+                public.verify(bytes.fromhex(peer.signature), text, ec.ECDSA(hashes.SHA256()))
+            except (InvalidSignature, ValueError, TypeError, AttributeError):
+                raise Refusal(f"is given a key of {name!r} that {name!r} has not signed") from None
+        mine = peers.get(self.name)
+        if mine is None or mine.key != self._private(run_of(join)).public_key().public_bytes_raw().hex():
+            raise Refusal("is not given its own key among those of the run")
+        self._become(run_of(join), {name: peer.key for name, peer in peers.items()})
+        write(self.folder / PEERS, json.dumps({"run": self._run, "keys": self._keys}).encode())
+
+    def _become(self, run: str, keys: Mapping[str, str]) -> None:
+        self._run, self._keys = run, dict(keys)
+        self._cohort = tuple(sorted(keys))
+        self._memory = self._memory or Noted(self.folder / NOTED)
+        others = {name: bytes.fromhex(key) for name, key in keys.items() if name != self.name}
+        try:
+            self._site = Site(self.name, self._private(run), self.secret, others, self._memory, self.least)
+        except RunError as e:
+            raise Refusal(str(e)) from None
+
+    def _private(self, run: str) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(derive(self.secret, "agreement", run.encode()))
+
+    def _met(self) -> Site:
+        """The site that knows its peers, by the vault's word after it was stopped."""
+        if self._site is None:
+            path = self.folder / PEERS
+            if not path.is_file():
+                raise Refusal("is asked for a sum, and knows no other site; start the server again")
+            says: dict[str, Any] = json.loads(path.read_bytes())
+            self._become(says["run"], says["keys"])
+        assert self._site is not None
+        return self._site
+
+    def _context(self, head: m.Request, mark: bytes, privacy: Privacy) -> Context:
+        if isinstance(head, m.Train):
+            cohort = tuple(sorted(head.cohort))
+            return Context(self._run, about(head, mark), cohort, mark, fewest(privacy, len(cohort)))
+        least = fewest(privacy, len(self._cohort)) if isinstance(head, m.Evaluate) else len(self._cohort)
+        return Context(self._run, about(head, mark), self._cohort, mark, least, 2)
+
+    def masked(
+        self, asked: Message[m.Request], found: Message[Strict], names: Sequence[str], privacy: Privacy
+    ) -> Message[m.Masked]:
+        """An answer with its numbers hidden. names: of metrics"""
+        site = self._met()
+        context = self._context(asked.head, shared(asked), privacy)
+        q = packed(found.tensors) if context.limbs == 1 else wide(numbers(found.head, found.tensors, names))
+        answer = site.mask(context, q)
+        head = m.Masked(
+            context=context.key.hex(),
+            sealed=_hexed(answer.sealed),
+            commitments=_hexed(answer.commitments),
+            pairs=_hexed(answer.pairs),
+        )
+        return Message(head, {"words": torch.from_numpy(answer.words.view(np.int64).copy())})  # pyright: ignore[reportUnknownMemberType]
+
+    def open(self, asked: m.Open) -> Message[m.Opened]:
+        """The second answer of a sum."""
+        site, c = self._met(), asked
+        context = Context(self._run, c.what, tuple(c.cohort), bytes.fromhex(c.digest), c.least, c.limbs)
+        found = site.open(context, c.present, {name: bytes.fromhex(share) for name, share in c.sealed.items()})
+        return Message(m.Opened(shares=_hexed(found.shares), keys=_hexed(found.keys)))
+
+
+def _signed(join: m.Join, name: str, public: str, rows: int) -> bytes:
+    return f"polyfed sums {run_of(join)} {name} {public} {rows}".encode()
+
+
+def _hexed(of: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: value.hex() for name, value in of.items()}
+
+
+def _bytes(of: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: bytes.fromhex(value) for name, value in of.items()}
+
+
+def _append(path: Path, entry: Any) -> None:
+    """A line of JSON, on the disk when this returns."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
+            f.write(f"\n{json.dumps(entry)}\n")  # a line that was cut off by a kill is ended first
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        raise Refusal(f"{path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+
+
+# at the server
+
+
+@dataclasses.dataclass
+class Opener:
+    """The server's end of all sums of a run.
+
+    asking: how sites are asked     names: of all sites     join: what one of them has joined for     privacy: settings
+    path: of the file that says for whom each sum was opened
+    """
+
+    asking: Asking
+    names: Sequence[str]
+    join: m.Join
+    privacy: Privacy
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.run = run_of(self.join)
+        self.opened: dict[str, list[str]] = {}
+        for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else ():
+            try:
+                key, present = json.loads(line)
+                self.opened[str(key)] = [*map(str, present)]
+            except (ValueError, TypeError):
+                continue
+
+    def begin(self, messages: Mapping[str, Message[Any]], size: int) -> "Sum":
+        """A sum over the answers to these messages. size: numbers of an answer"""
+        marks = {name: shared(message) for name, message in messages.items()}
+        if len({*marks.values()}) > 1:
+            raise ConfigError("privacy: the method sends each client a message of its own, whose answers have no sum")
+        (mark,), head = {*marks.values()}, next(iter(messages.values())).head
+        cohort, training = tuple(sorted(messages)), isinstance(head, m.Train)
+        least = fewest(self.privacy, len(cohort)) if training or isinstance(head, m.Evaluate) else len(cohort)
+        limbs = 1 if training else 2
+        context = Context(self.run, about(head, mark), cohort, mark, least, limbs)
+        exchange = (head.t, head.phase) if isinstance(head, m.Train) else None
+        return Sum(self, context, size * limbs, exchange)
+
+    def ask(self, messages: Mapping[str, Message[Any]], size: int, what: str, quorum: int | None = None) -> list[float]:
+        """The sum over the answers of sites, which are asked and waited for."""
+        found = self.begin(messages, size)
+        self.asking.ask(messages)
+        self.asking.answers(messages, what, Strict, found.wrong, quorum, take=found.take)
+        return narrow(found.open(what))
+
+
+class Sum:
+    """One sum, from the first answer to the opening. It holds one vector of words, however many sites there are."""
+
+    def __init__(self, by: Opener, context: Context, size: int, exchange: tuple[int, int] | None):
+        self.by, self.context, self.exchange = by, context, exchange
+        self.server = Server(context, size)
+        self.form = {"words": Form(torch.int64, (size,), size)}
+        self.only = by.opened.get(context.key.hex())  # for whom it was opened before the server was stopped
+
+    def wrong(self, name: str, reply: Message[Strict]) -> str:
+        """What is wrong with a first answer; "": nothing."""
+        head = reply.head
+        if isinstance(head, m.Diverged):
+            return "" if (head.t, head.phase) == self.exchange else ANOTHER
+        if not isinstance(head, m.Masked):
+            return "its reply is not masked" if isinstance(head, m.Trained | m.Sums | m.Measured) else ANOTHER
+        if head.context != self.context.key.hex():
+            return "its reply is of another exchange, or it received another message"
+        return misfit(reply.tensors, self.form, finite=False)
+
+    def take(self, name: str, reply: Message[Any]) -> Message[Any]:
+        """Add an answer up; what is kept of it has no numbers."""
+        head = reply.head
+        if isinstance(head, m.Masked) and (self.only is None or name in self.only):
+            words = reply.tensors["words"].numpy().view(np.uint64)
+            parts = (_bytes(of) for of in (head.sealed, head.commitments, head.pairs))
+            self.server.take(name, Masked(words, *parts))
+        return Message(head)
+
+    def open(self, what: str) -> np.ndarray:
+        """The sum over those who have answered. Raises Silent where there are too few of them."""
+        there, c = self.server.present, self.context
+        if self.only is not None and there != sorted(self.only):
+            missing = ", ".join(sorted({*self.only} - {*there}))
+            raise Silent(f"{what}: this sum was opened with {missing}, and cannot be opened for others")
+        if len(there) < c.threshold:
+            raise Silent(f"{what}: {len(there)} sites have answered, expected {c.threshold} for a sum that is opened")
+        if self.only is None:
+            _append(self.by.path, [c.key.hex(), there])
+            self.by.opened[c.key.hex()] = there
+        asked = {name: Message(self._asks(name, there)) for name in there}
+        self.by.asking.ask(asked)
+        # where all are there, shares of some are enough; keys with those who are not must come from everybody
+        enough = c.threshold if len(there) == len(c.cohort) else None
+        found, _ = self.by.asking.answers(asked, f"{what}, its sum", m.Opened, enough=enough)
+        second = {name: Opened(_bytes(r.head.shares), _bytes(r.head.keys)) for name, r in found.items()}
+        return self.server.sum(second)
+
+    def _asks(self, name: str, there: list[str]) -> m.Open:
+        c = self.context
+        return m.Open(
+            what=c.what, cohort=list(c.cohort), digest=c.digest.hex(), least=c.least,
+            limbs=2 if c.limbs == 2 else 1, present=there,
+            sealed=_hexed(self.server.sealed(name)),
+        )  # fmt: skip

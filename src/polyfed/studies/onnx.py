@@ -1,0 +1,224 @@
+"""One client's model as an ONNX file: a row goes in as it is in a CSV file, an answer comes out.
+
+The preparation is part of the graph, so that whatever runs ONNX needs nothing of ours. Inputs carry the columns' names:
+[N] doubles, NaN where missing, for numbers and for categories whose values are all numbers; [N] strings for other
+categories. Outputs: `prediction` [N], and for classes `probabilities` [N, classes].
+"""
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.data.preparation import Input, Preparation, Statistics
+from polyfed.data.readers import number
+from polyfed.data.sheets import GAPS, places
+from polyfed.runs.result import Result, position
+from polyfed.studies.export import target_of
+from polyfed.studies.predict import Predictor, predictor
+
+OPSETS = {"": 17, "ai.onnx.ml": 2}
+GONE = -2  # the code of a gap in a category of texts; -1: a value that no training part had
+OUTPUTS = ("prediction", "probabilities")
+
+
+def export_onnx(run: Result, client: int | str, out: Path | None) -> Path:
+    """Write one client's model to `out`; of a run on CSV files with the preparation of its columns."""
+    names = run.outline.names
+    if isinstance(client, str) and client not in names and client.isdecimal():
+        client = int(client)
+    name = names[position(client, names)]
+    by = predictor(run, name) if "preparation" in run.outline.meta else None
+    model = run.model(name) if by is None else by.model
+    kept = () if run.folder is None else (run.folder,)
+    return _write(model, run.outline.input_shape, target_of(out, name, *kept, ending=".onnx"), by)
+
+
+def onnx_from_vault(vault: Path, out: Path | None) -> Path:
+    """Write the model that a site has made at the end of a run."""
+    by = Predictor.open(vault / "model.safetensors")
+    return _write(
+        by.model, [len(by.preparation.names)], target_of(out, by.client, *vault.iterdir(), ending=".onnx"), by
+    )
+
+
+def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | None) -> Path:
+    """Write a model, with the preparation of `by` before it and its answer behind it where there is one.
+
+    shape: of one prepared input. Without a preparation the input is `x` [N, *shape], the output `output`.
+    """
+    if find_spec("onnx") is None:
+        raise ConfigError("onnx: is not installed; pip install 'polyfed[onnx]'")
+    graph = Graph(_traced(model, shape, "" if by is None else "/"))
+    if by is not None:
+        graph.around(by.preparation, by.preparation.at(by.client))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(graph.finished().SerializeToString())
+    except OSError as e:
+        raise RunError(f"cannot write {out}: {reason(e)}") from None
+    return out
+
+
+def _traced(model: nn.Module, shape: Sequence[int], before: str) -> Any:
+    """The model in single precision by torch's own exporter: from `x` to `output`, with `before` before their names."""
+    exporter: Any = torch.onnx
+    example = torch.zeros(2, *shape)
+    given, made = f"{before}x", f"{before}output"
+    axes = {given: {0: "rows"}, made: {0: "rows"}}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its exporter's successor, which needs one more package
+        file = f"{folder}/model.onnx"
+        try:
+            exporter.export(
+                model.cpu().float().eval(), (example,), file, dynamo=False, input_names=[given], output_names=[made],
+                dynamic_axes=axes, opset_version=OPSETS[""],
+            )  # fmt: skip
+        except Exception as e:
+            raise ConfigError(f"onnx: torch cannot export this model ({' '.join(str(e).split())[:200]})") from e
+        return import_module("onnx").load(file)
+
+
+class Graph:
+    """A graph that grows by nodes. Names of columns are its inputs' own; ours begin with a slash."""
+
+    def __init__(self, model: Any):
+        onnx = import_module("onnx")
+        self.helper, self.numpy, self.checker = onnx.helper, onnx.numpy_helper, onnx.checker
+        self.kinds: Any = onnx.TensorProto
+        self.model = onnx.compose.add_prefix(model, "/model/", rename_inputs=False, rename_outputs=False)
+        self.before, self.constants, self.count = list[Any](), list[Any](), 0
+        self.nodes: Any = self.before  # where `do` adds
+
+    def constant(self, value: Any) -> str:
+        """The name of an array."""
+        name = f"/constant/{len(self.constants)}"
+        self.constants.append(self.numpy.from_array(np.asarray(value), name))
+        return name
+
+    def do(self, kind: str, *given: str, output: str = "", **attributes: Any) -> str:
+        """The name of what an operation makes of these."""
+        self.count += 1
+        output = output or f"/made/{self.count}"
+        self.nodes.append(self.helper.make_node(kind, given, [output], **attributes))
+        return output
+
+    def cast(self, name: str, dtype: Any, **more: Any) -> str:
+        return self.do("Cast", name, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), **more)
+
+    def around(self, known: Preparation, at: Statistics) -> None:
+        """Put the preparation before the model, and what makes an answer of its outputs behind it."""
+        if taken := [i.name for i in known.inputs if i.name in OUTPUTS]:
+            raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
+        graph = self.model.graph
+        del graph.input[:]
+        graph.input.extend(self.helper.make_tensor_value_info(i.name, self.kind(i), ["rows"]) for i in known.inputs)
+        blocks = list[str](), list[str](), list[str]()  # in the order of `Preparation.names`
+        numbers = iter(zip(at.fill, at.shift, at.scale, strict=True))
+        for column in known.inputs:
+            cells = self.do("Unsqueeze", self.codes(column, known), self.constant([1]))
+            if column.values is None:
+                gone = self.gone(cells, known)
+                blocks[0].append(self.scaled(cells, gone, known, *next(numbers)))
+            else:
+                gone, hot = self.hot(column, cells, known)
+                blocks[2].append(hot)
+            if column.gap:
+                blocks[1].append(self.cast(gone, np.float64))
+        joined = self.do("Concat", *(name for block in blocks for name in block), axis=1)
+        self.cast(joined, np.float32, output="/x")
+        self.nodes = graph.node
+        self.answer(known, at)
+
+    def kind(self, column: Input) -> int:
+        return self.kinds.DOUBLE if column.values is None or _numeric(column.values) else self.kinds.STRING
+
+    def codes(self, column: Input, known: Preparation) -> str:
+        """A column as numbers: as it is, or a text by its place among the values."""
+        if column.values is None or _numeric(column.values):
+            return column.name
+        spelt = [*GAPS, *known.gaps]
+        gaps = dict.fromkeys([t for gap in spelt for t in (gap, gap.upper(), gap.title())], GONE)
+        found = gaps | places(column.values)
+        for word in ("true", "false"):  # which match in any case
+            found |= {t: found[word] for t in (word.upper(), word.title()) if word in found}
+        return self.do(
+            "LabelEncoder", column.name, domain="ai.onnx.ml", keys_strings=list(found),
+            values_int64s=list(found.values()), default_int64=-1,
+        )  # fmt: skip
+
+    def gone(self, cells: str, known: Preparation) -> str:
+        """Where numbers are missing: NaN, or one that stands for a gap, such as -999."""
+        found = self.do("IsNaN", cells)
+        for text in known.gaps:
+            if _numeric([text]):
+                found = self.do("Or", found, self.do("Equal", cells, self.constant(float(text))))
+        return found
+
+    def scaled(self, cells: str, gone: str, known: Preparation, fill: float, shift: float, scale: float) -> str:
+        """A number, its gaps filled; where gaps are refused, they come out as NaN."""
+        if known.missing != "refuse":
+            cells = self.do("Where", gone, self.constant(fill), cells)
+        return self.do("Div", self.do("Sub", cells, self.constant(shift)), self.constant(scale))
+
+    def hot(self, column: Input, cells: str, known: Preparation) -> tuple[str, str]:
+        """(whether it is missing, an input per value) of a category; what is refused comes out as NaN."""
+        values = column.values or ()
+        if _numeric(values):
+            gone, each = self.gone(cells, known), np.array([[float(v) for v in values]])
+        else:
+            gone, each = self.do("Equal", cells, self.constant([[GONE]])), np.arange(len(values))[None]
+        hot = self.cast(self.do("Equal", cells, self.constant(each)), np.float64)
+        if known.missing == "refuse":
+            hot = self.do("Where", gone, self.constant(np.nan), hot)
+        if known.unseen == "refuse":
+            none = self.do("Less", self.do("ReduceSum", hot, self.constant([1]), keepdims=1), self.constant(0.5))
+            unseen = self.do("And", none, self.do("Not", gone))
+            hot = self.do("Where", unseen, self.constant(np.nan), hot)
+        return gone, hot
+
+    def answer(self, known: Preparation, at: Statistics) -> None:
+        """Outputs as `polyfed predict` prints them."""
+        found = self.cast("/output", np.float64)
+        del self.model.graph.output[:]
+        if known.labels is None:
+            shift, scale = at.target or (0.0, 1.0)
+            flat = self.do("Reshape", found, self.constant([-1]))
+            whole = self.do("Mul", flat, self.constant(scale))
+            self.do("Add", whole, self.constant(shift), output=OUTPUTS[0])
+            return self.show(OUTPUTS[0], self.kinds.DOUBLE, ["rows"])
+        p, n = self.do("Softmax", found, axis=1), len(known.labels)
+        first = [self.constant([0]), self.constant([n]), self.constant([1])]
+        self.do("Slice", p, *first, output=OUTPUTS[1])
+        labels = self.constant(np.array(known.labels, dtype=object))
+        self.do("Gather", labels, self.do("ArgMax", OUTPUTS[1], axis=1, keepdims=0), output=OUTPUTS[0])
+        self.show(OUTPUTS[0], self.kinds.STRING, ["rows"])
+        return self.show(OUTPUTS[1], self.kinds.DOUBLE, ["rows", n])
+
+    def show(self, name: str, kind: int, shape: list[Any]) -> None:
+        self.model.graph.output.append(self.helper.make_tensor_value_info(name, kind, shape))
+
+    def finished(self) -> Any:
+        """The model, checked."""
+        graph = self.model.graph
+        nodes = [*self.before, *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend(self.constants)
+        del self.model.opset_import[:]
+        self.model.opset_import.extend(self.helper.make_opsetid(name, v) for name, v in OPSETS.items())
+        self.checker.check_model(self.model)
+        return self.model
+
+
+def _numeric(values: Sequence[str]) -> bool:
+    return all(number(v) is not None for v in values)

@@ -1,0 +1,357 @@
+"""Methods with terms of features or outputs in their losses, against autograd on the losses as they are written."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from certify import certifies
+from problems import balanced, fit_labels, labelled, two_layers
+from torch import nn
+
+import polyfed as pf
+from polyfed.algorithms.fedpac import mixtures
+from polyfed.base.errors import ModelError
+from polyfed.compute.layout import Layout
+
+STEPS, LR = 3, 0.2
+SHARE = torch.tensor([24.0, 9.0, 30.0]).double() / 63
+
+
+def samples(i):
+    x, y = labelled().train.client(i)
+    return x.double(), y
+
+
+def features(net, x):
+    return net[:-1](x)
+
+
+def stepped(net, loss, lr=LR, parts=None):
+    parameters = [*(net if parts is None else parts).parameters()]
+    for q, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        q.data -= lr * g
+
+
+def flat(net):
+    return Layout(net).flatten(net)
+
+
+def averaged(nets, share=SHARE):
+    return Layout(nets[0]).load_(copy.deepcopy(nets[0]), share @ torch.stack([flat(net) for net in nets]))
+
+
+def means(net, x, y, classes=3):
+    f = features(net, x).detach()
+    return torch.stack([f[y == c].mean(0) if (y == c).any() else torch.zeros(5).double() for c in range(classes)])
+
+
+# FedProto
+
+
+@certifies(pf.FedProto, by="autograd on both losses, prototypes as plain means over the clients that have a class")
+@pytest.mark.parametrize("pull", ["code", "paper"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rounds_of_fedproto(pull, weighted):
+    """The last client has no sample of the last class. Never are prototypes divided twice (the paper's equation 6)."""
+    method = pf.FedProto(LR, lam=0.7, pull=pull, weighted=weighted)
+    run = fit_labels(labelled(), method, 2, local_steps=STEPS)
+    nets, M = [two_layers() for _ in range(3)], None
+    for _ in range(2):
+        for i, net in enumerate(nets):
+            x, y = samples(i)
+            for _ in range(STEPS):
+                f = features(net, x)
+                loss = F.cross_entropy(net[-1](f), y)
+                if M is not None and pull == "code":
+                    loss = loss + 0.7 * F.mse_loss(f, M[y])
+                if M is not None and pull == "paper":
+                    loss = loss + 0.7 * sum((f[y == c].mean(0) - M[c]).square().sum() for c in y.unique())
+                stepped(net, loss)
+        each = torch.stack([means(net, *samples(i)) for i, net in enumerate(nets)])
+        counts = torch.stack([torch.bincount(samples(i)[1], minlength=3) for i in range(3)]).double()
+        mass = counts if weighted else (counts > 0).double()
+        M = (mass[..., None] * each).sum(0) / mass.sum(0)[:, None]
+    assert torch.allclose(run.server["prototypes"], M, atol=1e-12)
+    for i, net in enumerate(nets):
+        x, _ = samples(i)
+        gap = (features(net, x)[:, None] - M).square().sum(2)
+        deployed = run.model(i)(x)
+        assert torch.equal(deployed.argmax(1), gap.argmin(1))
+        assert torch.allclose(deployed.softmax(1), (-gap).softmax(1), atol=1e-12)
+
+
+@certifies(pf.FedProto, by="identity with Local without a pull, to the bit")
+def test_without_a_pull_it_is_local():
+    alone = fit_labels(labelled(), pf.Local(LR)).personal
+    assert torch.equal(fit_labels(labelled(), pf.FedProto(LR, lam=0.0, deployed="head")).personal, alone)
+    with_it = fit_labels(labelled(), pf.FedProto(LR, deployed="head")).personal
+    assert (with_it - alone).abs().max() > 1e-3
+
+
+def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
+    data = [(x.numpy(), y.numpy()) for x, y in map(labelled().train.client, range(3))]
+    fed = pf.Federation.from_arrays(data, test=data, classes=4)
+    run = fit_labels(fed, pf.FedProto(LR), model=two_layers(outputs=4))
+    assert run.server["seen"].tolist() == [1, 1, 1, 0]
+    assert all(run.model(i)(samples(i)[0])[:, 3].max() < -1e3 for i in range(3))
+    zeros = data[0][1] * 0
+    one = pf.Federation.from_arrays([(data[0][0], zeros), (data[0][0], zeros + np.arange(24) % 2)], classes=3)
+    assert fit_labels(one, pf.FedProto(LR)).server["seen"].tolist() == [1, 1, 0]
+
+
+# MOON
+
+
+@certifies(pf.MOON, by="autograd on the contrast as printed, of the received and the client's last model")
+def test_rounds_of_moon():
+    run = fit_labels(labelled(), pf.MOON(LR, mu=2.0, tau=0.4), 3, local_steps=STEPS)
+    common, last = two_layers(), [two_layers() for _ in range(3)]
+    for _ in range(3):
+        for i in range(3):
+            net, (x, y) = copy.deepcopy(common), samples(i)
+            near, far = (features(frozen, x).detach() for frozen in (common, last[i]))
+            for _ in range(STEPS):
+                z = features(net, x)
+                g, p = (torch.exp(F.cosine_similarity(z, other) / 0.4) for other in (near, far))
+                stepped(net, F.cross_entropy(net[-1](z), y) - 2.0 * torch.log(g / (g + p)).mean())
+            last[i] = net
+        common = averaged(last)
+    assert torch.allclose(run.server["w"], flat(common), atol=1e-12)
+
+
+@certifies(pf.MOON, by="identity with FedAvg where both models are one")
+def test_two_equal_models_have_no_contrast():
+    """In the first round the client's last model is the one that it receives, whatever mu; mu = 0 is FedAvg."""
+    for rounds, mu in ((1, 5.0), (3, 0.0)):
+        found = fit_labels(labelled(), pf.MOON(LR, mu=mu), rounds).server["w"]
+        assert torch.allclose(found, fit_labels(labelled(), pf.FedAvg(LR), rounds).server["w"], atol=1e-12)
+
+
+# FedNTD
+
+
+@certifies(pf.FedNTD, by="autograd on the divergence of the logits that are left, a mean over samples")
+def test_rounds_of_fedntd():
+    """Not over samples and classes, as nn.KLDivLoss without batchmean takes it."""
+    run = fit_labels(labelled(), pf.FedNTD(LR, beta=0.8, tau=2.0), 2, local_steps=STEPS)
+    common = two_layers()
+    for _ in range(2):
+        nets = []
+        for i in range(3):
+            net, (x, y) = copy.deepcopy(common), samples(i)
+            kept = F.one_hot(y, 3) == 0
+            told = (common(x)[kept].view(-1, 2) / 2).softmax(1).detach()
+            for _ in range(STEPS):
+                own = (net(x)[kept].view(-1, 2) / 2).log_softmax(1)
+                stepped(net, F.cross_entropy(net(x), y) + 0.8 * 4 * (told * (told.log() - own)).sum(1).mean())
+            nets.append(net)
+        common = averaged(nets)
+    assert torch.allclose(run.server["w"], flat(common), atol=1e-12)
+
+
+@certifies(pf.FedNTD, by="identity with FedAvg: two classes, one step, or no distillation")
+def test_where_nothing_can_be_forgotten_it_is_fedavg():
+    two = balanced(classes=2)
+    for fed, outputs, method, steps in (
+        (two, 2, pf.FedNTD(LR), 4),
+        (labelled(), 3, pf.FedNTD(LR), 1),
+        (labelled(), 3, pf.FedNTD(LR, beta=0.0), 4),
+    ):
+        a, b = (
+            fit_labels(fed, m, model=two_layers(outputs=outputs), local_steps=steps).server["w"]
+            for m in (method, pf.FedAvg(LR))
+        )
+        assert torch.allclose(a, b, atol=1e-12)
+    unlike = fit_labels(labelled(), pf.FedNTD(LR), local_steps=4).server["w"]
+    assert (unlike - fit_labels(labelled(), pf.FedAvg(LR), local_steps=4).server["w"]).abs().max() > 1e-4
+
+
+# FedDBE
+
+
+@certifies(pf.FedDBE, by="autograd on the shifted features, with the running mean of batches")
+@pytest.mark.parametrize(("kappa", "decay"), [(3.0, 0.0), (0.0, 0.0), (3.0, 0.1)])
+def test_rounds_of_feddbe(kappa, decay):
+    """Two rounds after the initial training of everybody, whose running means alone are kept."""
+    method = pf.FedDBE(LR, kappa=kappa, momentum=0.3)
+    run = fit_labels(labelled(), method, 2, local_steps=STEPS, weight_decay=decay)
+
+    def trained(start, mu, x, y, target):
+        net, mu, m = copy.deepcopy(start), mu.clone().requires_grad_(), torch.zeros(5).double()
+        for _ in range(STEPS):
+            f = features(net, x)
+            m = 0.7 * m.detach() + 0.3 * f.mean(0)
+            loss = F.cross_entropy(net[-1](f + mu), y)
+            loss = loss + decay / 2 * sum(q.square().sum() for q in [*net.parameters(), mu])
+            if target is not None:
+                loss = loss + kappa * (0.5 * (m - target).square()).mean()
+            grads = torch.autograd.grad(loss, [*net.parameters(), mu])
+            for q, g in zip([*net.parameters(), mu], grads, strict=True):
+                if target is not None or not kappa or q is not mu:
+                    q.data -= LR * g
+        return net, mu.detach(), m.detach()
+
+    common, mus, target = two_layers(), [torch.zeros(5).double()] * 3, None
+    if kappa:
+        target = SHARE @ torch.stack([trained(common, mus[i], *samples(i), None)[2] for i in range(3)])
+        assert torch.allclose(run.server["mean"], target, atol=1e-12)
+    for _ in range(2):
+        found = [trained(common, mus[i], *samples(i), target) for i in range(3)]
+        common, mus = averaged([net for net, *_ in found]), [mu for _, mu, _ in found]
+    assert torch.allclose(run.server["w"], flat(common), atol=1e-12)
+    for i in range(3):
+        x, _ = samples(i)
+        assert torch.allclose(run.model(i)(x), common[-1](features(common, x) + mus[i]), atol=1e-12)
+    assert len(run.ledger) == 2 * 3
+    assert run.ledger["exchanges"].sum() == (9 if kappa else 6)
+
+
+# FedAS
+
+
+@certifies(pf.FedAS, by="autograd on the alignment and on each sample's gradient")
+@pytest.mark.parametrize("fisher", ["sample", "batch"])
+def test_rounds_of_fedas(fisher):
+    """Every client aligns a copy of the received body of its own; the head takes no part in that."""
+    method = pf.FedAS(LR, align_lr=0.3, align_epochs=2, fisher=fisher)
+    run = fit_labels(labelled(), method, 2, local_steps=STEPS)
+    common, own = two_layers(), [two_layers() for _ in range(3)]
+    for _ in range(2):
+        traces = []
+        for i in range(3):
+            x, y = samples(i)
+            M, net = means(own[i], x, y), copy.deepcopy(common)
+            net[-1] = own[i][-1]
+            for _ in range(2):
+                f = features(net, x)
+                stepped(net, sum(F.mse_loss(f[y == c], M[c].expand_as(f[y == c])) for c in y.unique()), 0.3, net[:-1])
+            for _ in range(STEPS):
+                stepped(net, F.cross_entropy(net(x), y))
+            each = [(x[k : k + 1], y[k : k + 1]) for k in range(len(x))] if fisher == "sample" else [(x, y)]
+            squares = [
+                sum(g.square().sum() for g in torch.autograd.grad(F.cross_entropy(net(a), b), [*net.parameters()]))
+                for a, b in each
+            ]
+            traces.append(sum(squares) / len(each))
+            own[i] = net
+        share = torch.stack(traces) / sum(traces)
+        common = averaged(own, share)
+    body = Layout(common).mask("body")
+    assert torch.allclose(run.server["w"], flat(common)[body], atol=1e-12)
+    for i in range(3):
+        assert torch.allclose(run.personal[i], torch.where(body, flat(common), flat(own[i])), atol=1e-12)
+
+
+@certifies(pf.FedAS, by="identity with FedPer where traces are equal")
+def test_equal_clients_without_alignment_are_fedpers():
+    x, y = samples(0)
+    fed = pf.Federation.from_arrays([(x.numpy(), y.numpy())] * 3, test=[(x.numpy(), y.numpy())] * 3, classes=3)
+    a, b = (fit_labels(fed, m).personal for m in (pf.FedAS(LR, align_lr=0.0), pf.FedPer(LR)))
+    assert torch.allclose(a, b, atol=1e-12)
+
+
+@certifies(pf.FedAS, by="the trace of softmax regression in closed form")
+def test_the_trace_of_softmax_regression():
+    """|p - e_y|^2 (|x|^2 + 1), a mean over samples: not the square of the mean gradient."""
+    from polyfed.compute.batches import Batches, Work
+
+    fed, task = labelled(), pf.Task(nn.Linear(4, 3).double())
+    data = Batches(fed.train.to("cpu", torch.float64), np.arange(3), np.arange(3, dtype=np.uint64), Work(), 0, 0)
+    found = pf.FedAS()._fisher(task, task.w0.expand(3, -1), data)
+    for i in range(3):
+        x, y = samples(i)
+        gap = task.outputs(task.w0, x).softmax(1) - F.one_hot(y, 3)
+        assert torch.allclose(found[i], (gap.square().sum(1) * (x.square().sum(1) + 1)).mean(), atol=1e-12)
+
+
+# FedPAC
+
+
+@certifies(pf.FedPAC, by="the mixture of two heads in closed form, and its optimality for more")
+def test_mixtures_of_heads():
+    """a_2 = v_1 / (v_1 + v_2 + |H_1 - H_2|^2); equal means: shares as 1 / v; no point of the simplex is better."""
+    H, v = torch.randn(2, 7).double(), torch.rand(2).double()
+    gap = (H[0] - H[1]).square().sum()
+    expected = torch.stack([v[0], v[1]]) / (v.sum() + gap)
+    found = mixtures(H, v, 0.0)
+    assert torch.allclose(torch.stack([found[0, 1], found[1, 0]]), expected, atol=1e-12)
+    v = torch.rand(5).double() + 0.1
+    equal = mixtures(torch.ones(5, 3).double(), v, 0.0)
+    assert torch.allclose(equal, ((1 / v) / (1 / v).sum()).expand(5, -1), atol=1e-9)
+    H, points = torch.randn(5, 3).double(), torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(5) / 2, 4000))
+    for i, mine in enumerate(mixtures(H, v, 0.0)):
+
+        def value(a, i=i):
+            return (a.square() * v).sum(-1) + (a @ (H[i] - H)).square().sum(-1)
+
+        assert value(mine) <= value(points).min() + 1e-12
+        assert (mine >= 0).all()
+    far = mixtures(1e6 * torch.eye(5).double(), v, 1e-3)
+    assert torch.allclose(far, torch.eye(5).double())
+
+
+@certifies(pf.FedPAC, by="identity with FedRep without pull and mixture")
+def test_own_heads_without_a_pull_are_fedreps():
+    """Where every client's own share is the largest, and the others are cut off."""
+    pac = pf.FedPAC(LR, head_lr=LR, lam=0.0, head_epochs=2, body_epochs=3, least=0.999)
+    a, b = (fit_labels(balanced(), m).personal for m in (pac, pf.FedRep(LR, head_epochs=2, body_epochs=3)))
+    assert torch.allclose(a, b, atol=1e-12)
+
+
+@certifies(pf.FedPAC, by="autograd on both phases, statistics of features in numpy")
+@pytest.mark.parametrize("distance", ["mean", "sum"])
+def test_rounds_of_fedpac(distance):
+    """Every client has the mixture that was worked out for it, of the heads it was worked out of."""
+    method = pf.FedPAC(LR, head_lr=0.3, lam=0.4, head_epochs=1, body_epochs=2, distance=distance, least=0.0)
+    run = fit_labels(labelled(), method, 2)
+    common, heads, M = two_layers(), [two_layers()[-1] for _ in range(3)], None
+    for _ in range(2):
+        nets, H, v = [], [], []
+        for i in range(3):
+            x, y = samples(i)
+            net = copy.deepcopy(common)
+            net[-1] = copy.deepcopy(heads[i])
+            counts = torch.bincount(y, minlength=3).double()
+            H.append((counts / len(y))[:, None] * means(net, x, y))
+            v.append((features(net, x).square().sum(1).mean() - H[-1].square().sum()).detach() / len(y))
+            stepped(net, F.cross_entropy(net(x), y), 0.3, net[-1])
+            for _ in range(2):
+                f = features(net, x)
+                loss = F.cross_entropy(net[-1](f), y)
+                if M is not None:
+                    gap = (f - M[y]).square()
+                    loss = loss + 0.4 * (gap.mean() if distance == "mean" else gap.sum(1).mean())
+                stepped(net, loss, LR, net[:-1])
+            nets.append(net)
+        counts = torch.stack([torch.bincount(samples(i)[1], minlength=3) for i in range(3)]).double()
+        each = torch.stack([means(net, *samples(i)) for i, net in enumerate(nets)])
+        M = (counts[..., None] * each).sum(0) / counts.sum(0)[:, None]
+        a = mixtures(torch.stack(H).flatten(1), torch.stack(v), 0.0)
+        common = averaged(nets)
+        flats = torch.stack([Layout(net[-1]).flatten(net[-1]) for net in nets])
+        heads = [Layout(nets[0][-1]).load_(copy.deepcopy(nets[0][-1]), row) for row in a @ flats]
+    assert torch.allclose(run.server["prototypes"], M, atol=1e-10)
+    for i in range(3):
+        common[-1] = heads[i]
+        assert torch.allclose(run.personal[i], flat(common), atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [pf.FedProto(), pf.MOON(), pf.FedNTD(), pf.FedDBE(), pf.FedAS(), pf.FedPAC()])
+def test_what_has_no_linear_end_is_refused(method):
+    for net, said in (
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), "its last layer is Tanh"),
+        (nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3, bias=False)), "expected a trained linear layer with a bias"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            fit_labels(labelled(), method, model=net.double())
+
+
+@pytest.mark.parametrize("method", [pf.MOON(), pf.FedNTD(), pf.FedProto(), pf.FedPAC(), pf.FedDBE()])
+def test_no_default_makes_a_method_another_one(method):
+    """In PFLlib the flags' defaults make MOON and FedNTD FedAvg, and switch off half of FedDBE."""
+    method = type(method)(lr=LR)
+    run = fit_labels(labelled(), method, local_steps=5, model=two_layers(outputs=3))
+    for other in (pf.FedAvg(LR), pf.Local(LR)):
+        assert (run.personal - fit_labels(labelled(), other, local_steps=5).personal).abs().max() > 1e-4

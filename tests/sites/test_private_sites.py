@@ -1,0 +1,149 @@
+"""Differential privacy at sites: noise as the account has it, booked on the disk before it leaves, and a budget."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from direct import raw
+from hospitals import OPEN, at_sites, experiment
+from secured import FOUR, SECURE, Secured, folder
+
+from polyfed.base.errors import PolyfedError
+from polyfed.privacy.guard import Guard
+
+COLUMNS = '[columns]\nmissing = "mean"\n'
+WIDE = '[model]\nname = "mlp"\nhidden = [120]\n'
+DP = "epsilon = 2.0\ndelta = 1e-3\nclip = 1.0\n"
+
+
+@pytest.fixture
+def data(tmp_path):
+    return folder(tmp_path / "data")
+
+
+def study(place, privacy, rounds=1, model="", name="study"):
+    """FedAvg with one step a round on all rows."""
+    top = {"batch-size": "full", "local-steps": 1, "rounds": rounds, "evaluate-every": 0}
+    file = experiment(place / f"{name}.toml", 'name = "fedavg"\nlr = 1.0', COLUMNS + model + privacy, **top)
+    file.write_text(file.read_text().replace("local-epochs = 2\n", ""))
+    return file
+
+
+def model(place, data, monkeypatch, silent):
+    """The model after a round in which these sites draw no noise, and what the account claims of its noise."""
+    sigma = []
+    place.mkdir()
+    noise, of = Guard._noise, Guard._sigma
+
+    def noted(self, kind, numbers, t):
+        sigma.append(of(self, kind, numbers, t))
+        return sigma[-1]
+
+    def drawn(self, gaussian, secret, like, *rest):
+        found = noise(self, gaussian, secret, like, *rest)
+        return found * 0 if self.names[0] in silent else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "_sigma", noted)
+        patch.setattr(Guard, "_noise", drawn)
+        sites = Secured(place, data)
+        w = at_sites(study(place, SECURE + DP, model=WIDE), sites).server["w"].double().numpy()
+    rows = sum(member._own.counts["train"] for member in sites.members.values())
+    return w, sigma[-1] / (rows * 2.0**30)
+
+
+def test_the_noise_in_a_sum_of_sites_has_the_variance_of_the_account(data, tmp_path, monkeypatch):
+    """Each site draws its share from its own secret; one of four that draws none is seen."""
+    quiet, sigma = model(tmp_path / "quiet", data, monkeypatch, FOUR)
+    x = (model(tmp_path / "all", data, monkeypatch, ())[0] - quiet) / sigma
+    short = (model(tmp_path / "three", data, monkeypatch, ("oslo",))[0] - quiet) / sigma
+    second, fourth, n = (x**2).mean(), (x**4).mean(), len(x)
+    assert abs(second - 1) < 4 * (2 / n) ** 0.5
+    assert abs(fourth - 3) < 4 * (96 / n) ** 0.5
+    short = (short**2).mean()
+    assert abs(short - 0.75) < 4 * 0.75 * (2 / n) ** 0.5
+    assert short < 1 - 3 * (2 / n) ** 0.5
+
+
+@pytest.mark.parametrize("noise", ["shared", "own", "server"])
+def test_a_release_is_on_the_disk_before_it_leaves_and_asked_again_is_the_same(noise, data, tmp_path):
+    table = SECURE if noise == "shared" else "[privacy]\n"
+    file, sites = study(tmp_path, f'{table}{DP}noise = "{noise}"\n', rounds=2), Secured(tmp_path, data)
+    ledger, answer = tmp_path / "vaults" / "privacy.ledger", sites.answer
+
+    def twice(name, message):
+        """A site that is killed after its answer, which is lost."""
+        head = raw(message).head
+        first = answer(name, message)
+        if head["kind"] != "train":
+            return first
+        booked = [json.loads(line) for line in ledger.read_text().splitlines()]
+        mine = [entry for entry in booked if entry["site"] == name]
+        assert len(mine) == head["t"] + 1
+        sites.members.pop(name)
+        again = answer(name, message)
+        assert len(ledger.read_text().splitlines()) == len(booked)
+        for key, words in raw(first).tensors.items():
+            assert words.equal(raw(again).tensors[key])
+        return again
+
+    sites.answer = twice
+    at_sites(file, sites)
+    spent = dict.fromkeys(FOUR, 0.0)
+    for line in ledger.read_text().splitlines():
+        entry = json.loads(line)
+        spent[entry["site"]] += entry["rho"]
+    assert all(rho > 0 for rho in spent.values())
+
+
+def test_a_second_run_on_the_same_rows_is_refused_once_the_budget_is_spent(data, tmp_path):
+    """In a vault of its own: the budget is that of the file. With a policy of twice the epsilon there is room."""
+    at_sites(study(tmp_path, SECURE + DP), Secured(tmp_path, data))
+    for place, policy in ((tmp_path / "vaults", OPEN), (tmp_path, dataclasses.replace(OPEN, epsilon=4.0))):
+        sites = Secured(tmp_path, data, policy=policy)
+        made = sites.member
+
+        def member(name, made=made, place=place, sites=sites):
+            found = made(name)
+            found.vault = found.hidden.folder = tmp_path / "vaults" / f"{name}-{place.name}"
+            return found
+
+        sites.member = member
+        file, out = study(tmp_path, SECURE + DP, name="second"), f"run-{place.name}"
+        if policy is OPEN:
+            line = r"its privacy budget of epsilon 2 at delta 0\.001 is spent \(epsilon 2 so far\)"
+            with pytest.raises(PolyfedError, match=line):
+                at_sites(file, sites, out=out)
+        else:
+            assert at_sites(file, sites, out=out).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "line"),
+    [
+        (SECURE + DP.replace("2.0", "0.0"), r"privacy\.epsilon of Privacy: found 0\.0, expected a number above 0"),
+        (SECURE + DP.replace("2.0", "inf"), r"privacy\.epsilon of Privacy: found inf"),
+        (SECURE + DP.replace("1e-3", "0.5"), r"privacy\.delta: found 0\.5, expected less than 1 in"),
+        (
+            SECURE + DP.replace("clip = 1.0", "clip = 0.0"),
+            r"privacy\.clip of Privacy: found 0\.0, expected a number above 0",
+        ),
+        (SECURE + "threshold = 5\n", r"privacy\.threshold: found 5, and 4 sites"),
+        ("[privacy]\n" + DP, r"privacy\.sums of Privacy: found 'open', expected secure"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(privacy, line, data, tmp_path):
+    with pytest.raises(PolyfedError, match=line) as error:
+        at_sites(study(tmp_path, privacy), Secured(tmp_path, data))
+    assert "\n" not in str(error.value)
+
+
+def test_noise_is_none_of_the_runs_seed(data, tmp_path):
+    """Two federations of the same seed on the same rows: other secrets, other noise."""
+    models = []
+    for k in range(2):
+        place = tmp_path / str(k)
+        place.mkdir()
+        models.append(at_sites(study(place, SECURE + DP), Secured(place, data)).server["w"].numpy())
+    assert not np.isclose(*models).any()

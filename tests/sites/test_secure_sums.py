@@ -1,0 +1,262 @@
+"""Secure sums at sites, over messages as bytes: the bits of a rehearsal, and nothing but sums at the server."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from direct import raw
+from hospitals import OPEN, at_sites, experiment, on_one_machine, same
+from secured import FOUR, SECURE, Losing, Secured, folder
+
+from polyfed.base.errors import ConfigError, PolyfedError, RunError
+from polyfed.sites import sums
+from polyfed.sites.sums import narrow, wide
+
+COLUMNS = '[columns]\nmissing = "mean"\n'
+METHODS = ["scaffold", "ditto"]
+FEDAVG = 'name = "fedavg"\nlr = 0.1'
+
+
+@pytest.fixture
+def data(tmp_path):
+    return folder(tmp_path / "data")
+
+
+def study(place, method=FEDAVG, privacy="", **top):
+    return experiment(place / "study.toml", method, COLUMNS + SECURE + privacy, **top)
+
+
+@pytest.mark.parametrize("method", [*(f'name = "{name}"' for name in METHODS), 'name = "fedcet"\nlr = 0.05'])
+def test_sites_have_the_bits_of_a_rehearsal(method, data, tmp_path):
+    """Server state and every site's model; standardised by sums that are secure too."""
+    file, sites = study(tmp_path, method), Secured(tmp_path, data)
+    same(on_one_machine(file, data), at_sites(file, sites), sites)
+
+
+def test_nothing_that_leaves_a_site_or_lies_at_the_server_holds_its_numbers(data, tmp_path):
+    """No plain reply, sum, score or time: neither as it would be sent, nor as the integers under the masks."""
+    plain: list[bytes] = []
+    hidden = sums.Hidden.masked
+
+    def noted(self, asked, found, names, privacy):
+        tensors = [t.numpy() for t in found.tensors.values() if t.numel() > 3]
+        values = sums.numbers(found.head, found.tensors, names) if asked.head.kind != "train" else []
+        plain.extend([a.tobytes() for a in tensors if len(np.unique(a)) > 3])
+        plain.extend(np.float64(v).tobytes() for v in values if len(repr(v)) > 9)
+        plain.extend(repr(v).encode() for v in values if len(repr(v)) > 9)
+        return hidden(self, asked, found, names, privacy)
+
+    sums.Hidden.masked = noted
+    try:
+        sites = Secured(tmp_path, data)
+        run = at_sites(study(tmp_path), sites)
+    finally:
+        sums.Hidden.masked = hidden
+    assert len(plain) > 50
+    kinds = {
+        raw(found).head["kind"] for _, head, found in sites.seen if head["kind"] in ("pooled", "train", "evaluate")
+    }
+    assert kinds == {"masked"}
+    there = b"".join(found for _, _, found in sites.seen)
+    there += b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert not [value for value in plain if value in there]
+    assert not run.trained.engine._replies
+    scores = [line.split(",")[5:9] for line in (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:]]
+    assert len(scores) == 4
+    assert scores.count(scores[0]) == 4, "the mean over sites stands for each of them"
+
+
+@pytest.mark.parametrize("absent", ["bern", "wien"])
+def test_a_round_without_one_site_is_the_sum_of_the_others(absent, data, tmp_path):
+    """Bits of a plain run at sites but for rounding; the sum is opened for the three that have answered."""
+    states = []
+    for k, privacy in enumerate((SECURE, "")):
+        file = experiment(tmp_path / f"{k}.toml", FEDAVG, COLUMNS + privacy)
+        place = tmp_path / str(k)
+        place.mkdir()
+        sites = Secured(place, data)
+        sites.lost = lambda name, head: name == absent and head["kind"] == "train" and head["t"] == 1
+        states.append(at_sites(file, sites, wait=30, quorum=3).server["w"])
+    assert (states[0].double() - states[1].double()).abs().max() < 1e-5
+
+
+def test_a_round_of_several_exchanges_is_not_repeated_without_a_lost_site(data, tmp_path):
+    """The first gradient would be open by subtraction: of bern, oslo, riga and wien, and of the others alone."""
+    sites = Secured(tmp_path, data)
+    sites.lost = lambda name, head: name == "wien" and head["kind"] == "train" and (head["t"], head["phase"]) == (1, 1)
+    file = study(tmp_path, 'name = "fedlin"')
+    with pytest.raises(
+        RunError, match=r"round 1: wien missing in exchange 1 of 2; under \[privacy\] a round of several"
+    ):
+        at_sites(file, sites, wait=30, quorum=3)
+    sites.lost = lambda name, head: False
+    there = at_sites(file, sites, resume=True)
+    same(on_one_machine(file, data), there, sites)
+
+
+@pytest.mark.parametrize("when", ["train", "open"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_server_and_sites_killed_at_either_exchange_go_on_to_the_same_bits(when, before, data, tmp_path):
+    """All are made anew from what is on the disk. No exchange has two messages, and no mask two numbers."""
+    file, sites = study(tmp_path), Secured(tmp_path, data)
+
+    class Killed(Exception):
+        pass
+
+    class Dying(Losing):
+        left = 1
+
+        def pull(self, names, enough=None, seconds=None):
+            at = [raw(data).head for name, data in self._asked.items()]
+            hit = any(h["kind"] == when and (h.get("t") == 1 or h.get("what") == "train 1.0") for h in at)
+            if hit and not before:
+                super().pull(names, enough, seconds)
+            if hit:
+                raise Killed
+            return super().pull(names, enough, seconds)
+
+    with pytest.raises(Killed):
+        at_sites(file, sites, Dying(sites))
+    sites.members.clear()
+    there = at_sites(file, sites, resume=True)
+    same(on_one_machine(file, data), there, sites)
+    once(sites)
+
+
+def once(sites):
+    """One request and one vector of numbers for each exchange, at each site, in all that was asked and answered."""
+    for name in FOUR:
+        lines = (sites.place / "vaults" / name / "sums.jsonl").read_text().split("\n")
+        keys = [json.loads(line)[0] for line in lines if line]
+        assert len(keys) == len({*keys})
+        answers: dict[str, set[bytes]] = {}
+        for who, _, found in sites.seen:
+            reply = raw(found)
+            if who == name and reply.head["kind"] == "masked":
+                answers.setdefault(reply.head["context"], set()).add(reply.tensors["words"].numpy().tobytes())
+        assert all(len(words) == 1 for words in answers.values())
+
+
+def test_a_sum_that_was_opened_without_a_site_stays_that_after_a_kill(data, tmp_path):
+    """wien, absent in the round before the kill, is not added to its sum afterwards."""
+    file, sites = study(tmp_path, **{"checkpoint-every": 100}), Secured(tmp_path, data)
+    sites.lost = lambda name, head: name == "wien" and head["kind"] == "train" and head["t"] == 0
+    stopped = []
+
+    class Killed(Exception):
+        pass
+
+    def kill(name, head):
+        if head["kind"] == "train" and head["t"] == 2:
+            stopped.append(name)
+            raise Killed
+        return name == "wien" and head["kind"] == "train" and head["t"] == 0
+
+    sites.lost = kill
+    with pytest.raises(Killed):
+        at_sites(file, sites, wait=30, quorum=3)
+    sites.members.clear()
+    sites.lost = lambda name, head: False
+    run = at_sites(file, sites, resume=True, wait=30, quorum=3)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "opened.jsonl").read_text().split("\n") if line]
+    assert len({key for key, _ in lines}) == len(lines)
+    assert any(present == ["bern", "oslo", "riga"] for _, present in lines)
+    assert run.status == "finished"
+
+
+def test_an_older_vault_answers_for_no_other_message(data, tmp_path):
+    """A site whose vault was restored is told which round it lacks, and nothing of it leaves."""
+    file, sites = study(tmp_path, 'name = "scaffold"'), Secured(tmp_path, data)
+    kept = []
+
+    def copied(name, head):
+        if name == "oslo" and head["kind"] == "train" and head["t"] == 1 and not kept:
+            shutil.copytree(tmp_path / "vaults" / "oslo", tmp_path / "copy")
+            kept.append(head)
+        if name == "oslo" and head["kind"] == "train" and head["t"] == 2 and len(kept) == 1:
+            shutil.rmtree(tmp_path / "vaults" / "oslo")
+            shutil.copytree(tmp_path / "copy", tmp_path / "vaults" / "oslo")
+            sites.members.pop("oslo")
+            kept.append(head)
+        return False
+
+    sites.lost = copied
+    with pytest.raises(RunError, match="oslo: its vault: no state of round 1"):
+        at_sites(file, sites)
+
+
+@pytest.mark.parametrize(
+    ("policy", "privacy", "line"),
+    [
+        ({"least_sites": 5}, "", "is asked for sums over 4 sites; its policy has least-sites = 5"),
+        ({"clip": 2.0}, "", "its policy has clip = 2"),
+        ({"epsilon": 1.0}, "", "a run whose models no epsilon bounds; its policy has epsilon = 1"),
+    ],
+)
+def test_a_sites_policy_is_held_to(policy, privacy, line, data, tmp_path):
+    sites = Secured(tmp_path, data, policy=dataclasses.replace(OPEN, **policy))
+    with pytest.raises(PolyfedError, match=line):
+        at_sites(study(tmp_path, privacy=privacy), sites)
+
+
+def test_a_site_can_refuse_runs_whose_replies_are_open(data, tmp_path):
+    sites = Secured(tmp_path, data, policy=dataclasses.replace(OPEN, sums="secure"))
+    with pytest.raises(PolyfedError, match=r"privacy\.sums = open\); its policy has sums = secure"):
+        at_sites(experiment(tmp_path / "study.toml", FEDAVG, COLUMNS), sites)
+
+
+@pytest.mark.parametrize("method", ["fedamp", "ifca", "fedacs"])
+def test_methods_that_need_rows_are_refused_before_anybody_is_asked(method, data, tmp_path):
+    sites = Secured(tmp_path, data)
+    with pytest.raises(ConfigError, match=f"the server of {method} needs every client's own"):
+        at_sites(study(tmp_path, f'name = "{method}"'), sites)
+    assert not sites.seen
+
+
+def test_keys_that_a_site_has_not_signed_are_refused(data, tmp_path):
+    """The server puts a key of its own in oslo's place: it would read what is hidden between oslo and the others."""
+    sites = Secured(tmp_path, data)
+    answer = sites.answer
+
+    def between(name, message):
+        found = answer(name, message)
+        reply = raw(found)
+        if name == "oslo" and reply.head["kind"] == "joined":
+            peer = dict(reply.head["peer"], key="09" * 32)
+            return reply.saying(peer=peer).pack()
+        return found
+
+    sites.answer = between
+    with pytest.raises(PolyfedError, match="bern: is given a key of 'oslo' that 'oslo' has not signed"):
+        at_sites(study(tmp_path), sites)
+
+
+def test_wrong_second_answers_name_who_lies(data, tmp_path):
+    sites = Secured(tmp_path, data)
+    answer = sites.answer
+
+    def between(name, message):
+        found = answer(name, message)
+        reply = raw(found)
+        if name == "riga" and reply.head["kind"] == "opened":
+            shares = dict(reply.head["shares"], bern="00" * 31)
+            return reply.saying(shares=shares).pack()
+        return found
+
+    sites.answer = between
+    with pytest.raises(PolyfedError, match="site 'riga': its share of 'bern' has 31 bytes, expected 32"):
+        at_sites(study(tmp_path), sites)
+
+
+@pytest.mark.parametrize("values", [[0.0, -1.5, 2.0**-60, 1e14, -1e14], [1 / 3, -(2.0**49)], []])
+def test_wide_numbers_come_back_to_the_bit(values):
+    rounded = [round(v * 2**64) / 2**64 if abs(v) < 1e-3 else v for v in values]
+    assert narrow(wide(values)) == rounded
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**50])
+def test_what_would_wrap_is_refused_with_its_number(value):
+    with pytest.raises(PolyfedError, match=r"in a sum over sites, expected a number below"):
+        wide([value])

@@ -1,0 +1,132 @@
+"""Exported as ONNX a model needs nothing of ours: onnxruntime gives the same predictions for raw rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError
+
+pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
+runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+KINDS = {"tensor(double)": float, "tensor(string)": object}
+
+
+def answers(file, rows):
+    """[prediction, probabilities] of a table by onnxruntime, which is given nothing but its columns."""
+    session = runtime.InferenceSession(str(file))
+    return session.run(None, {i.name: rows[i.name].to_numpy(KINDS[i.type]) for i in session.get_inputs()})
+
+
+def folder(path, regression=False):
+    """Two sites with gaps, a gap written as -999, categories of texts, of numbers and of true and false."""
+    rng = np.random.default_rng(0)
+    path.mkdir()
+    for name in ("north", "south"):
+        n = 60
+        age = rng.integers(30, 80, n).astype(float)
+        score = (age - 55) / 10 + rng.normal(size=n)
+        rows = pd.DataFrame(
+            {
+                "age": age,
+                "crp": np.where(rng.random(n) < 0.2, -999.0, rng.gamma(2.0, 20.0, n)),
+                "weight": np.where(rng.random(n) < 0.2, np.nan, rng.normal(80, 9, n)),
+                "ward": rng.choice(["icu", "surgery", "NA"], n),
+                "grade": rng.choice([1, 2, 3], n),
+                "smokes": rng.choice(["TRUE", "FALSE"], n),
+                "outcome": 5000 + 300 * score if regression else np.where(score > 0, "ill", "well"),
+            }
+        )
+        rows.to_csv(path / f"{name}.csv", index=False)
+    return pf.data.load(path, target="outcome", gaps=["-999"], categories=["grade"], standardise="client")
+
+
+def new_rows():
+    """As from elsewhere: gaps, and a category that no training row had."""
+    return pd.DataFrame(
+        {
+            "age": [40.0, 70.0, np.nan, 55.0],
+            "crp": [-999.0, 12.5, 80.0, np.nan],
+            "weight": [80.0, np.nan, 70.5, 90.0],
+            "ward": ["icu", "na", "maternity", "surgery"],
+            "grade": [1, 2, 9, np.nan],
+            "smokes": ["true", "False", "", "TRUE"],
+        }
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of gaps
+@pytest.mark.parametrize("regression", [False, True])
+def test_onnxruntime_predicts_raw_rows_as_the_run_does(tmp_path, regression):
+    fed = folder(tmp_path / "sites", regression).partition("natural")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(fed.input_shape[0], 8), torch.nn.Tanh(), torch.nn.Linear(8, fed.outputs)
+    )
+    run = pf.fit(model, fed, pf.Ditto(0.1), rounds=20)
+    rows = new_rows()
+    for client in ("north", "south"):  # each with its own means and medians
+        file = run.onnx(client, tmp_path / f"{client}.onnx")
+        expected = run.predict(client, rows)
+        found = answers(file, rows.assign(smokes=["TRUE", "False", "", "true"]))
+        if regression:
+            assert found[0] == pytest.approx(expected["prediction"], rel=1e-6)
+        else:
+            assert found[0].tolist() == expected["prediction"].tolist()
+            assert found[1] == pytest.approx(expected.filter(like="probability_").to_numpy(), abs=1e-6)
+    assert np.ptp(expected["prediction" if regression else "probability_ill"]) > 0.01  # it is no constant
+
+
+def test_what_the_columns_refuse_comes_out_as_nan(tmp_path):
+    path = tmp_path / "sites"
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        rows = {"x": rng.normal(size=20), "c": rng.choice(["u", "v"], 20), "y": rng.integers(0, 2, 20)}
+        pd.DataFrame(rows).to_csv(path / f"{name}.csv", index=False)
+    fed = pf.data.load(path, missing="refuse", unseen="refuse").partition("natural")
+    run = pf.fit(torch.nn.Linear(3, 2), fed, pf.FedAvg(0.1), rounds=1)
+    rows = pd.DataFrame({"x": [0.0, np.nan, 0.0, 0.0], "c": ["u", "u", "w", ""]})
+    _, found = answers(run.onnx("a", tmp_path / "a.onnx"), rows)
+    assert np.isnan(found).all(1).tolist() == [False, True, True, True]
+
+
+def test_a_run_on_arrays_takes_prepared_inputs_in_any_number(tmp_path):
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(2)]
+    fed = pf.Federation.from_arrays(sites, classes=3)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+    ).double()
+    run = pf.fit(net, fed, pf.FedAvg(0.1), rounds=1)
+    session = runtime.InferenceSession(str(run.onnx(1, tmp_path / "one.onnx")))
+    for n in (1, 7):
+        x = rng.normal(size=(n, 1, 8, 8))
+        expected = run.model(1)(torch.from_numpy(x)).detach().numpy()
+        assert session.run(None, {"x": x.astype(np.float32)})[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
+    folder(tmp_path / "sites")
+    settings = ("--set", 'columns.gaps=["-999"]', "--set", 'columns.categories=["grade"]')
+    said = cli("run", "--data", "sites", "--algorithm", "fedavg", "--rounds", 2, "--out", "r", "-q", *settings)
+    assert said.status == 0, said.err
+    assert cli("export", "r", "--client", "south", "--onnx").out == "south.onnx\n"
+    assert len(answers("south.onnx", new_rows().assign(smokes="TRUE"))[0]) == 4
+    for words, line in {
+        ("--out", "m.pt"): "out: found 'm.pt', expected a name ending in .onnx",
+        ("--factorised",): "--onnx: found --factorised too, expected one of them",
+        ("--client", "soth"): "no client 'soth' (did you mean 'south'?); there are 2 of them",
+    }.items():
+        said = cli("export", "r", "--client", "south", "--onnx", *words)
+        assert said.status == 2, words
+        assert line in said.err
+        assert len(said.err.splitlines()) == 1
+
+
+def test_without_onnx_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("polyfed.studies.onnx.find_spec", lambda name: None)
+    fed = pf.Federation.from_arrays([(np.eye(4), np.arange(4) % 2)])
+    run = pf.fit(torch.nn.Linear(4, 2), fed, pf.FedAvg(0.1), rounds=1)
+    with pytest.raises(ConfigError, match=r"^onnx: is not installed; pip install 'polyfed\[onnx\]'$"):
+        run.onnx(0, tmp_path / "a.onnx")
