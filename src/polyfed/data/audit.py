@@ -212,15 +212,16 @@ def _odd(name: str, at: Mapping[str, Part]) -> Iterator[str]:
 
 def _units(name: str, at: Mapping[str, Part]) -> Iterator[str]:
     known = {s: p for s, p in at.items() if p.quantiles and p.quantiles[0] > 0 and p.there >= LEAST and p.distinct > 2}
-    medians = {s: (p.quantiles or ())[2] for s, p in known.items()}
-    for site, p in known.items():
+    of = {s: p.quantiles for s, p in known.items() if p.quantiles}
+    medians, errors = {s: q[2] for s, q in of.items()}, {s: _error(q, known[s].there) for s, q in of.items()}
+    for site, mine in of.items():
         others = sorted((s for s in known if s != site), key=lambda s: medians[s])
         if not others:
             continue
         like = others[(len(others) - 1) // 2]
-        mine, theirs = p.quantiles or (), known[like].quantiles or ()
+        theirs = of[like]
         ratio = math.log(mine[2] / theirs[2])
-        error = math.hypot(_error(p), _error(known[like]))
+        error = math.hypot(errors[site], errors[like])
         if len(others) > 2:
             error = math.hypot(error, _scatter([math.log(medians[s]) for s in others]))
         apart = mine[1] > theirs[3] or mine[3] < theirs[1]
@@ -237,10 +238,9 @@ def _units(name: str, at: Mapping[str, Part]) -> Iterator[str]:
         )
 
 
-def _error(p: Part) -> float:
+def _error(q: Sequence[float], n: int) -> float:
     """Standard error of the logarithm of a median, from the quartiles of its logarithms."""
-    q = p.quantiles or ()
-    return 1.2533 * math.log(q[3] / q[1]) / 1.349 / math.sqrt(p.there)
+    return 1.2533 * math.log(q[3] / q[1]) / 1.349 / math.sqrt(n)
 
 
 def _key(site: str) -> str:
