@@ -29,6 +29,7 @@ CODED = 8  # different numbers of a column at most that may be codes
 REPEATED = 0.02  # rows that repeat
 BELOW = (-1, -7, -8, -9, -77, -88, -99, -888, -999, -9999)
 ABOVE = (9, 77, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999)
+SENTINELS = (*BELOW, 0, *ABOVE)
 NAMED = re.compile(r"(^|[_ ])(id|pid|mrn|nr|no|patient|subject|person|case|fall)([_ ]|nr|id|no|$)", re.IGNORECASE)
 NUMBERED = re.compile(r"[A-Za-z]{0,4}[-_./]?\d+")
 SAME = (  # texts that mean the same
@@ -72,51 +73,56 @@ def described(sheet: Sheet, name: str, columns: Columns) -> Part:
     found = sheet.texts(name)
     missing = found.missing(columns.gaps)
     rows = np.bincount(found.at, minlength=len(missing))
-    there = rows[~missing]
-    texts = [found.key(t) for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
+    numbers, there = found.numbers[~missing], rows[~missing]
+    numeric = len(numbers) > 0 and not np.isnan(numbers).any()
+    size, at = np.unique(numbers, return_inverse=True) if numeric else (numbers, np.zeros(0, int))
     counts: dict[str, int] = {}
-    for text, n in zip(texts, there.tolist(), strict=True):
-        counts[text] = counts.get(text, 0) + n
-    numbers = found.numbers[~missing]
-    many = len(counts) > FEW and bool(np.isnan(numbers).any())
-    looks = bool(NAMED.search(name)) or (many and all(map(NUMBERED.fullmatch, texts)))
-    gaps, values = int(rows[missing].sum()), counts if len(counts) <= FEW else None
-    repeats = len(sheet.lines) - gaps - len(counts) if looks and name not in columns.outcome else 0
-    part = Part(rows=len(sheet.lines), gaps=gaps, distinct=len(counts), values=values, repeats=repeats)
-    if np.isnan(numbers).any() or not len(numbers):
+    if not numeric or len(size) <= FEW:  # reading every text of a column of numbers would take most of the time
+        for k in np.flatnonzero(~missing).tolist():
+            text = found.key(found.all[k])
+            counts[text] = counts.get(text, 0) + int(rows[k])
+    distinct = len(size) if numeric else len(counts)
+    looks = bool(NAMED.search(name)) or (not numeric and distinct > FEW and all(map(NUMBERED.fullmatch, counts)))
+    gaps, values = int(rows[missing].sum()), counts if distinct <= FEW else None
+    repeats = len(sheet.lines) - gaps - distinct if looks and name not in columns.outcome else 0
+    part = Part(rows=len(sheet.lines), gaps=gaps, distinct=distinct, values=values, repeats=repeats)
+    if not numeric:
         return part
-    x = np.repeat(numbers, there)
-    at = np.quantile(x, QUANTILES, method="inverted_cdf").tolist()
-    low, high = _piled_at(x) if len(counts) > FEW else (None, None)
-    return part.model_copy(update={"quantiles": at, "odd": _sentinels(x) or None, "low": low, "high": high})
+    of = np.bincount(at, there).astype(int)
+    q = size[np.searchsorted(of.cumsum(), np.array(QUANTILES) * of.sum())].tolist()  # the least with so many up to it
+    low, high = _piled_at(size, of) if distinct > FEW else (None, None)
+    return part.model_copy(update={"quantiles": q, "odd": _sentinels(size, of) or None, "low": low, "high": high})
 
 
-def _piled_at(x: np.ndarray) -> list[list[float] | None]:
+def _piled_at(size: np.ndarray, rows: np.ndarray) -> list[list[float] | None]:
     """The least and the largest number with their rows, each where no other number has nearly as many."""
-    values, rows = np.unique(x, return_counts=True)
-    ends = ((values[0], rows[0], rows[1:].max()), (values[-1], rows[-1], rows[:-1].max()))
-    return [[float(v), float(n)] if n >= max(5, PILED * len(x), 1.5 * other) else None for v, n, other in ends]
+    ends = ((size[0], rows[0], rows[1:].max()), (size[-1], rows[-1], rows[:-1].max()))
+    least = max(5, PILED * rows.sum())
+    return [[float(v), float(n)] if n >= max(least, 1.5 * other) else None for v, n, other in ends]
 
 
-def _sentinels(x: np.ndarray) -> dict[str, int]:
-    """Rows of each number that looks like a code of a gap: far from all others."""
-    values, rows = np.unique(x, return_counts=True)
-    there = {float(v): int(n) for v, n in zip(values, rows, strict=True) if n > 1}
-    rest = x[~np.isin(x, BELOW)]
+def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
+    """Rows of each number that looks like a code of a gap: far from all others. size: [K] ascending"""
+    at = np.searchsorted(size, SENTINELS).clip(max=len(size) - 1)
+    there = {s: int(rows[k]) for s, k in zip(SENTINELS, at.tolist(), strict=True) if size[k] == s and rows[k] > 1}
+    if not there:
+        return {}
+    rest = size[~np.isin(size, BELOW)]
     found: dict[str, int] = {}
-    if len(rest) and rest.min() >= 0:
-        found |= {str(s): there[s] for s in BELOW if s in there and (s < -1 or rest.min() >= 1)}
+    if len(rest) and rest[0] >= 0:
+        found |= {str(s): there[s] for s in BELOW if s in there and (s < -1 or rest[0] >= 1)}
     for s in (0, *ABOVE):
-        if s not in there or (others := x[x != s]).size < 2 * LEAST or (s and (others > s).any()):
+        others, often = size[size != s], rows[size != s]
+        if s not in there or often.sum() < 2 * LEAST or (s and others[-1] > s):
             continue
-        low, middle, high = np.quantile(others, (0.25, 0.5, 0.75))
+        low, middle, high = others[np.searchsorted(often.cumsum(), np.array(QUANTILES[1:4]) * often.sum())]
         if s == 0:
-            far = others.min() > max(0.3 * middle, high - low) and len(np.unique(others)) > CODED
-            alone = far and there[s] >= PILED * len(x)
-        elif len(np.unique(others)) <= CODED:
-            alone = s >= 2 * others.max() and s - others.max() > 2
+            far = others[0] > max(0.3 * middle, high - low) and len(others) > CODED
+            alone = far and there[s] >= PILED * rows.sum()
+        elif len(others) <= CODED:
+            alone = s >= 2 * others[-1] and s - others[-1] > 2
         else:
-            alone = s > 1.5 * others.max() and s > others.max() + 3 * (high - low)
+            alone = s > 1.5 * others[-1] and s > others[-1] + 3 * (high - low)
         found |= {str(s): there[s]} if alone else {}
     return found
 
