@@ -102,7 +102,7 @@ def main() -> None:
             if name == "TCGA-BRCA" and not (folder / "tcga_brca").exists():
                 continue
             sites = standardised(make())
-            newton = clinical.fit(sites, model)
+            newton = clinical.fit(sites, model, intercepts=None if model == "cox" else "common")
             beta = newton.coefficients["estimate"].to_numpy()
             params, se, llf = reference(sites, model, beta)
             gaps = [

@@ -24,12 +24,15 @@ class Parts(NamedTuple):
 
     value: l, a scalar     slope: [N] dl/deta     weight: [N]     centres: x [N, p] -> [k, p], or None
     The negative Hessian by beta is x' diag(weight) x, less centres(x)' centres(x).
+    others: x [N, p] -> [N, p] what a row's part of the gradient is less than slope x: what it owes to the rows that it
+    is compared with; the sum over rows is 0. None where rows stand alone.
     """
 
     value: Tensor
     slope: Tensor
     weight: Tensor
     centres: Callable[[Tensor], Tensor] | None = None
+    others: Callable[[Tensor], Tensor] | None = None
 
 
 def logistic(eta: Tensor, target: Tensor) -> Parts:
@@ -80,10 +83,23 @@ def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
     value = eta[dead].sum() - mass.log().sum() - shift * len(step)
     with torch.no_grad():
         risk, mass = risk.detach(), mass.detach()
-        weight = risk * (by_time(1 / mass, step).cumsum(0)[group] - dead * by_time(share / mass, step)[group])
-        return Parts(
-            value, dead.to(weight.dtype) - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None]
-        )
+
+        def at_risk(v: Tensor) -> Tensor:
+            """[k, c] -> [N, c]: v of every step, times the share that a row has in its risk set; summed over steps."""
+            before, late = by_time(v / mass[:, None], step).cumsum(0), by_time((share / mass)[:, None] * v, step)
+            return risk[:, None] * (before[group] - dead[:, None] * late[group])
+
+        def centres(x: Tensor) -> Tensor:
+            return over_sets(risk[:, None] * x) / mass[:, None]
+
+        def others(x: Tensor) -> Tensor:
+            """Lin and Wei (JASA 84, 1989); of tied deaths each is held against the mean over their steps."""
+            means = centres(x)
+            tied_means = by_time(means, step) / tied.clamp(min=1)[:, None]
+            return dead[:, None] * tied_means[group] - at_risk(means)
+
+        weight = at_risk(torch.ones(len(step), 1, dtype=eta.dtype))[:, 0]
+        return Parts(value, dead.to(weight.dtype) - weight, weight, centres, others)
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,10 @@ class Model:
     ratio: str
     takes: str
 
+    def mean(self, eta: Tensor) -> Tensor:
+        """The expected target where the linear predictor is eta: a probability, a rate or a number."""
+        return eta.sigmoid() if self.name == "logistic" else eta.exp() if self.name == "poisson" else eta
+
     def derivatives(self, beta: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-likelihood, gradient [p] and information [p, p] (the negative Hessian) of rows x: [N, p]."""
         found = self.parts(x @ beta, target)
@@ -108,6 +128,12 @@ class Model:
             centres = found.centres(x)
             information = information - centres.T @ centres
         return found.value, x.T @ found.slope, information
+
+    def scores(self, beta: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        """[N, p]: what each row adds to the gradient; for Cox, Lin and Wei's residuals."""
+        found = self.parts(x @ beta, target)
+        scores = x * found.slope[:, None]
+        return scores if found.others is None else scores - found.others(x)
 
 
 MODELS = {

@@ -1,19 +1,16 @@
 """Result of a federated regression: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
-from torch import Tensor
 
 from polyfed.base.arguments import checked
-from polyfed.core.ledger import Ledger
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
-from polyfed_clinical.models import Model
+from polyfed_clinical.inference import LikelihoodRatio
 
 ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p values to be given
 
@@ -28,11 +25,11 @@ class ClinicalFit:
     model : str
         What was fitted.
     coefficients : DataFrame
-        A row per coefficient: estimate, se (standard error), lower, upper, ratio, ratio_lower, ratio_upper (odds, rate
-        or hazard ratio; none for linear), p (Wald; Student's t for linear, else normal). Of a method that has not
-        arrived limits and p are NaN.
+        A row per coefficient, of the slopes alone where each site has an intercept: estimate, se (standard error),
+        lower, upper, ratio, ratio_lower, ratio_upper (odds, rate or hazard ratio; none for linear), p (Wald; Student's
+        t for linear, else normal). Of a method that has not arrived limits and p are NaN.
     covariance : DataFrame
-        [p, p] of the estimates: the inverse of the summed information.
+        [p, p] of the estimates, sites' intercepts included: the inverse of the summed information, or the sandwich.
     loglik : float
         Log-likelihood; for Cox partial, for linear with the variance at its maximum.
     heterogeneity : DataFrame
@@ -42,7 +39,9 @@ class ClinicalFit:
     meta : DataFrame
         As `coefficients`: the sites' own fits combined by their inverse variances (fixed effect).
     sites : DataFrame
-        A row per site: patients, events, meta (whether its own fit exists and counts), why (it does not).
+        A row per site: patients, events, left_out (rows with gaps), intercept and intercept_se where each site has
+        one, baseline (the expected target there at the means of all columns), meta (whether its own fit exists and
+        counts), why (it does not).
     own : DataFrame
         A row per site and coefficient: estimate, se of the site's own fit.
     left : float
@@ -62,6 +61,19 @@ class ClinicalFit:
         What exp(estimate) is called.
     about : str
         What the target is and what categories are compared with, where `polyfed regress` read them from files.
+    intercepts : str
+        "site", "common", or "" for Cox and a single site.
+    test : LikelihoodRatio or None
+        One intercept for all sites against one for each: statistic, df, p. None for Cox, one site, a method of polyfed,
+        and where one for each has no fit.
+    untested : str
+        Why it has none.
+    knots : mapping
+        {column: the knots of its spline}.
+    joint : DataFrame
+        Wald's tests of every spline, two rows each, `all terms` and `beyond a line`: chi2, df, p.
+    errors : str
+        What standard errors rest on: "model", "robust", or "robust, 250 clusters".
     """
 
     model: str
@@ -80,76 +92,12 @@ class ClinicalFit:
     level: float
     ratio: str = ""
     about: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        names: list[str],
-        sites: list[str],
-        patients: np.ndarray,
-        events: np.ndarray | None,
-        estimate: Tensor,
-        covariance: Tensor,
-        value: float,
-        own: Tensor,
-        own_se: Tensor,
-        centre: Tensor | None,
-        why: Sequence[str],
-        *,
-        left: float,
-        level: float,
-        ledger: Ledger,
-        rounds: int,
-        method: str,
-    ) -> "ClinicalFit":
-        """From what `fit` computed.
-
-        value: log-likelihood as `models` has it     own, own_se: [sites, p], NaN for none
-        centre: [sites, 2] the sites' intercepts at the pooled means, and their errors; None without an intercept
-        """
-        n, p = int(patients.sum()), len(names)
-        if model.name == "linear":
-            value = -n / 2 * (np.log(2 * np.pi * -2 * value / n) + 1)
-        each, se = own.numpy(), own_se.numpy()
-        kept = np.isfinite(se).all(1)
-        weight = se[kept] ** -2.0
-        with np.errstate(invalid="ignore", divide="ignore"):
-            total = weight.sum(0)
-            mean = (weight * each[kept]).sum(0) / total
-            at, by = each[kept], weight.copy()
-            if centre is not None:
-                at[:, 0], by[:, 0] = centre.numpy()[kept, 0], centre.numpy()[kept, 1] ** -2.0
-            gap = at - (by * at).sum(0) / by.sum(0)
-            Q, df = (by * gap**2).sum(0), max(int(kept.sum()) - 1, 0)
-            table = wald(names, mean, total**-0.5, model, level)
-            differ = {"sites": kept.sum(), "Q": Q, "df": df, "p": stats.chi2.sf(Q, df) if df else np.nan}
-            differ["I2"] = np.where(Q > 0, np.clip((Q - df) / Q, 0, 1), 0.0) if df else np.nan
-        about = {"patients": patients} | ({} if events is None else {"events": events}) | {"meta": kept, "why": why}
-        index = pd.MultiIndex.from_product([sites, names], names=["site", "coefficient"])
-        moved = ledger.by_client(len(sites))
-        degrees = n - p if model.name == "linear" else None
-        found = wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees)
-        if left > ARRIVED:
-            claims = [c for c in map(str, found) if c == "p" or c.endswith(("lower", "upper"))]
-            found.loc[:, claims] = np.nan
-        return cls(
-            model.name,
-            found,
-            pd.DataFrame(covariance.numpy(), index=names, columns=names),
-            float(value),
-            pd.DataFrame(differ, index=names),
-            table,
-            pd.DataFrame(about, index=list(sites)),
-            pd.DataFrame({"estimate": each.ravel(), "se": se.ravel()}, index=index),
-            left,
-            ledger.frame(),
-            rounds,
-            pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=list(sites)),
-            method,
-            level,
-            model.ratio,
-        )
+    intercepts: str = ""
+    test: LikelihoodRatio | None = None
+    untested: str = ""
+    knots: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    joint: pd.DataFrame = field(default_factory=pd.DataFrame)
+    errors: str = "model"
 
     def table(self) -> Table:
         """Every coefficient with its interval, beside the meta-analysis and the heterogeneity between sites."""
@@ -188,16 +136,54 @@ class ClinicalFit:
         """Notes beside the table: what was modelled, the sites left out, how far it came, its price."""
         without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
-        found = [*([self.about] if self.about else []), f"log-likelihood {self.loglik:.4f}"]
+        found = [*([self.about] if self.about else []), *self._model(), f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
             step = f"the next Newton step is {words.figures(self.left)} standard errors"
             found.append(f"{self.method} has not arrived: {step}" if self.arrived else self.unfinished)
-        if "intercept" in self.heterogeneity.index and self.heterogeneity["df"].iloc[0] > 0:
+        if "intercept" in self.coefficients.index and self.heterogeneity["df"].iloc[0] > 0:
             found.append("heterogeneity of the intercept: at the mean of every column")
         if without:
             found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
         return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
+
+    def _model(self) -> list[str]:
+        """Lines about intercepts, rows, curves and errors."""
+        found, sites = list[str](), self.sites.to_dict("index")
+        rows: Mapping[Any, Mapping[Any, Any]] = self.joint.to_dict("index")
+        if self.intercepts:
+            found.append("an intercept per site" if self.intercepts == "site" else "one intercept for all sites")
+        if self.test is not None:
+            found[0] += (
+                f"; likelihood ratio of one per site against one for all: {words.figures(self.test.statistic)} on "
+                f"{words.count(self.test.df, 'degree')} of freedom, p {_p(self.test.p, '= ')}"
+            )
+        elif self.untested:
+            found[0] += f"; no test against one per site: {self.untested}"
+        own = {name: row["why"] for name, row in sites.items() if np.isnan(row.get("intercept", 0.0))}
+        if silent := [f"{name} ({reason})" for name, reason in own.items()]:
+            found.append(f"left out, as one outcome beside an intercept of its own says nothing: {'; '.join(silent)}")
+        if "left_out" in self.sites:
+            gone, kept = (sum(row[key] for row in sites.values()) for key in ("left_out", "patients"))
+            each = [f"{name} {row['left_out']:,}" for name, row in sites.items() if row["left_out"]]
+            found.append(
+                f"complete cases: {kept:,} of {kept + gone:,} rows" + (f"; left out: {', '.join(each)}" if each else "")
+            )
+        for column, knots in self.knots.items():
+            tests = [rows[column, test] for test in ("all terms", "beyond a line")]
+            said = [f"chi² {words.figures(t['chi2'])} on {t['df']:.0f}, p {_p(t['p'], '= ')}" for t in tests]
+            at = ", ".join(f"{k:g}" for k in knots)
+            found.append(f"{column}: a restricted cubic spline with knots at {at}; all terms jointly {said[0]}; "
+                         f"beyond a straight line {said[1]}")  # fmt: skip
+        if self.errors != "model":
+            found.append(f"standard errors by the sandwich ({self.errors})")
+        return found
+
+    @property
+    def single(self) -> list[str]:
+        """Names of the coefficients that mean something by themselves: slopes of columns, not terms of a spline."""
+        bent = {column + "'" * k for column, knots in self.knots.items() for k in range(len(knots) - 1)}
+        return [str(name) for name in self.coefficients.index if name != "intercept" and name not in bent]
 
     @property
     def arrived(self) -> bool:
@@ -222,19 +208,6 @@ class ClinicalFit:
         return self.table().to("html")
 
 
-def wald(
-    names: Sequence[str], estimate: np.ndarray, se: np.ndarray, model: Model, level: float, df: int | None = None
-) -> pd.DataFrame:
-    """Estimates with standard errors, intervals and two-sided p values; Student's t with `df`, else normal."""
-    law = stats.norm if df is None else stats.t(df)
-    half = law.ppf(0.5 + level / 2) * se
-    found = {"estimate": estimate, "se": se, "lower": estimate - half, "upper": estimate + half}
-    if model.ratio:
-        with np.errstate(over="ignore"):
-            found |= {"ratio": np.exp(estimate)} | {f"ratio_{end}": np.exp(found[end]) for end in ("lower", "upper")}
-    return pd.DataFrame(found | {"p": 2 * law.sf(np.abs(estimate / se))}, index=list(names))
-
-
 def _cell(row: Any, key: str) -> Cell:
     return Cell(words.figures(row[key]), {key: row[key]})
 
@@ -250,5 +223,5 @@ def _meta(row: Any, keys: Sequence[str]) -> str:
     return "–" if np.isnan(found) else f"{words.figures(found)} ({_range(row, keys).text})"
 
 
-def _p(value: float) -> str:
-    return "–" if np.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+def _p(value: float, equal: str = "") -> str:
+    return "–" if np.isnan(value) else "< 0.001" if value < 0.001 else f"{equal}{value:.3f}"

@@ -35,7 +35,8 @@ def test_a_folder_gives_the_table_of_the_api(cli, folder, tmp_path):
 
 
 def test_the_hospitals_and_a_run_of_them(cli, tmp_path):
-    assert "3.75" in cli("regress", "heart-disease").out  # the odds ratio of men
+    assert "3.75" in cli("regress", "heart-disease", "--intercepts", "common").out  # the odds ratio of men
+    assert "4.05" in cli("regress", "heart-disease").out  # within hospitals
     fed = pf.data.load("heart-disease").partition()
     describe = {"data": {"name": "heart-disease"}}
     pf.fit(pf.models.build("linear", (10,), 2), fed, pf.Local(), rounds=1, out=tmp_path / "r", describe=describe)
@@ -60,6 +61,36 @@ def test_what_is_modelled_and_what_categories_are_compared_with_is_said(cli, fol
     )
 
 
+def test_clusters_units_and_splines_of_a_folder(cli, folder, tmp_path):
+    """The rows of a patient, a column of texts that is no input; a row without a patient is left out."""
+    for path in folder.glob("*.csv"):
+        table = pd.read_csv(path)
+        table.insert(0, "patient", [f"p{k // 2}" for k in range(len(table))])
+        table.loc[3, "patient"] = ""
+        table.to_csv(path, index=False)
+    words = ("--target", "died", "--per", "dose=10", "--spline", "age=3", "--cluster", "patient")
+    said = cli("regress", folder, *words, "--missing", "complete", "--drop", "days", "--out", tmp_path / "t.csv")
+    assert said.status == 0, said.err
+    sites = [pd.read_csv(path).drop(index=3) for path in sorted(folder.glob("*.csv"))]
+    found = clinical.fit(
+        [(s[["age", "dose"]], s["died"]) for s in sites],
+        per={"dose": 10}, splines={"age": 3}, clusters=[s["patient"] for s in sites],
+    )  # fmt: skip
+    table = pd.read_csv(tmp_path / "t.csv", index_col=0)
+    assert list(table.index) == ["age", "age'", "dose per 10"]
+    assert table["se"].to_numpy() == pytest.approx(found.coefficients["se"].to_numpy(), rel=1e-9)
+    assert "complete cases: 237 of 240 rows; left out: s0 1, s1 1, s2 1" in said.out
+    assert "robust, 120 clusters" in said.out
+
+
+def test_a_data_set_is_dealt_out_as_asked(cli):
+    one = cli("regress", "heart-disease", "--partition", "iid", "--clients", "3", "--seed", "1")
+    assert (one.status, one.err) == (0, "")
+    assert "3 sites" in one.out
+    other = cli("regress", "heart-disease", "--partition", "iid", "--clients", "3", "--seed", "2")
+    assert one.out != other.out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -75,6 +106,13 @@ def test_what_is_modelled_and_what_categories_are_compared_with_is_said(cli, fol
         (["--target", "died", "--columns", "age,died"], "column 'died': found in two roles"),
         (["--set", "rounds=3"], "rounds: regress takes columns.drop"),
         (["--set", "columns.missing=median"], "columns.missing: regress takes columns.drop"),
+        (["--target", "died", "--per", "age"], "--per: found 'age', expected COLUMN=10 or =sd"),
+        (["--target", "died", "--spline", "age=x"], "--spline: found 'age=x', expected COLUMN=4"),
+        (["--target", "died", "--spline", "weight=3"], "splines: no column 'weight'"),
+        (["--target", "died", "--intercepts", "sites"], "--intercepts: found 'sites' (did you mean 'site'?)"),
+        (["--target", "died", "--missing", "impute"], "--missing: found 'impute'"),
+        (["--target", "died", "--cluster", "patient"], "no column 'patient'"),
+        (["--target", "died", "--seed", "3"], "--seed: of named data sets"),
         (["--drop", "dosis"], "no column 'dosis', which columns.drop names (did you mean 'dose'?)"),
     ],
 )
@@ -98,7 +136,9 @@ def test_what_a_refusal_recommends_is_an_option(cli, folder):
     found = cli("regress", folder, "--target", "died", "--columns", "age,crp,note", *recommended)
     assert (found.status, found.out) == (0, plain.out)
     said = cli("regress", folder, "--target", "died", "--drop", "note", "--set", 'columns.gaps=["<5"]')
-    assert "found '<5', a gap (3 of 240 cells); leave such rows out" in said.err
+    assert "found '<5', a gap (3 of 240 cells); --missing complete leaves such rows out" in said.err
+    words = ("--target", "died", "--drop", "note", "--set", 'columns.gaps=["<5"]', "--missing", "complete")
+    assert "complete cases: 237 of 240 rows; left out: s0 1, s1 1, s2 1" in cli("regress", folder, *words).out
 
 
 def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
@@ -106,7 +146,7 @@ def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
     assert said.status == 0, said.err
     text = (tmp_path / "page.html").read_text()
     found = clinical.fit(pf.data.load("heart-disease", standardise=None).partition(test_fraction=0.0), "logistic")
-    clear = found.coefficients.drop(index="intercept")
+    clear = found.coefficients
     clear = clear[(clear["lower"] > 0) | (clear["upper"] < 0)]
     assert f"{len(clear)} of 10 odds ratios differ from 1 at 95 %" in text
     assert all(f'<th scope="row" class="left" data-v="{site}">{site}</th>' in text for site in found.sites.index)

@@ -60,6 +60,30 @@ def test_cox_as_the_textbook_writes_it(ties):
     assert named("cox", ties).derivatives(beta, x, target)[0] == pytest.approx(value, abs=1e-10)
 
 
+@pytest.mark.parametrize(("model", "ties"), NAMES)
+def test_scores_of_rows_add_up_to_the_gradient(model, ties):
+    kind, (x, target, beta) = named(model, ties), rows(model)
+    scores = kind.scores(beta, x, target)
+    assert (scores.sum(0) - kind.derivatives(beta, x, target)[1]).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+def test_scores_of_cox_as_a_loop_has_them(ties):
+    """Lin and Wei: a row's own event, and what it expects of every risk set that it is in; of d tied deaths each counts
+    1/d of every step, and is in step l with the weight 1 - l/d of Efron."""
+    x, target, beta = rows("cox")
+    risk, (time, event) = (x @ beta).exp().numpy(), target.T.numpy()
+    expected, x = np.zeros(x.shape), x.numpy()
+    for t in np.unique(time[event > 0]):
+        dead = (time == t) & (event > 0)
+        for step in range(d := int(dead.sum())):
+            weight = risk * (time >= t) * (1 - dead * (step / d if ties == "efron" else 0.0))
+            centre = weight @ x / weight.sum()
+            expected += dead[:, None] * (x - centre) / d - (weight / weight.sum())[:, None] * (x - centre)
+    found = named("cox", ties).scores(beta, *rows("cox")[:2])
+    assert np.abs(found.numpy() - expected).max() < 1e-11
+
+
 def test_efron_and_breslow_agree_without_ties():
     x, target, beta = rows("cox")
     target[:, 0] = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).double()

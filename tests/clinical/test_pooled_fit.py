@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
 
 import polyfed as pf
@@ -118,33 +119,133 @@ def test_coefficients_are_scikit_learns(model, k):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it finds no better point along its last step
         learner.fit((x - mean) / scale, y / exposure[0] if exposure else y, **given)
-    slopes = clinical.fit(sites, model).coefficients["estimate"].to_numpy()[1:] * scale
+    found = clinical.fit(sites, model, intercepts="common")
+    slopes = found.coefficients["estimate"].to_numpy()[1:] * scale
     near(slopes, np.ravel(learner.coef_), np.abs(learner.coef_).max())
 
 
-@pytest.mark.parametrize(("model", "k"), CASES)
-def test_all_of_it_is_statsmodels(model, k):
+def reference_of(model, sites, intercepts, **errors):
+    """statsmodels' fit of the pooled rows, of standardised columns; [P, P] that brings its numbers back."""
     sm = module("statsmodels.api")
-    sites = sites_of(model, k)
     x, y, *exposure = pooled(sites)
-    mean, scale = np.r_[0, x.mean(0)], np.r_[1, x.std(0)]
-    X = np.c_[np.ones(len(x)), (x - mean[1:]) / scale[1:]]  # or its own steps would end early
+    mean, scale = x.mean(0), x.std(0)
+    first = np.ones((len(x), 1))
+    if intercepts == "site":
+        first = np.repeat(np.eye(len(sites)), [len(s[1]) for s in sites], axis=0)
+    X = np.c_[first, (x - mean) / scale]  # or its own steps would end early
     if model == "linear":
-        reference = sm.OLS(y, X).fit()
+        reference = sm.OLS(y, X).fit(**errors)
     else:
         family = {"logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}[model]
         extra = {"exposure": exposure[0]} if exposure else {}
-        reference = sm.GLM(y, X, family=family, **extra).fit(tol=1e-14, tol_criterion="params")
-    found = clinical.fit(sites, model)
-    back = np.diag(1 / scale)
-    back[0] = np.r_[1, -mean[1:] / scale[1:]]
-    covariance = back @ reference.cov_params() @ back.T
-    near(found.coefficients["estimate"], back @ reference.params)
-    near(found.coefficients["se"], np.sqrt(np.diag(covariance)))
+        reference = sm.GLM(y, X, family=family, **extra).fit(tol=1e-14, tol_criterion="params", **errors)
+    back = np.diag(np.r_[np.ones(first.shape[1]), 1 / scale])
+    back[: first.shape[1], first.shape[1] :] = -mean / scale
+    return reference, back
+
+
+@pytest.mark.parametrize("intercepts", ["common", "site"])
+@pytest.mark.parametrize(("model", "k"), CASES)
+def test_all_of_it_is_statsmodels(model, k, intercepts):
+    sites = sites_of(model, k)
+    reference, back = reference_of(model, sites, intercepts)
+    found = clinical.fit(sites, model, intercepts=intercepts)
+    slopes = found.coefficients[-sites[0][0].shape[1] :]
+    inner, m = back[-len(slopes) :, -len(slopes) :].diagonal(), len(slopes)
+    if intercepts == "common":
+        near(found.coefficients["estimate"], back @ reference.params)
+    else:
+        near(found.sites["intercept"], (back @ reference.params)[:-m])
+        near(found.sites["intercept_se"], np.sqrt((back @ reference.cov_params() @ back.T).diagonal())[:-m])
+    near(slopes["estimate"] / inner, reference.params[-m:])
+    near(found.covariance, back @ reference.cov_params() @ back.T)
     near(found.loglik, reference.llf)
-    half = found.coefficients["upper"].to_numpy()[1:] * scale[1:]
-    near(half, reference.conf_int()[1:, 1], np.abs(reference.params[1:]).max())
-    assert np.abs(found.coefficients["p"].to_numpy()[1:] - reference.pvalues[1:]).max() < TIGHT
+    near(slopes["upper"] / inner, reference.conf_int()[-m:, 1], np.abs(reference.params[-m:]).max())
+    assert np.abs(slopes["p"].to_numpy() - reference.pvalues[-m:]).max() < TIGHT
+
+
+@pytest.mark.parametrize("model", ["logistic", "poisson", "linear"])
+def test_one_intercept_is_held_against_one_per_site_by_the_likelihood_ratio(model):
+    sites = synthetic(model)
+    small, large = (reference_of(model, sites, kind)[0].llf for kind in ("common", "site"))
+    for kind in ("common", "site"):
+        test = clinical.fit(sites, model, intercepts=kind).test
+        assert test is not None
+        near(test.statistic, 2 * (large - small))
+        assert test.df == 4
+        assert test.p == pytest.approx(stats.chi2.sf(2 * (large - small), 4), rel=1e-6)
+
+
+@pytest.mark.parametrize("intercepts", ["common", "site"])
+@pytest.mark.parametrize("model", ["logistic", "poisson", "linear"])
+def test_robust_errors_are_statsmodels(model, intercepts):
+    """HC0; and in clusters of three rows, with its correction for few of them."""
+    sites = synthetic(model)
+    clusters = [np.arange(len(s[1])) // 3 for s in sites]
+    groups = np.unique(np.concatenate([1000 * i + c for i, c in enumerate(clusters)]), return_inverse=True)[1]
+    for found, errors in (
+        (clinical.fit(sites, model, intercepts=intercepts, errors="robust"), {"cov_type": "HC0"}),
+        (
+            clinical.fit(sites, model, intercepts=intercepts, clusters=clusters),
+            {"cov_type": "cluster", "cov_kwds": {"groups": groups}},
+        ),
+    ):
+        reference, back = reference_of(model, sites, intercepts, **errors)
+        near(found.covariance, back @ reference.cov_params() @ back.T)
+        m = sites[0][0].shape[1]
+        assert np.abs(found.coefficients["p"].to_numpy()[-m:] - reference.pvalues[-m:]).max() < TIGHT
+
+
+def without_ties(sites):
+    """Times that are all distinct."""
+    rng = np.random.default_rng(3)
+    return [(x, time + rng.uniform(0, 0.5, len(time)), event) for x, time, event in sites]
+
+
+def test_robust_errors_of_cox_are_those_of_lifelines():
+    """Lin and Wei's, by rows and by clusters, where no two died at one time."""
+    fitter = module("lifelines").CoxPHFitter
+    sites = without_ties(synthetic("cox"))
+    x, time, event = pooled(sites)
+    strata = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
+    clusters = [np.arange(len(s[1])) // 3 for s in sites]
+    groups = np.concatenate([1000 * i + c for i, c in enumerate(clusters)])
+    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(
+        time=time, event=event, site=strata, group=groups
+    )
+    options = {"strata": ["site"], "robust": True, "fit_options": {"precision": 1e-13, "max_steps": 500}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        single = fitter().fit(table.drop(columns="group"), "time", "event", **options)
+        by_group = fitter().fit(table, "time", "event", cluster_col="group", **options)
+    near(clinical.fit(sites, "cox", errors="robust").coefficients["se"], single.standard_errors_)
+    found = clinical.fit(sites, "cox", clusters=clusters)
+    near(found.coefficients["se"], by_group.standard_errors_)
+
+
+def test_a_spline_is_statsmodels_on_the_same_basis():
+    sites = synthetic("logistic")
+    found = clinical.fit(sites, splines={"x2": 4})
+    (knots,) = found.knots.values()
+    wide = [(np.c_[x[:, :1], spline(x[:, 1], knots), x[:, 2:]], y) for x, y in sites]
+    reference, back = reference_of("logistic", wide, "site")
+    near(found.covariance, back @ reference.cov_params() @ back.T)
+    near(found.loglik, reference.llf)
+    m = len(reference.params)
+    for test, which in (("all terms", [m - 5, m - 4, m - 3]), ("beyond a line", [m - 4, m - 3])):
+        wald = reference.wald_test(np.eye(m)[which], scalar=True)
+        near(found.joint.loc[("x2", test), "chi2"], wald.statistic)
+
+
+def spline(x, knots):
+    """Harrell's basis (2.25), term by term."""
+    t, k = np.array(knots), len(knots)
+    plus = lambda a: np.maximum(a, 0) ** 3  # noqa: E731
+    return np.stack([x, *(
+        (plus(x - t[j]) - plus(x - t[k - 2]) * (t[k - 1] - t[j]) / (t[k - 1] - t[k - 2])
+         + plus(x - t[k - 1]) * (t[k - 2] - t[j]) / (t[k - 1] - t[k - 2])) / (t[k - 1] - t[0]) ** 2
+        for j in range(k - 2)
+    )], 1)  # fmt: skip
 
 
 @pytest.mark.parametrize("far", [1e6, 1e8])
@@ -154,7 +255,7 @@ def test_a_column_far_from_zero_is_statsmodels(far):
     sites = [(x + np.array([far, 0, 0, 0]), 1e8 * y) for x, y in synthetic("linear")]
     x, y = pooled(sites)
     x = np.c_[x[:, 0] - far, (x - x.mean(0))[:, 1:] / x.std(0)[1:]]
-    reference, found = sm.OLS(y, sm.add_constant(x)).fit(), clinical.fit(sites, "linear")
+    reference, found = sm.OLS(y, sm.add_constant(x)).fit(), clinical.fit(sites, "linear", intercepts="common")
     scale = np.r_[1, pooled(sites)[0].std(0)[1:]]
     near(found.coefficients["estimate"][1:] * scale / reference.bse[1:], reference.params[1:] / reference.bse[1:])
     near(found.coefficients["se"][1:] * scale, reference.bse[1:])

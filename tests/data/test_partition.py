@@ -2,16 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import (
     IID,
+    Dataset,
     Dirichlet,
     DirichletPrior,
     LabelSwap,
     Natural,
+    Noise,
     Pathological,
     QuantitySkew,
     Rotation,
@@ -42,6 +45,7 @@ KINDS = [
     QuantitySkew(sigma=2.0),
     LabelSwap(Dirichlet(1.0)),
     Rotation(degrees=(0, 90)),
+    Noise(sigma=0.3),
 ]
 
 
@@ -272,6 +276,23 @@ def test_steps_compose_and_their_clusters_multiply():
     assert twice.relabel[0, :3].tolist() == [2, 0, 1]  # 0 -> 1 -> 2
 
 
+def test_noise_grows_from_client_to_client():
+    """Its variance is sigma (i + 1) / n, in training and test samples alike; labels and samples are the base's."""
+    rng = np.random.default_rng(0)
+    data = Dataset("toy", rng.normal(size=(4000, 30)).astype(np.float32), np.arange(4000) % 4, classes=4)
+    clean, noisy = (data.partition(how, clients=5, seed=1) for how in ("dirichlet:5", "dirichlet:5+noise:0.5"))
+    assert noisy.clusters is None
+    for a, b in ((clean.train, noisy.train), (clean.test, noisy.test)):
+        assert torch.equal(a.y, b.y)
+        added = [(b.client(i)[0] - a.client(i)[0]).numpy() for i in range(5)]
+        np.testing.assert_allclose([v.var() for v in added], 0.1 * np.arange(1, 6), rtol=0.1)
+    again = data.partition("dirichlet:5+noise:0.5", clients=5, seed=1)
+    assert torch.equal(again.train.x, noisy.train.x)
+    assert not torch.equal(data.partition("dirichlet:5+noise:0.5", clients=5, seed=2).train.x, noisy.train.x)
+    three = Noise(LabelSwap(Rotation(degrees=(0, 180)))).assign(source(), 8)  # label, feature and concept at once
+    assert all(getattr(three, name) is not None for name in ("relabel", "turns", "noise", "clusters"))
+
+
 def test_rotation_needs_images(refused):
     with refused("square images", "[60]"):
         Rotation().assign(source(shape=(60,)), 8)
@@ -330,6 +351,7 @@ def test_string_form_round_trip(kind):
         ("dirichlet:1.0+label-swap:4", LabelSwap(Dirichlet(1.0))),
         ("label-swap", LabelSwap(IID())),
         ("iid + rotation:0/180", Rotation(degrees=(0, 180))),
+        ("dirichlet:0.5+noise:0.2", Noise(Dirichlet(0.5), sigma=0.2)),
         ("iid+label-swap:pairs=0-1/2-3", LabelSwap(pairs=((0, 1), (2, 3)))),
     ],
 )

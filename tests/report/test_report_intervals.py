@@ -133,6 +133,12 @@ def test_a_sample_alone_in_one_of_five_classes_moves_a_fifth_of_the_score():
         assert (found.sampling or 0) - plain == pytest.approx(part**2)
 
 
+def test_the_smallest_class_leaves_one_degree_of_freedom_fewer_than_it_has_samples():
+    values = np.random.default_rng(0).normal(size=(1, 60))
+    for size in (2, 5):
+        assert intervals.spread(values, 1.0, classes=(np.arange(60) < size).astype(int)).freedom == size - 1
+
+
 def test_holm():
     """0.01 <= 0.05/4, 0.015 <= 0.05/3, but 0.03 > 0.05/2: the last is not looked at."""
     p = np.array([0.03, 0.01, math.nan, 0.015, 0.04])

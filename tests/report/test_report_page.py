@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_folders import noisy, write_comparison, write_run
+from safetensors.numpy import save_file
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import style, summary
+from polyfed.report import caveats, probabilities, style
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.style import to_svg
 
@@ -169,6 +170,79 @@ def test_inline_figures_say_what_they_show_and_follow_the_theme(tmp_path):
     assert "xmlns" not in svg
 
 
+def test_points_of_a_figure_say_what_they_are(tmp_path):
+    """One title per point, in the order of the points, escaped; those that are not finite have none."""
+    with style.styled():
+        figure, (axes,) = style.canvas()
+        axes.plot([0, 1], [0, 1], "o-")
+        style.hover(axes, [0.0, 1.0, np.nan, 2.0], [1.0, 2.0, 3.0, 1.0], ["<a>", "b", "never", "c"])
+        style.hover(axes, [0.0], [2.0], ["d"])
+    svg = to_svg(figure, "f", "title")
+    assert re.findall(r"<title>(.*?)</title>", svg) == ["&lt;a&gt;", "b", "c", "d"]
+    at = [float(x) for x in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*><title>', svg)]
+    assert at[0] == at[3] < at[1] < at[2]
+    Checker().feed(svg)
+    study = report.read(write_comparison(tmp_path, METHODS))
+    gain = report.gain_figure(study, "ditto")
+    assert gain is not None
+    said = re.findall(r"<title>(.*?)</title>", to_svg(gain, "gain", "Gain"))
+    assert {text.split(":")[0] for text in said} == {*study.names, "mean over clients"}
+    mean = study.verdicts.mean_gain("ditto", "local", 2)
+    assert f"mean over clients: +{100 * mean.mean:.1f} points" in said[-1]
+
+
+def told_by(folder, methods):
+    """A comparison of which every run says probabilities: {label: (p [n], y [n]) of each of two clients}."""
+    write_comparison(folder, {label: noisy([0.8, 0.8], 2, 0.01, k) for k, label in enumerate(methods)})
+    for label, clients in methods.items():
+        for seed in (0, 1):
+            p, y = (np.concatenate([c[k] for c in clients]) for k in (0, 1))
+            counts = np.array([len(c[0]) for c in clients])
+            scores = {"id": np.arange(len(p)), "counts": counts, "class": y.astype(np.int64), "probability": p}
+            save_file(scores, folder / f"runs/{label}-seed{seed}/scores.safetensors")
+    return report.read(folder)
+
+
+def test_a_model_that_knows_the_risk_is_calibrated_and_of_the_greatest_benefit(tmp_path):
+    """Of outcomes drawn by a known risk: its own curve is the diagonal, that of twice its log-odds is not; and acting
+    by it is worth more than on all, on none and by chance (Vickers and Elkin)."""
+    rng = np.random.default_rng(0)
+    risk = [rng.beta(1, 2, 4000) for _ in range(2)]
+    outcome = [rng.random(4000) < r for r in risk]
+    steep = [r**2 / (r**2 + (1 - r) ** 2) for r in risk]
+    study = told_by(
+        tmp_path, {"local": [*zip(steep, outcome, strict=True)], "fedavg": [*zip(risk, outcome, strict=True)]}
+    )
+    figure = probabilities.calibration_figure(study)
+    assert figure is not None
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
+    assert np.abs(np.diff(lines["fedavg"], axis=1)).max() < 3
+    assert np.abs(np.diff(lines["local"], axis=1)).max() > 6
+    p, y, at = np.concatenate(risk), np.concatenate(outcome).astype(float), np.array([0.2, 0.35, 0.5, 0.7])
+    best = probabilities.benefit(p, y, at)
+    for other in (np.ones(8000), np.zeros(8000), rng.permutation(p)):
+        assert (best > probabilities.benefit(other, y, at)).all()
+    assert probabilities.benefit(np.ones(8000), y, at) == pytest.approx(y.mean() - (1 - y.mean()) * at / (1 - at))
+    assert (probabilities.benefit(y, y, at) == y.mean()).all()  # who knows the outcome
+    text = page(tmp_path)
+    assert f"fedavg {np.mean((p - y) ** 2):.3f}, local" in text or f"fedavg {np.mean((p - y) ** 2):.3f}." in text
+    assert "Is deciding by them worth it?" in text
+    assert not probabilities.told(report.read(write_comparison(tmp_path / "without", METHODS)))
+
+
+def test_a_leading_method_of_worse_probabilities_is_named_though_brier_was_not_asked_for(tmp_path):
+    rng = np.random.default_rng(1)
+    risk = [rng.uniform(0.1, 0.9, 400) for _ in range(2)]
+    outcome = [rng.random(400) < r for r in risk]
+    write = {
+        "local": [*zip(risk, outcome, strict=True)],
+        "ditto": [(r > 0.5, y) for r, y in zip(risk, outcome, strict=True)],
+    }
+    study = told_by(tmp_path, {k: [(p.astype(float), y) for p, y in v] for k, v in write.items()})
+    assert study.verdicts.lead == ("ditto", "local")
+    assert "ditto leads by accuracy, but check its calibration" in report.answer(study)
+
+
 def luminance(colour):
     """WCAG 2.1: relative luminance of #rgb or #rrggbb."""
     digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
@@ -258,6 +332,6 @@ def test_a_leading_method_with_a_worse_brier_score_is_told_to_check_its_calibrat
     monkeypatch.setattr(type(study), "metrics", property(lambda _: metrics))
     monkeypatch.setattr(type(study.first), "values", lambda run, split=None, metric=None: {"a": brier[run.label]})
     study.verdicts.mean = Verdict(None, "", None, {"fedavg": Interval(0.1, 0.0, 0.2, 2)}, "recalibrated")
-    assert "fedavg leads by accuracy, but check its calibration" in " ".join(summary._calibration(study, "fedavg"))
+    assert "fedavg leads by accuracy, but check its calibration" in " ".join(caveats.calibration(study, "fedavg"))
     brier["fedavg"] = 0.1
-    assert summary._calibration(study, "fedavg") == []
+    assert caveats.calibration(study, "fedavg") == []

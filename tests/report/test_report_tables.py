@@ -230,27 +230,31 @@ def test_equal_scores_are_called_so_where_more_may_be_worse(tmp_path):
     same = [[2.0, 3.0], [2.1, 3.2]]
     study = report.read(write_comparison(tmp_path, {"local": same, "fedavg": same}, metric="rmse", classes=None))
     _, each = summary.lines(study)
-    assert all(line.text.startswith("no difference with fedavg") for line in each)
+    assert all(line.text.startswith("no difference") for line in each)
     assert "0.000 better" not in report.answer(study)
 
 
-def test_every_client_has_a_line_with_verdict_method_and_gain(tmp_path):
-    against, each = summary.lines(harmed(tmp_path))
-    assert "own model (local)" in against
-    assert [line.name for line in each][-1] == "client-3"
-    assert {line.name: line.verdict for line in each} == dict.fromkeys(
-        ["client-0", "client-1", "client-2"], "gains"
-    ) | {"client-3": "undecided"}
-    assert each[0].text.startswith("+5.")
-    assert "points with fedavg (+" in each[0].text
-    assert "fedavg costs it 30" in each[-1].text
+def test_every_client_has_a_line_with_the_method_that_would_be_deployed(tmp_path):
+    """ditto leads and changes nothing; where another method is clearly better, the line names it."""
+    study = harmed(tmp_path)
+    against, each = summary.lines(study)
+    assert study.verdicts.lead == ("ditto", "local")
+    assert "with ditto against each client's own model (local)" in against
+    assert {line.name: line.verdict for line in each} == dict.fromkeys([f"client-{k}" for k in range(4)], "undecided")
+    gains = study.verdicts.gains("ditto", "local")
+    assert [line.name for line in each] == sorted(gains, key=lambda n: -gains[n].mean)
+    texts = {line.name: line.text for line in each}
+    assert all("; fedavg clearly gains +5." in texts[f"client-{k}"] for k in range(3))
+    assert "; fedavg costs it 30" in texts["client-3"]
 
 
 def test_many_clients_are_those_that_gain_and_lose_and_a_count(tmp_path):
     study = harmed(tmp_path, 60)
-    _, each = summary.lines(study)
+    against, each = summary.lines(study)
+    assert "with fedavg" in against
     assert len(each) <= 2 * summary.EACH + 1
-    assert [line.name for line in each if line.verdict == "gains"] == [line.name for line in each[:-1]]
+    assert {line.name: line.verdict for line in each[:-1]}["client-59"] == "loses"
+    assert {line.verdict for line in each[:-2]} == {"gains"}
     assert each[-1].name == f"{60 - len(each) + 1} more clients"
 
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.numpy import load_file
 
 import polyfed as pf
+from polyfed.runs.numbers import Numbers
 
 CLIENTS = 3
 
@@ -60,7 +61,33 @@ def test_a_loss_of_ones_own_leaves_the_score(tmp_path):
         return torch.nn.functional.cross_entropy(output, target)
 
     trained(tmp_path / "run", 0, True, loss=loss)
-    assert load_file(tmp_path / "run/scores.safetensors").keys() == {"accuracy", "counts", "id"}
+    scores = load_file(tmp_path / "run/scores.safetensors")
+    assert scores.keys() == {"accuracy", "counts", "id", "class", "probability"}
+
+
+@pytest.mark.parametrize("outputs", [2, 1])
+def test_of_two_classes_the_probability_of_the_second_is_kept(tmp_path, outputs):
+    """The models' own, of which the mean squared error is the Brier score."""
+
+    def logistic(output, target):
+        return torch.nn.functional.binary_cross_entropy_with_logits(output.reshape(-1), target.to(output.dtype))
+
+    loss = "cross-entropy" if outputs == 2 else logistic
+    fed = data(0, True)
+    run = pf.fit(torch.nn.Linear(4, outputs), fed, pf.Local(lr=0.1), rounds=2, loss=loss, out=tmp_path / "run",
+                 metrics=["brier"])  # fmt: skip
+    found = Numbers.of(tmp_path / "run").probabilities
+    assert list(found) == list(fed.names)
+    for i, name in enumerate(fed.names):
+        x, y = fed.test.client(i)
+        out = run.model(i)(x).detach()
+        p, true = found[name]
+        expected = out.softmax(1)[:, 1] if outputs == 2 else out.sigmoid()[:, 0]
+        assert p == pytest.approx(expected.numpy(), abs=1e-6)
+        assert true.tolist() == (y.reshape(-1) > 0).tolist()
+        assert np.mean((p - true) ** 2) == pytest.approx(run.clients["test_brier"][i], abs=1e-6)
+    trained(tmp_path / "numbers", 0, False)
+    assert not Numbers.of(tmp_path / "numbers").probabilities
 
 
 def test_an_attacker_has_no_scores(tmp_path):
@@ -70,6 +97,7 @@ def test_an_attacker_has_no_scores(tmp_path):
     missing = [bool(np.isnan(scores["accuracy"][a:b]).all()) for a, b in pairwise(at)]
     assert missing == run.clients["test_accuracy"].isna().tolist()
     assert 0 < sum(missing) < CLIENTS
+    assert len(Numbers.of(tmp_path / "run").probabilities) == CLIENTS - sum(missing)
 
 
 def test_scores_that_are_taken_class_by_class_come_with_the_classes(tmp_path):

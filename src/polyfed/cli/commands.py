@@ -248,12 +248,13 @@ class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
     client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
 
 
-class Regress(Experiment, takes=("drop", "encoding", "set")):
+class Regress(Experiment, takes=("data_dir", "drop", "encoding", "partition", "clients", "seed", "set")):
     """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
 
     Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
 
-    [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
+    [dim]polyfed regress hospitals/ --model cox --time days --event died
+    polyfed regress hospitals/ --target died --missing complete --per age=10 --spline bmi=4 --cluster patient[/dim]
     """
 
     data: str = argument("A folder of CSV or npz files, a data set, or the folder of a run.")
@@ -263,6 +264,19 @@ class Regress(Experiment, takes=("drop", "encoding", "set")):
     time: str | None = option("Column of times, for cox.", None, "COLUMN")
     event: str | None = option("Column of events (1: died), for cox.", None, "COLUMN")
     columns: str | None = option("Columns to use; else all others.", None, "A,B,...")
+    intercepts: str | None = option("site: one per site (default); common: one for all. Either is tested.", None)
+    missing: str = option("Rows with gaps: refuse them, or complete: leave them out.", "refuse")
+    per: list[str] | None = option(
+        "Unit of a coefficient: age=10, or age=sd for a standard deviation; repeatable.", None, "COLUMN=UNIT"
+    )
+    spline: list[str] | None = option(
+        "Let a column enter as a restricted cubic spline, with 3 to 7 knots (age=4) or with these (age=40,55,70); "
+        "repeatable.",
+        None,
+        "COLUMN=KNOTS",
+    )
+    errors: str | None = option("Standard errors: model, or robust (sandwich).", None)
+    cluster: str | None = option("Column of what rows belong to, such as patients, for robust errors.", None, "COLUMN")
     ties: str = option("efron or breslow, for cox.", "efron")
     level: float = option("Of the confidence intervals.", 0.95)
     out: Path | None = option("Write the table there, or as a page in HTML.", None, "FILE.csv|.html|.md|.tex")

@@ -1,10 +1,10 @@
 """polyfed regress: one regression over the rows of all sites, with intervals, as if they had been pooled."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from polyfed.cli.screen import say
 from polyfed.data import load, readers
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
-from polyfed.data.sheets import read, survey
+from polyfed.data.sheets import Sheet, read, survey
 from polyfed.data.tables import Table, check_sites
 from polyfed.face import Run
 from polyfed.runs.config import Where, read_table
@@ -55,16 +55,30 @@ def regress(o: Regress) -> None:
     if wrong:
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
     chosen = [c.strip() for c in o.columns.split(",")] if o.columns else None
+    how = {
+        "ties": o.ties, "level": o.level, "intercepts": _one_of("intercepts", o.intercepts, ("site", "common")),
+        "errors": _one_of("errors", o.errors, ("model", "robust")), "per": _named("per", o.per, _unit),
+        "splines": _named("spline", o.spline, _knots),
+    }  # fmt: skip
+    missing = _one_of("missing", o.missing, ("refuse", "complete"))
+    dealt = asked.pop("data", {}) | {k: asked.pop(k) for k in ("seed",) if k in asked}
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
-        names, sites, about = tables(Path(data), model, given, chosen, asked)
-        found = replace(clinical.fit(sites, model, ties=o.ties, names=names, level=o.level), about=about)
-    elif chosen or asked or any(given.values()):
-        which = (
-            "columns" if chosen else "drop" if o.drop else "encoding" if o.encoding else "set" if asked else takes[0]
+        if dealt:
+            raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has a file per site")
+        taken = tables(Path(data), model, given, chosen, asked, missing == "complete", o.cluster)
+        found = replace(
+            clinical.fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about
         )
+        if taken.left is not None:
+            found = replace(found, sites=found.sites.assign(left_out=taken.left))
+    elif chosen or o.cluster or asked or any(given.values()):
+        which = (
+            "columns" if chosen else "cluster" if o.cluster else "drop" if o.drop else "encoding" if o.encoding else ""
+        )
+        which = which or ("set" if asked else takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
-        found = clinical.fit(federation(data), model, ties=o.ties, level=o.level)
+        found = clinical.fit(federation(data, dealt), model, missing=missing, **how)
     table = found.table()
     show_table(table)
     if out is not None and out.suffix == ".html":
@@ -75,12 +89,46 @@ def regress(o: Regress) -> None:
         say(f"table: {out}")
 
 
-def federation(data: str) -> Federation:
-    """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there."""
+def _one_of(option: str, value: str | None, known: Sequence[str]) -> str | None:
+    if value is not None and value not in known:
+        raise ConfigError(f"--{option}: found {value!r}{closest(value, known)}, expected {' or '.join(known)}")
+    return value
+
+
+def _named(option: str, given: Sequence[str] | None, read: Callable[[str], Any]) -> dict[str, Any]:
+    """{column: value} of a repeatable COLUMN=VALUE; a column's name may hold a =."""
+    found = dict[str, Any]()
+    for text in given or ():
+        column, equals, value = text.rpartition("=")
+        try:
+            found[column] = read(value)
+        except ValueError:
+            equals = ""
+        if not (equals and column):
+            raise ConfigError(f"--{option}: found {text!r}, expected COLUMN={'10 or =sd' if option == 'per' else '4'}")
+    return found
+
+
+def _unit(text: str) -> float | str:
+    return text if text == "sd" else float(text)
+
+
+def _knots(text: str) -> int | list[float]:
+    return [float(part) for part in text.split(",")] if "," in text else int(text)
+
+
+def federation(data: str, dealt: Mapping[str, Any]) -> Federation:
+    """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there.
+
+    dealt: dir, partition, clients and seed, as far as they were given
+    """
     if (Path(data) / "config.toml").exists():
+        if dealt:
+            raise ConfigError(f"--{next(iter(dealt))}: of data sets; the sites of {data} are those of the run")
         return Run.open(data).federation
     raw: dict[str, Any] = {"standardise": None} if LOADERS.knows(data) and "standardise" in options(data) else {}
-    return load(data, **raw).partition(test_fraction=0.0)
+    how = {key: value for key, value in dealt.items() if key != "dir"}
+    return load(data, dealt.get("dir"), **raw).partition(how.pop("partition", None), test_fraction=0.0, **how)
 
 
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
@@ -93,11 +141,27 @@ def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Column
     return read_table(Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, Where(None, {}, {}))
 
 
+class Read(NamedTuple):
+    """Sites of a folder: their names, (x, target, ...), what the target is and what categories are compared with, how
+    many rows were left out, and what rows belong to."""
+
+    names: list[str]
+    sites: list[tuple[Any, ...]]
+    about: str
+    left: list[int] | None
+    clusters: list[list[str]] | None
+
+
 def tables(
-    folder: Path, model: str, given: dict[str, str | None], columns: list[str] | None, asked: Mapping[str, Any]
-) -> tuple[list[str], list[tuple[Any, ...]], str]:
-    """The sites' names, (x, target, ...) of a folder with a CSV file per site, columns taken by their names, and what
-    the target is and what categories are compared with."""
+    folder: Path,
+    model: str,
+    given: dict[str, str | None],
+    columns: list[str] | None,
+    asked: Mapping[str, Any],
+    complete: bool,
+    cluster: str | None,
+) -> Read:
+    """A folder with a CSV file per site, columns taken by their names. complete: leave rows with gaps out"""
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
@@ -116,20 +180,25 @@ def tables(
     if twice := [name for k, name in enumerate(outcome) if name in (*outcome[:k], *(columns or ()))]:
         raise ConfigError(f"column {twice[0]!r}: found in two roles, expected one each")
     for sheet in sheets:
-        for name in (*(columns or ()), *outcome):
+        for name in (*(columns or ()), *outcome, *([cluster] if cluster else ())):
             if name not in sheet.columns:
                 known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
                 raise DataError(f"{sheet.where}: no column {name!r}{known}")
-    used = columns or [c for c in first if c not in outcome]
+    aside = [name for name in (given["exposure"], cluster) if name is not None]
+    used = columns or [c for c in first if c not in (*outcome, *aside)]
     every = dict.fromkeys(c for sheet in sheets for c in sheet.columns)
-    drop = [c for c in every if (columns and c not in (*columns, *wanted)) or c == given["exposure"]]
+    drop = [c for c in every if (columns and c not in (*columns, *wanted)) or c in aside]
     if cox:
         settings = described(asked, drop, task="survival", time=wanted[0], event=wanted[1])
     else:
         task = "auto" if model == "logistic" else "regression"
         settings = described(asked, drop, task=task, target=wanted[0])
-    table = Table(sheets, survey(sheets, settings), settings)
-    table.advice = "leave such rows out"
+    table, rows = Table(sheets, survey(sheets, settings), settings), [len(sheet.lines) for sheet in sheets]
+    if complete:
+        needed = [*(c.name for c in table.inputs), *outcome, *aside]
+        sheets = [whole(sheet, needed, settings.gaps) for sheet in sheets]
+        table = Table(sheets, survey(sheets, settings), settings)
+    table.advice = "--missing complete leaves such rows out"
     if problems := table.problems():
         raise DataError(f"{folder}: {'; '.join(problems)}")
     targets, labels = table.targets()
@@ -152,4 +221,16 @@ def tables(
         said += f": {labels[-1]}, against {', '.join(labels[:-1])}"
     if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
         said += f"; categories against {', '.join(references)}"
-    return [sheet.name for sheet in sheets], sites, said
+    left = [n - len(sheet.lines) for n, sheet in zip(rows, sheets, strict=True)] if complete else None
+    groups = None if cluster is None else [sheet.columns[cluster] for sheet in sheets]
+    return Read([sheet.name for sheet in sheets], sites, said, left, groups)
+
+
+def whole(sheet: Sheet, needed: Sequence[str], gaps: Sequence[str]) -> Sheet:
+    """The rows that have every value that is needed."""
+    gone = np.any([sheet.missing(name, gaps) for name in needed if name in sheet.columns], axis=0)
+    kept = np.flatnonzero(~gone).tolist()
+    if not kept:
+        raise DataError(f"{sheet.where}: every row has a gap; at least one without is needed")
+    columns = {name: [cells[k] for k in kept] for name, cells in sheet.columns.items()}
+    return replace(sheet, lines=[sheet.lines[k] for k in kept], columns=columns)

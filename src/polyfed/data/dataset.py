@@ -193,7 +193,7 @@ class Dataset:
             indices["train"], indices["validation"] = data._hold_out(
                 indices["train"], names, fraction, seed, prepare.VALIDATION
             )
-        parts, prepared = data._prepared(indices, dealt, names, official=test not in ("own", "merged"))
+        parts, prepared = data._prepared(indices, dealt, names, seed, official=test not in ("own", "merged"))
         notes += [WEIGHTED] if self.weights is not None else []
         rule = {
             "own": f"own:{test_fraction:g}",
@@ -226,13 +226,13 @@ class Dataset:
     # the steps of `partition`
 
     def _prepared(
-        self, indices: dict[str, list[np.ndarray]], dealt: Assignment, names: tuple[str, ...], official: bool
+        self, indices: dict[str, list[np.ndarray]], dealt: Assignment, names: tuple[str, ...], seed: int, official: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parts that these samples make, and what was learnt of the training part to prepare them."""
         parts: dict[str, Any] = {
-            "train": self._gather(indices["train"], dealt),
-            "validation": self._gather(indices["validation"], dealt) if "validation" in indices else None,
-            "test": self._gather(indices["test"], dealt, official),
+            "train": self._gather(indices["train"], dealt, seed),
+            "validation": self._gather(indices["validation"], dealt, seed) if "validation" in indices else None,
+            "test": self._gather(indices["test"], dealt, seed, official),
         }
         if self.weights is not None:
             weight = torch.from_numpy(self.weights[np.concatenate(indices["train"])])
@@ -323,7 +323,7 @@ class Dataset:
             )
         return held, f"fewer than {total} official test samples in the client's own class ratio exist for: {few(short)}"
 
-    def _gather(self, indices: Sequence[np.ndarray], dealt: Assignment, official: bool = False) -> Split:
+    def _gather(self, indices: Sequence[np.ndarray], dealt: Assignment, seed: int, official: bool = False) -> Split:
         """The samples at `indices`, client after client, as each client sees them."""
         x, y = (self.x_test, self.y_test) if official else (self.x, self.y)
         assert x is not None
@@ -345,6 +345,11 @@ class Dataset:
                 ty[rows] = torch.from_numpy(dealt.relabel[i])[ty[rows]]
             if dealt.turns is not None and dealt.turns[i]:
                 tx[rows] = torch.rot90(tx[rows], int(dealt.turns[i]), (-2, -1))
+            if dealt.noise is not None and len(indices[i]):
+                if not tx.is_floating_point():
+                    raise DataError(f"partition 'noise': found integer inputs in {self.name}, expected numbers")
+                drawn = prepare.keyed(seed, prepare.NOISE, f"{i} {official} {indices[i][0]}")  # of disjoint parts
+                tx[rows] += torch.from_numpy(dealt.noise[i] * drawn.standard_normal(tx[rows].shape)).to(tx.dtype)
         return Split(tx, ty, offsets)
 
     def _scale(self, parts: Mapping[str, Split | None], dealt: Assignment, n: int) -> dict[str, Any]:

@@ -75,6 +75,8 @@ class Assignment:
         [n, classes] int64; label y of client i becomes relabel[i, y].
     turns : array or None
         [n] int64; client i's images are turned by turns[i] times 90 degrees, counter-clockwise.
+    noise : array or None
+        [n] deviation of the Gaussian noise that is added to client i's inputs.
     """
 
     indices: list[np.ndarray]
@@ -83,6 +85,7 @@ class Assignment:
     notes: tuple[str, ...] = ()
     relabel: np.ndarray | None = None
     turns: np.ndarray | None = None
+    noise: np.ndarray | None = None
 
     def among(self, clients: list[int]) -> "Assignment":
         """Return the share of some of the clients.
@@ -98,7 +101,8 @@ class Assignment:
             Of these clients alone, in this order.
         """
         clients = prepare.positions(clients, len(self.indices), "clients")
-        kept = {k: v if v is None else v[clients] for k in ("clusters", "relabel", "turns") for v in [getattr(self, k)]}
+        each = {k: getattr(self, k) for k in ("clusters", "relabel", "turns", "noise")}
+        kept = {k: v if v is None else v[clients] for k, v in each.items()}
         names = None if self.names is None else tuple(self.names[i] for i in clients)
         return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)
 
@@ -180,7 +184,7 @@ class Partitioner(Configured, ABC):
 
 
 RETRIES = 1000
-_SHOWN = ("alpha", "classes_per_client", "per_client", "clusters")
+_SHOWN = ("alpha", "classes_per_client", "per_client", "clusters", "sigma")
 
 
 def _per_client(owner: np.ndarray, clients: int, index: np.ndarray | None = None) -> list[np.ndarray]:
@@ -556,8 +560,24 @@ class Rotation(Composed):
         return replace(base, clusters=self._join(base, blocks), turns=turns)
 
 
+@dataclass(frozen=True)
+class Noise(Composed):
+    """Inputs of client i of n have Gaussian noise of variance sigma (i + 1) / n, in training and test alike.
+
+    The noise-based feature skew of NIID-Bench (Li et al., ICDE 2022). There is no ground-truth cluster in it.
+    """
+
+    sigma: float = setting(0.1, ge=0, doc="Variance of the noise at the last client.")
+    word = "noise"
+
+    def _deal(self, source, n, seed, rng, min_samples):
+        base = self.base.assign(source, n, seed, min_samples)
+        each = self.sigma * np.arange(1, len(base.indices) + 1) / len(base.indices)
+        return replace(base, noise=np.sqrt(each if base.noise is None else each + base.noise**2))
+
+
 PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", DataError)
-for _kind in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural, LabelSwap, Rotation):
+for _kind in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural, LabelSwap, Rotation, Noise):
     PARTITIONERS.add(_kind.word, _kind)
 
 

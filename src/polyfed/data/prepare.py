@@ -18,7 +18,7 @@ POOLED = (
     "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
     "sums to the others"
 )
-TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO = 11, 12, 13, 14, 15  # purposes of the draws
+TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO, NOISE = 11, 12, 13, 14, 15, 16  # purposes of the draws
 
 
 def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:

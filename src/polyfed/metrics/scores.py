@@ -34,7 +34,7 @@ BINS = 10
 _quiet = threading.Lock()  # filters of warnings are the process's
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9:.+_-]*")
 TAKEN = ("samples", "round", "split", "std", "worst", "pooled", "seconds", "clusters", "assigned", "virtual_time")
-FILED = ("id", "counts", "class")  # beside the scores of samples
+FILED = ("id", "counts", "class", "probability")  # beside the scores of samples
 
 
 def _module(name: str = "sklearn.metrics") -> Any:

@@ -11,7 +11,9 @@ from polyfed.report.table import Table
 from polyfed.report.tables import compare_table, cost_table, results
 
 if TYPE_CHECKING:
-    from polyfed.report.figures import client_figure, gain_figure, metric_figure, partition_figure, spread_figure
+    from polyfed.report.curves import metric_figure
+    from polyfed.report.figures import client_figure, gain_figure, spread_figure
+    from polyfed.report.maps import partition_figure
     from polyfed.report.notebook import cell as cell
     from polyfed.report.notebook import sentence as sentence
     from polyfed.report.page import write_report
@@ -22,11 +24,11 @@ _DRAWN = {  # what imports matplotlib, when it is asked for
     "cell": "notebook",
     "client_figure": "figures",
     "gain_figure": "figures",
-    "metric_figure": "figures",
+    "metric_figure": "curves",
     "spread_figure": "figures",
     "write_report": "page",
     "sentence": "notebook",
-    "partition_figure": "figures",
+    "partition_figure": "maps",
     "save": "style",
     "tune_figure": "search",
 }

@@ -16,27 +16,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.report import words
+from polyfed.report.caveats import brier_scores
 from polyfed.report.clients import client_table, gain_table
-from polyfed.report.figures import (
-    BANDS,
-    FEW,
-    POINTS,
-    client_figure,
-    cluster_figure,
-    gain_figure,
-    metric_figure,
-    mixing_figure,
-    partition_figure,
-    representative,
-    spread_figure,
-)
+from polyfed.report.curves import BANDS, metric_figure
+from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
+from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
 from polyfed.report.pairs import reason
+from polyfed.report.probabilities import benefit_figure, calibration_figure, told
 from polyfed.report.read import ALONE, Study, read
+from polyfed.report.style import NAMED as DRAWN
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import Cell, Table
@@ -176,7 +170,8 @@ def figure(d: Drawing, beside: str = "") -> str:
     """A figure with its title, caption and links to its files."""
     svg = to_svg(d.figure, f"figure-{d.name}", d.title, d.caption)
     links = [f'<a href="{quote(f"{beside}/{d.name}.{form}")}">{form.upper()}</a>' for form in FORMS if beside]
-    told = f'<b>{escape(d.title)}.</b> {escape(d.caption)} <span class="files">{" ".join(links)}</span>'
+    title = f"<b>{escape(d.title)}{'' if d.title.endswith('?') else '.'}</b>"
+    told = f'{title} {escape(d.caption)} <span class="files">{" ".join(links)}</span>'
     return f'<figure data-name="{escape(d.name)}">{svg}<figcaption>{told}</figcaption></figure>\n'
 
 
@@ -274,13 +269,14 @@ def _figures(study: Study) -> list[Drawing]:
     dots = f"One dot per client (mean over seeds); thick line: the median{box}."
     found: list[tuple[str, Figure | None, str, str]] = []
     if first:
-        how = "95 % interval, paired over seeds; filled and in colour: clear jointly over clients."
+        how = "95 % intervals, paired over seeds; in colour: clear jointly over clients, and for the mean."
         if len(study.names) > POINTS:
             how = "Mean over seeds; in colour: clear at 95 %, paired over seeds, jointly over clients."
         if not any(g.known for g in study.verdicts.gains(*first).values()):
             how = "Too few seeds or samples for intervals."
         how += _missing(study, *first)
         found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
+    found += _of_probabilities(study)
     found += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
         ("spread", spread_figure(study), "Spread over clients", dots),
@@ -298,6 +294,25 @@ def _figures(study: Study) -> list[Drawing]:
         if run is not None:
             found.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
     return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
+
+
+def _of_probabilities(study: Study) -> list[tuple[str, Figure | None, str, str]]:
+    """Calibration and decision curves, with what they rest on and the Brier scores in words."""
+    found = told(study)
+    scores = {label: of.values() for label in found if (of := brier_scores(study, label))}
+    each = ", ".join(f"{label} {words.figures(float(np.mean([*of])))}" for label, of in scores.items())
+    over = f"Test samples of all clients{' and seeds' if len(study.seeds) > 1 else ''}"
+    lead = study.verdicts.lead[0] if study.verdicts.lead else next(iter(found), "")
+    tenths = f"{over}, in groups of about the same probability; on the line: as predicted. "
+    tenths += f"Brier score (lower is better): {each}."
+    if 1 < len(study.names) <= DRAWN:
+        tenths += f" Diamonds: {lead} at every client."
+    benefit = f"{over}. Right alarms less false ones, at the odds of the probability from which one would act; grey: "
+    benefit += "acting on all. A curve that is the highest at your threshold is the one to decide by."
+    return [
+        ("calibration", calibration_figure(study), "Are the probabilities right?", tenths),
+        ("benefit", benefit_figure(study), "Is deciding by them worth it?", benefit),
+    ]
 
 
 def _missing(study: Study, method: str, reference: str) -> str:

@@ -6,15 +6,17 @@ Inline SVG takes ink, grid and series colours from CSS variables, so one figure 
 import contextlib
 import errno
 import io
+import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -25,6 +27,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 
+NAMED = 30  # most clients that are named on an axis
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
 # After Okabe and Ito's colours for the colour-blind, three of them darkened to a contrast of 3:1 on white; page.css has
 # the same six for dark ground.
@@ -97,6 +100,43 @@ def legend_name(label: str) -> str:
     return "\u200b" + label if label.startswith("_") else label
 
 
+def short(name: str, limit: int = 22) -> str:
+    return legend_name(name if len(name) <= limit else name[: limit - 1] + "…")
+
+
+def legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
+    """A key of the methods; those in grey share an entry where they are several."""
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    grey = [k for label, of in look.items() if of.color == QUIET and (k := legend_name(label)) in entries]
+    if len(grey) > 1:
+        entries[f"{len(grey)} others"] = entries[grey[0]]
+        entries = {k: v for k, v in entries.items() if k not in grey}
+    if len(entries) > 1:
+        names = [short(k, 26) for k in entries]
+        columns = min(len(names), 4, max(1, 56 // (5 + max(map(len, names)))))
+        figure.legend(
+            entries.values(), names, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2
+        )
+
+
+_HOVERED = WeakKeyDictionary[Figure, dict[str, list[str]]]()  # what the points of a figure say, by group
+
+
+def hover(axes: Axes, x: Iterable[Any], y: Iterable[Any], texts: Iterable[str]) -> None:
+    """Let points of an inline figure say what they are, as the pointer stands on them; nothing of it is seen.
+
+    x, y: of the points, in data coordinates; those that are not finite are left out
+    """
+    points = [(a, b, t) for a, b, t in zip(x, y, texts, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if not points or not isinstance(figure := axes.figure, Figure):
+        return
+    said = _HOVERED.setdefault(figure, {})
+    name = f"hover-{len(said)}"
+    said[name] = [text for *_, text in points]
+    xs, ys = ([point[k] for point in points] for k in (0, 1))
+    axes.scatter(xs, ys, s=90, c=PAPER, alpha=0.004, linewidth=0, zorder=9, gid=name)
+
+
 def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     """A figure as inline SVG: its own ids (prefixed by `name`), CSS variables for colours, title and description.
 
@@ -114,11 +154,22 @@ def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     body = body.replace("xlink:href=", "href=").replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
     body = re.sub(r"\s*<style type=\"text/css\">.*?</style>", "", body, flags=re.S)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _themed, body)
+    for group, texts in _HOVERED.get(figure, {}).items():
+        start = body.index(f'id="{name}-{group}"')
+        said = iter(texts)
+        points = re.compile(r"<defs>.*?</defs>|<(path|use)\b[^>]*/>", re.S)
+        body = body[:start] + points.sub(lambda m, said=said: _titled(m, said), body[start:], len(texts) + 1)
     return (
         f'<svg viewBox="{box[1] if box else "0 0 1 1"}" role="img" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description or title)}</desc>'
         f"{body}"
     )
+
+
+def _titled(match: re.Match[str], texts: Iterator[str]) -> str:
+    """A point with what it says, the next of the texts; definitions and what follows the last are as they are."""
+    text = next(texts, None) if match[1] else None
+    return match[0] if text is None else f"{match[0][:-2]}><title>{escape(text)}</title></{match[1]}>"
 
 
 def _themed(match: re.Match[str]) -> str:

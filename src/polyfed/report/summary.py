@@ -8,6 +8,7 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
+from polyfed.report.caveats import calibration, caveats
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.read import ALONE, Study
 from polyfed.report.tables import tally
@@ -68,8 +69,8 @@ def details(study: Study) -> list[str]:
     first, found = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
-        found = [price, *_personalised(study), *_calibration(study, first[0])]
-    return found + _compared(study) + _caveats(study)
+        found = [price, *_personalised(study), *calibration(study, first[0])]
+    return found + _compared(study) + caveats(study)
 
 
 def lines(study: Study) -> tuple[str, list[Line]]:
@@ -81,7 +82,7 @@ def lines(study: Study) -> tuple[str, list[Line]]:
     own = study.role(first[1]) in ALONE
     name = _scale(study).name
     against = "each client's own model" if own else "the common model"
-    what = f"{name[:1].upper()}{name[1:]} against {against} ({first[1]}), with 95 % intervals"
+    what = f"{name[:1].upper()}{name[1:]} with {first[0]} against {against} ({first[1]}), with 95 % intervals"
     found = sorted(_each(study, *first), key=lambda x: -x[0] if math.isfinite(x[0]) else math.inf)
     every = [line for _, line in found]
     if len(every) <= LINES:
@@ -98,27 +99,25 @@ def lines(study: Study) -> tuple[str, list[Line]]:
 
 
 def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]:
-    """(gain, line) of every client: of the method chosen for it, else of its best."""
+    """(gain, line) of every client, with the method that would be deployed; another that is clearly better is named."""
     scale, common = _scale(study), _common(study, reference)
     harm = study.verdicts.gains(common, reference) if common else {}
     found = []
     for name, v in study.verdicts.clients.items():
-        shown = v.shown
-        if shown is None:
+        g = v.gains.get(method)
+        if g is None or not math.isfinite(g.mean):
             found.append((math.nan, Line(name, "", v.text)))
             continue
-        g = v.gains[shown]
-        verdict = "" if g.sign is None and not g.enough else "undecided"
-        if v.choice is not None:
-            verdict = "loses" if v.choice == v.reference else "gains"
-        text = f"{_signed(g.mean, scale)} with {shown}"
-        if verdict == "loses" and len(v.gains) > 1:
-            text += ", its best"
+        verdict = {1: "gains", -1: "loses"}.get(g.sign or 0, "undecided" if g.sign == 0 or g.enough else "")
+        text = _signed(g.mean, scale)
         if g.known:
             text += f" ({scale.range(g.low, g.high)}{f'; a verdict would take {g.enough}' if g.enough else ''})"
         else:
             text += f", {g.why}"
-        if common and common != shown and (h := harm[name]).high < 0:
+        other = None if v.choice in (None, method) else v.gains.get(v.choice)
+        if other is not None:
+            text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
+        if common and common != method and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
         found.append((g.mean, Line(name, verdict, text)))
     return found
@@ -225,31 +224,6 @@ def _personalised(study: Study) -> list[str]:
         return []
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
     return [f"Personalising ({special}) {verb} one common model ({common}): {_difference(gap, scale)}."]
-
-
-def _calibration(study: Study, method: str) -> list[str]:
-    """Warn where the leading method's Brier score is a tenth or more worse, in every seed, than another's."""
-    if study.metric.name == "brier" or "brier" not in {m.name for m in study.metrics}:
-        return []
-    brier = {
-        k: {r.seed: pairs.mean_of(r.values(metric="brier").values()) for r in study.counted(k)}
-        for k in (*study.verdicts.mean.gains, study.verdicts.mean.reference)
-        if k is not None
-    }
-    worse = {}
-    for other in brier:
-        both = [(brier[method][s], brier[other][s]) for s in brier[method].keys() & brier[other].keys()]
-        if both and all(mine > 1.1 * theirs for mine, theirs in both):
-            worse[other] = tuple(pairs.mean_of(of) for of in zip(*both, strict=True))
-    if not worse:
-        return []
-    other = min(worse, key=lambda k: worse[k][1])
-    mine, theirs = map(words.figures, worse[other])
-    often = "in every seed" if len(study.seeds) > 1 else "in the one seed"
-    return [
-        f"{method} leads by {_scale(study).name}, but check its calibration: its Brier score is {mine}, "
-        f"against {theirs} with {other}, worse {often}."
-    ]
 
 
 def _compared(study: Study) -> list[str]:
@@ -372,70 +346,6 @@ def _nothing(study: Study) -> str:
         at = f"{scale.number(mean)}{scale.unit} {study.split} {scale.name}"
         text += f" After round {last.rounds}, {study.first.label} was at {at}."
     return text + (" Every run diverged." if all(r.status == "diverged" for r in study.runs) else "")
-
-
-def _caveats(study: Study) -> list[str]:
-    found, first = [], study.verdicts.lead
-    if len(study.seeds) == 1 and first is None:
-        found.append("One seed: no spread can be given.")
-    lacking = _lacking(study)
-    if lacking:
-        found.append(f"Means leave out {words.listed(lacking)}: no {_scale(study).name} ({study.metric.lacks}).")
-    gain = study.verdicts.mean_gain(*first) if first is not None else None
-    if gain is not None and gain.seeds == 1 and gain.known:
-        found.append(
-            "One seed: the intervals are about these trained models on new samples, not about another training."
-        )
-    if first is not None:
-        found += _effort(study, *first)
-        apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
-        if apart:
-            verb = "has no seed" if len(apart) == 1 else "have no seeds"
-            found.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
-    diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
-    if diverged:
-        found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
-    partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
-    if partial:
-        found.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
-    return found
-
-
-def _lacking(study: Study) -> list[str]:
-    """The clients with samples that lack the metric that leads, with how often where not always."""
-    runs = [(r, r.values()) for label in study.labels for r in study.counted(label)]
-    found = []
-    for name in study.names:
-        mine = [
-            v.get(name, math.nan)
-            for r, v in runs
-            if any(c.name == name and c.samples(study.split) for c in r.about.clients)
-        ]
-        bad = sum(map(math.isnan, mine))
-        if bad:
-            found.append(name if bad == len(mine) else f"{name} ({bad} of {len(mine)} runs)")
-    return found
-
-
-def _effort(study: Study, method: str, reference: str) -> list[str]:
-    """Say what it would take to see a small gain here."""
-    found = study.verdicts.effort(method, reference)
-    if found is None:
-        return []
-    gain, seeds, times = found
-    scale, now = _scale(study), len(study.verdicts.paired(method, reference))
-    text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
-    text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
-    if seeds is not None and seeds <= now:
-        return [f"{text} would be seen here four times in five."]
-    if seeds is not None:
-        return [f"{text} would take about {seeds} seeds to be seen four times in five."]
-    factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"
-    more = f"about {factor} times as many samples"
-    if now == 1:
-        return [f"{text} would take {more} to be seen four times in five."]
-    there = f"with {now} seeds it would take {more}"
-    return [f"{text} cannot be seen with these samples, however many the seeds: {there}."]
 
 
 def _seeds(study: Study, method: str, reference: str) -> str:

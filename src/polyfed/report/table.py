@@ -20,6 +20,7 @@ from polyfed.base.errors import ConfigError
 
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?( ?±.*| ?%)?$")  # not a formula, whatever its sign
+WIDE = 10  # columns beyond which a page sets a table tighter
 STYLES = {"best": "bold", "gain": "green", "loss": "red", "quiet": "dim", "": ""}
 
 
@@ -130,9 +131,10 @@ class Table:
             "<tr>" + "".join(self._html_cell(i, cell) for i, cell in enumerate(row)) + "</tr>\n" for row in self.rows
         )
         notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
-        label = html.escape(self.title)
+        label, wide = html.escape(self.title), _class("wide" if len(self.columns) > WIDE else "")
         return (
-            f'<div class="scroll" role="region" aria-label="{label}" tabindex="0"><table><caption>{label}</caption>'
+            f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">'
+            f"<table{wide}><caption>{label}</caption>"
             f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
             + (f'<div class="notes">{notes}</div>' if notes else "")
         )

@@ -32,7 +32,7 @@ from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
-from polyfed.metrics.metric import having, mean_of
+from polyfed.metrics.metric import Seen, having, mean_of
 from polyfed.native import kernel
 from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
@@ -250,6 +250,7 @@ def scores(run: Result) -> dict[str, Tensor]:
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
     whose: [N] the group of each sample, by which it is held out, where there are any
     class: [N] where a metric is taken class by class, the class of each; of survival 1 with the event and -1 without
+    probability: [N] of two classes, that of the second; class is there too
     """
     task, test = run.trained.task, run.federation.test.to(run.trained.task.device, run.trained.task.dtype)
     known = run.federation.meta.get("split_indices")
@@ -260,8 +261,12 @@ def scores(run: Result) -> dict[str, Tensor]:
             lost = math.isnan(run.final["test"][name][i])  # an attacker's
             values = torch.full_like(values, math.nan) if lost else values
             parts.setdefault(name, []).append(values.cpu())
+        exact = Seen(outputs.cpu().double(), test.client(i)[1].cpu(), task.threshold)
+        if exact.kind == "two classes":
+            known = math.nan if math.isnan(run.final["test"]["loss"][i]) else 1.0  # an attacker's is not
+            parts.setdefault("probability", []).append(known * torch.as_tensor(exact.probabilities[:, 1]))
     found = {name: torch.cat(values).float() for name, values in parts.items()}
-    if any(m.classwise for m in run.metrics):
+    if any(m.classwise for m in run.metrics) or "probability" in found:
         y = test.y.cpu()
         found["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
     if (whose := run.federation.meta.get("whose")) is not None:

@@ -2,6 +2,7 @@
 torch; `opened` adds the models and the method.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,18 @@ class Numbers:
             return parts
         groups = {name: whose[a:b] for name, a, b in zip(self.about.names, at, at[1:], strict=False)}
         return {name: clustered(*part, groups[name]) for name, part in parts.items()}
+
+    @cached_property
+    def probabilities(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        """{client: ([m] the probability of the second of two classes, [m] whether it is true)} of its test samples;
+        empty where it was not written, and without those that are not finite."""
+        found = schema.scores(self.folder) or {}
+        if "probability" not in found or "class" not in found or len(found["counts"]) != self.n:
+            return {}
+        at = np.r_[0, np.cumsum(found["counts"])]
+        pairs = [(found["probability"][a:b].astype(float), found["class"][a:b] > 0) for a, b in itertools.pairwise(at)]
+        named = zip(self.about.names, pairs, strict=True)
+        return {n: (p[ok], y[ok]) for n, (p, y) in named if (ok := np.isfinite(p)).any()}
 
     def shares(self, split: str = "test") -> dict[str, tuple[float, int]]:
         """{client: (share of its samples that is in a split, number of its samples)}."""

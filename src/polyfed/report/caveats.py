@@ -1,0 +1,104 @@
+"""Caveats of the answer: worse probabilities, one seed, methods apart, clients without a score, the effort it takes."""
+
+import math
+
+from polyfed.report import pairs, words
+from polyfed.report.read import Study
+
+
+def brier_scores(study: Study, label: str) -> dict[int, float]:
+    """{seed: the Brier score, mean over clients}, as runs were judged, or of two classes by the probabilities."""
+    if "brier" in {m.name for m in study.metrics}:
+        return {r.seed: pairs.mean_of(r.values(metric="brier").values()) for r in study.counted(label)}
+    each = {r.seed: [float(((p - y) ** 2).mean()) for p, y in r.probabilities.values()] for r in study.counted(label)}
+    return {seed: pairs.mean_of(scores) for seed, scores in each.items() if scores}
+
+
+def calibration(study: Study, method: str) -> list[str]:
+    """Warn where the leading method's Brier score is a tenth or more worse, in every seed, than another's."""
+    if study.metric.name == "brier":
+        return []
+    shared = [*study.verdicts.mean.gains, *([study.verdicts.mean.reference] if study.verdicts.mean.reference else [])]
+    brier = {k: found for k in shared if (found := brier_scores(study, k))}
+    if method not in brier:
+        return []
+    worse = {}
+    for other in brier:
+        both = [(brier[method][s], brier[other][s]) for s in brier[method].keys() & brier[other].keys()]
+        if both and all(mine > 1.1 * theirs for mine, theirs in both):
+            worse[other] = tuple(pairs.mean_of(of) for of in zip(*both, strict=True))
+    if not worse:
+        return []
+    other = min(worse, key=lambda k: worse[k][1])
+    mine, theirs = map(words.figures, worse[other])
+    often = "in every seed" if len(study.seeds) > 1 else "in the one seed"
+    return [
+        f"{method} leads by {words.Scale(study.metric).name}, but check its calibration: its Brier score is {mine}, "
+        f"against {theirs} with {other}, worse {often}."
+    ]
+
+
+def caveats(study: Study) -> list[str]:
+    found, first = [], study.verdicts.lead
+    if len(study.seeds) == 1 and first is None:
+        found.append("One seed: no spread can be given.")
+    lacking = _lacking(study)
+    if lacking:
+        found.append(
+            f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
+        )
+    gain = study.verdicts.mean_gain(*first) if first is not None else None
+    if gain is not None and gain.seeds == 1 and gain.known:
+        found.append(
+            "One seed: the intervals are about these trained models on new samples, not about another training."
+        )
+    if first is not None:
+        found += _effort(study, *first)
+        apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
+        if apart:
+            verb = "has no seed" if len(apart) == 1 else "have no seeds"
+            found.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
+    diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
+    if diverged:
+        found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
+    partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
+    if partial:
+        found.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
+    return found
+
+
+def _lacking(study: Study) -> list[str]:
+    """The clients with samples that lack the metric that leads, with how often where not always."""
+    runs = [(r, r.values()) for label in study.labels for r in study.counted(label)]
+    found = []
+    for name in study.names:
+        mine = [
+            v.get(name, math.nan)
+            for r, v in runs
+            if any(c.name == name and c.samples(study.split) for c in r.about.clients)
+        ]
+        bad = sum(map(math.isnan, mine))
+        if bad:
+            found.append(name if bad == len(mine) else f"{name} ({bad} of {len(mine)} runs)")
+    return found
+
+
+def _effort(study: Study, method: str, reference: str) -> list[str]:
+    """Say what it would take to see a small gain here."""
+    found = study.verdicts.effort(method, reference)
+    if found is None:
+        return []
+    gain, seeds, times = found
+    scale, now = words.Scale(study.metric), len(study.verdicts.paired(method, reference))
+    text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
+    text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
+    if seeds is not None and seeds <= now:
+        return [f"{text} would be seen here four times in five."]
+    if seeds is not None:
+        return [f"{text} would take about {seeds} seeds to be seen four times in five."]
+    factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"
+    more = f"about {factor} times as many samples"
+    if now == 1:
+        return [f"{text} would take {more} to be seen four times in five."]
+    there = f"with {now} seeds it would take {more}"
+    return [f"{text} cannot be seen with these samples, however many the seeds: {there}."]
