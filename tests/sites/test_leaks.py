@@ -27,7 +27,7 @@ KEPT = {
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
-    "parameters", "aggregate", "peer",
+    "parameters", "aggregate", "peer", "audit",
 }  # fmt: skip
 
 
