@@ -98,7 +98,8 @@ def test_a_newcomer_brings_raw_rows(finished, tmp_path):
 def test_what_data_inspect_says_of_columns(cli, tmp_path):
     FOLDERS["admissions"](tmp_path / "a")
     said = cli("data", "inspect", "a")
-    lines = [line.split() for line in said.out.splitlines() if line and not line[0].isspace()]
+    first = said.out.partition("\n\n")[0]  # before every site by itself
+    lines = [line.split() for line in first.splitlines() if line and not line[0].isspace()]
     kinds = {line[0]: line[1] for line in lines if len(line) > 1}
     assert kinds | {
         "age": "number", "ward": "category", "sex": "category", "patient": "identifier", "admitted": "date",

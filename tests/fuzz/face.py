@@ -97,7 +97,7 @@ class Face:
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
             run, run.admit(new, 1), pf.coalitions(net(), two, method, seeds=1, out=folder / "game", **TRAIN),
-            comparison, predictor(run, 0), trainer, FED, polyfed_clinical.fit(PAIRS), dataset, study,
+            comparison, predictor(run, 0), trainer, FED, polyfed_clinical.fit(PAIRS, intercepts="common"), dataset, study,
             pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),

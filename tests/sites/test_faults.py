@@ -144,7 +144,7 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         (Raw({"kind": "train"} | turn | {"t": "x"}).pack(), "damaged (t: found 'x', expected a valid integer)"),
         (Raw({"kind": "train"} | turn | {"cells": 1}).pack(), "damaged (it has cells, which this version does not"),
         (Raw({"kind": "begin"}).pack(), "the message is damaged (it lacks joined)"),
-        (Raw({"kind": "train", "format": 4} | turn).pack(), "found messages of format 4, expected 3; install the same"),
+        (Raw({"kind": "train", "format": 5} | turn).pack(), "found messages of format 5, expected 4; install the same"),
     ):
         error = raw(site.answer(message)).head["error"]
         assert said in error

@@ -1,6 +1,7 @@
 """Nothing leaves a site unasked: all messages of whole runs, searched for samples, private tensors, cells and files."""
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -26,7 +27,7 @@ KEPT = {
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
-    "parameters", "aggregate", "peer",
+    "parameters", "aggregate", "peer", "audit",
 }  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
 PLANTED = {  # by kind of request: what a site does to answer it
     "join": "polyfed.data.schema.File.schema",
     "pooled": "polyfed.data.schema.File.sums",
+    "audit": "polyfed.data.schema.File.parts",
     "labels": "polyfed.data.schema.File.labels",
     "begin": "polyfed.data.schema.File.fitted",
     "train": "polyfed.core.worker.Worker.run",
@@ -88,7 +90,8 @@ def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leav
     """Whatever fails, in whichever answer, and however its words name a cell and a path: the screen alone has them."""
     data, sent = folder(tmp_path / "data"), {}
     file = experiment(tmp_path / "study.toml", 'name = "fedavg"', rounds=1, **{"class-weights": "balanced"})
-    sites = Sites(tmp_path, data, names=NAMES)
+    policy = replace(OPEN, audit="quantiles")
+    sites = Sites(tmp_path, data, names=NAMES, policy=policy)
 
     def answer(name, message):
         sent[raw(message).head["kind"]] = message
@@ -105,7 +108,7 @@ def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leav
                 raise error(f"riga: the server: {path}, line 3, column 'age': found {cell!r}")
 
             shown, logged = [], []
-            site = Site("riga", path, tmp_path / "vaults" / "riga", ALL, logged.append, shown.append, policy=OPEN)
+            site = Site("riga", path, tmp_path / "vaults" / "riga", ALL, logged.append, shown.append, policy)
             with monkeypatch.context() as planted:
                 planted.setattr(place, fail)
                 reply = site.answer(sent[kind])

@@ -56,7 +56,7 @@ class FedProto(Algorithm):
         M, seen = down["prototypes"], down["seen"]
 
         def by_means(features, outputs, batch, rows):
-            share = torch.nn.functional.one_hot(batch.y, len(seen[0])).to(features)
+            share = (batch.y[..., None] == torch.arange(len(seen[0]), device=batch.y.device)).to(features)
             mass = batch.mean(share)
             gap = batch.mean(share[..., None] * (features[:, :, None] - M[rows][:, None]))
             gap = gap / torch.where(mass == 0, 1, mass)[..., None]

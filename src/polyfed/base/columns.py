@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
+from polyfed.base.arithmetic import formula
+from polyfed.base.errors import ConfigError
 from polyfed.base.settings import Configured, setting, settings_of
-from polyfed.base.values import Limits, Words
+from polyfed.base.values import Limits, Words, shown
 
 NAMES = Annotated[list[str], Words("a list of columns")]
 VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
 TEXTS = Annotated[list[str], Words("a list of texts")]
+REPAIRS = Annotated[
+    Mapping[str, Mapping[str, str | Mapping[str, str | float]]],
+    Words("a table for each site: arithmetic of x, or a table of texts, by column"),
+]
 CLASSES = ("binary", "classes", "classification")
+ENCODING = "encoding"  # in a site's table of repairs: that of its file
 ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
 
@@ -50,6 +57,19 @@ class Columns(Configured):
     encoding: str | None = setting(
         None, doc="Encoding of the CSV files that are not in UTF-8, such as cp1252, latin-1 or utf-16."
     )
+    site: REPAIRS = setting(
+        factory=dict,
+        doc='Repairs by site and column: glucose = "x / 18.02", sex = {männlich = "m"}; or the encoding of its file.',
+    )
+    limits: NAMES = setting(
+        factory=list, doc="Columns in which a limit of detection is a value: <5 stands for 5/√2, >200 for 200."
+    )
+    group: str | None = setting(
+        None, doc="Column that says whose a row is, such as the patient's number: no split parts rows of one group."
+    )
+    missing_target: Literal["refuse", "drop"] = setting(
+        "refuse", doc="Rows without a target: refuse them, or drop them, where the target is named."
+    )
     unseen: Literal["zeros", "refuse"] = setting(
         "zeros", doc="A category that no training part has: zeros, none of the known ones; or refuse it."
     )
@@ -76,11 +96,34 @@ class Columns(Configured):
         self.require(not survival or self.target is None, "target", "none; survival has time and event")
         self.require(self.encoding is None or is_encoding(self.encoding), "encoding", "one such as cp1252 or utf-16")
         self.require(self.weights not in self.outcome, "weights", "another column than the target")
+        self.require(
+            self.group not in (*self.outcome, self.weights) or self.group is None, "group", "a column of its own"
+        )
+        named = bool(self.outcome) or self.missing_target == "refuse"
+        self.require(named, "missing_target", "refuse, or a target that is named")
+        for site, columns in self.site.items():
+            for column, repair in columns.items():
+                self._check_repair(f"{self.table}.site.{site}.{column}", column, repair)
+
+    def _check_repair(self, where: str, column: str, repair: str | Mapping[str, str | float]) -> None:
+        if column == ENCODING:
+            if not (isinstance(repair, str) and is_encoding(repair)):
+                raise ConfigError(f"{where}: found {shown(repair)}, expected an encoding such as cp1252 or utf-16")
+        elif isinstance(repair, str):
+            try:
+                formula(repair)
+            except ConfigError as e:
+                raise ConfigError(f"{where}: {e}") from None
 
     @property
     def outcome(self) -> tuple[str, ...]:
         """The columns that are no inputs, as far as they are named."""
         return tuple(name for name in (self.target, self.time, self.event) if name is not None)
+
+    @property
+    def apart(self) -> set[str]:
+        """The columns that are neither inputs nor the target."""
+        return {name for name in (*self.drop, self.weights, self.group) if name is not None}
 
     @property
     def kind(self) -> str:

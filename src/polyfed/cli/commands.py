@@ -485,8 +485,16 @@ class DataInspect(
     [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]
     """
 
-    name: str = argument("A data set, or a folder of CSV or npz files.", key="data.name", autocompletion=complete.data)
-    out: Path | None = option("Picture of the partition.", None, "FILE.svg|.png|.pdf")
+    name: str = argument(
+        "A data set, a folder of CSV or npz files, or an experiment file (.toml).",
+        key="data.name",
+        autocompletion=complete.data,
+    )
+    out: Path | None = option(
+        "Picture of the partition; of CSV files also of every column at every site, as FILE-columns.",
+        None,
+        "FILE.svg|.png|.pdf",
+    )
 
 
 class KeysInit(Shared, group="keys", takes=("keys",)):

@@ -18,13 +18,14 @@ from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read, survey
-from polyfed.data.tables import Table
+from polyfed.data.tables import CHECK, Table
+from polyfed.report.distributions import distribution_figure
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.numbers import described
 from polyfed.runs.ownership import spare
 
-ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal
+ROWS, COLUMNS, MANY, SITES = 40, 12, 200, 8  # clients, classes, columns and sites of columns shown in the terminal
 SHADES = " ░▒▓█"
 
 
@@ -39,24 +40,31 @@ def data_list(_: DataList) -> None:
 
 
 def data_inspect(o: DataInspect) -> None:
-    experiment, out = resolve(None, collect(o)), o.out
+    asked, out = collect(o), o.out
+    file = Path(o.name) if o.name.endswith(".toml") else None
+    if file is not None:
+        del asked["data"]["name"]
+    experiment = resolve(file, asked)
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
     if out is not None:
         spare(out, Path(experiment.data.name))
     parts = Parts(experiment)
     if (found := tables_of(experiment)) is not None:
-        stdout.print(columns_of(found))
-        stdout.print()
+        stdout.print(columns_of(found), "", *([sites_of(found), ""] if 1 < len(found.sheets) <= SITES else []))
+        for flag in found.audit():
+            stdout.print(Text(f"! {flag}", "red"), soft_wrap=True)
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
     stdout.print(table_of(fed))
-    for note in (_more(fed), *(f"- {note}" for note in fed.notes)):
+    for note in (_more(fed), *(f"- {note}" for note in fed.notes if not (found and note.startswith(CHECK)))):
         stdout.print(Text(note, "dim"), soft_wrap=True)
     if out is not None:
         figure = report.partition_figure(report.Study([described(fed.describe())]))
         assert figure is not None
         say(f"picture: {report.save(figure, out)}")
+    if out is not None and found is not None and (drawn := distribution_figure(found.parts, found.audit())) is not None:
+        say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
 
 def tables_of(experiment: Experiment) -> Table | None:
@@ -67,7 +75,7 @@ def tables_of(experiment: Experiment) -> Table | None:
     paths = [place] if place.is_file() else client_files(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):
         return None
-    sheets = [read(path, experiment.columns.encoding) for path in paths]
+    sheets = [read(path, experiment.columns) for path in paths]
     return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
 
 
@@ -82,6 +90,18 @@ def columns_of(table: Table) -> Grid:
         shown.add_row(Text(c.name, "cyan"), c.kind, Text(c.shown), gaps, Text(becomes, style))
     if len(table.found) > MANY:
         shown.add_row(f"... and {len(table.found) - MANY} more", "", "", "", "")
+    return shown
+
+
+def sites_of(table: Table) -> Grid:
+    """One row per column: median and quartiles, or the commonest values, of every site; gaps in per cent."""
+    shown = grid("column", *(sheet.name for sheet in table.sheets), tight=("column",))
+    for name, at in list(table.parts.items())[:MANY]:
+        cells = [at.get(s.name) for s in table.sheets]
+        gaps = [f", {p.gaps / p.rows:.0%} gaps" if p is not None and p.gaps else "" for p in cells]
+        said = ["" if p is None else f"{p.shown or f'{p.distinct} texts'}{g}" for p, g in zip(cells, gaps, strict=True)]
+        shown.add_row(Text(name, "cyan"), *map(Text, said))
+    shown.add_row(Text("rows", "dim"), *(Text(str(len(s.lines)), "dim") for s in table.sheets))
     return shown
 
 

@@ -1,6 +1,6 @@
 """polyfed predict: raw rows of a CSV file into predictions, by an exported model or a run's client."""
 
-from polyfed.base.columns import Columns
+from polyfed.base.columns import ENCODING, Columns
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
 from polyfed.cli.screen import say, stderr
@@ -28,7 +28,8 @@ def predict(o: Predict) -> None:
         raise ConfigError(f"--client: for the folder of a run; {model} is one client's model")
     else:
         found = Predictor.open(model)
-    sheet = read(o.rows, Columns(encoding=o.encoding).encoding)
+    known = found.preparation.repairs.get(found.client, {}).get(ENCODING)
+    sheet = read(o.rows, Columns(encoding=o.encoding or known))
     answers, remarks = predicted(found, sheet)
     for line in remarks:
         say(line, stderr)

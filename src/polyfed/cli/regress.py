@@ -19,7 +19,7 @@ from polyfed.data import load, readers
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
 from polyfed.data.sheets import Sheet, read, survey
-from polyfed.data.tables import Table
+from polyfed.data.tables import Table, check_sites
 from polyfed.face import Run
 from polyfed.runs.config import Where, read_table
 from polyfed.runs.ownership import put_out, spare
@@ -33,7 +33,11 @@ DESCRIBED = (
     "gaps",
     "labels",
     "encoding",
+    "site",
+    "limits",
+    "missing-target",
 )  # settings of [columns] that a regression has
+READING = ("encoding", "site", "limits", "missing-target", "gaps")  # those that change what cells are
 
 
 def regress(o: Regress) -> None:
@@ -161,7 +165,13 @@ def tables(
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
-    sheets = [read(path, asked.get("columns", {}).get("encoding")) for path in paths]
+    reading = {key: value for key, value in asked.get("columns", {}).items() if key in READING}
+    roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
+    if "missing-target" in reading:
+        reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
+    repairs = read_table(Columns, reading, Where(None, {}, {}))
+    check_sites(repairs, [path.stem for path in paths])
+    sheets = [read(path, repairs) for path in paths]
     cox, first = model == "cox", list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:

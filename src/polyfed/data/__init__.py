@@ -24,6 +24,7 @@ from polyfed.data.partition import (
     parse,
 )
 from polyfed.data.synthetic import diagonal_quadratics, fedcet_quadratics, fpfc, heterogeneous_quadratics, least_squares
+from polyfed.data.tables import from_frames
 
 __all__ = [
     "IID",
@@ -47,6 +48,7 @@ __all__ = [
     "fedcet_quadratics",
     "fetch",
     "fpfc",
+    "from_frames",
     "heterogeneous_quadratics",
     "least_squares",
     "load",

@@ -68,6 +68,8 @@ class Dataset:
         How the cells of tables become inputs; x is then what its `codes` gives.
     weights : array or None
         [N] how much each sample counts in its client's training loss, 0 or more; see `Federation.from_arrays`.
+    whose : array or None
+        [N] a number for each patient, or whatever samples are grouped by: no split parts samples of one.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Dataset:
     options: Mapping[str, Any] = field(default_factory=dict)
     preparation: Preparation | None = None
     weights: np.ndarray | None = None
+    whose: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -161,6 +164,8 @@ class Dataset:
         fraction = self.validation_fraction if validation_fraction is None else validation_fraction
         fraction = prepare.check_fraction(fraction, "the validation fraction")
 
+        if self.whose is not None and not isinstance(how, Natural):
+            raise DataError(f"{self.name}, partition {how}: would part rows of one group; give one file per site")
         data = self._merged() if test == "merged" else self
         dealt = how.assign(data._source(), clients, seed, min_samples)
         all_names = dealt.names or tuple(f"client-{i}" for i in range(len(dealt.indices)))
@@ -214,7 +219,8 @@ class Dataset:
                 "notes": notes,
                 "indices": dealt.indices,
                 "split_indices": indices,
-            },
+            }
+            | ({} if self.whose is None else {"whose": [self.whose[held] for held in indices["test"]]}),
         )
 
     # the steps of `partition`
@@ -283,7 +289,8 @@ class Dataset:
         kept, held = [], []
         for index, name in zip(indices, names, strict=True):
             times = None if self.times is None else self.times[index]
-            k, h = prepare.held_out(len(index), fraction, prepare.keyed(seed, purpose, name), times)
+            whose = None if self.whose is None else self.whose[index]
+            k, h = prepare.held_out(len(index), fraction, prepare.keyed(seed, purpose, name), times, whose)
             kept.append(index[k])
             held.append(index[h])
         return kept, held

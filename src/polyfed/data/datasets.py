@@ -21,7 +21,7 @@ from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
-from polyfed.data.tables import load_tables
+from polyfed.data.tables import check_sites, load_tables
 from polyfed.data.tiny_imagenet import read_folder
 
 # the registry
@@ -186,6 +186,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
     if all(p.suffix.lower() == ".csv" for p in paths):
+        check_sites(columns, [p.stem for p in there])
         return load_tables(paths, columns, single)
     if wrong := [key for key in columns.given if key not in ARRAYS]:
         raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for CSV files alone")

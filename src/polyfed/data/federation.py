@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
 ROWS = 20  # of clients that a notebook shows
-PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
+PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
 
@@ -410,6 +410,9 @@ class Federation:
         train: Sequence[Any],
         test: Sequence[Any] | None = None,
         validation: Sequence[Any] | None = None,
+        *,
+        input: str | None = None,
+        target: str | None = None,
         **options: Any,
     ) -> "Federation":
         """A federation from one torch data set per client, read once, into memory.
@@ -417,9 +420,12 @@ class Federation:
         Parameters
         ----------
         train : sequence of Dataset
-            One torch data set per client, each item an (input, target) pair.
+            One torch data set per client, each item an (input, target) pair; or a dict or a Hugging Face data set,
+            of which `input` and `target` name the keys.
         test, validation : sequence of Dataset or None
             The same, one entry per client; None for a client without any.
+        input, target : str or None
+            Keys of items that are dicts, such as "image" and "label".
         **options
             Those of `from_arrays`.
 
@@ -436,7 +442,9 @@ class Federation:
         who = names_of(options.get("names"), len(list(train)))
 
         def read(sets, split):
-            return None if sets is None else [_materialise(d, who[i], split) for i, d in enumerate(sets)]
+            return (
+                None if sets is None else [_materialise(d, who[i], split, (input, target)) for i, d in enumerate(sets)]
+            )
 
         pairs = read(train, "train")
         if not pairs:
@@ -785,8 +793,21 @@ def _rows(split: Split, rows: list[np.ndarray]) -> Split:
     return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit, weight)
 
 
-def _materialise(dataset: Any, name: str, split: str) -> Any:
-    """(x, y) of a torch data set, or None."""
+def _keyed(item: Mapping[str, Any], keys: tuple[str | None, str | None], where: str) -> tuple[Any, Any]:
+    """Input and target of a dict; an image becomes an array, channels first."""
+    found = []
+    for word, key in zip(("input", "target"), keys, strict=True):
+        if key is None or key not in item:
+            known = f"{closest(key, item) if key else ''}; it has {', '.join(map(str, item))}"
+            what = f"no key {key!r}, which {word} names" if key else f"found a dict, expected {word}= to name its key"
+            raise DataError(f"{where}: {what}{known}")
+        value = item[key]
+        found.append(readers.images(np.asarray(value)[None])[0] if hasattr(value, "getbands") else value)
+    return found[0], found[1]
+
+
+def _materialise(dataset: Any, name: str, split: str, keys: tuple[str | None, str | None]) -> Any:
+    """(x, y) of a torch data set, or of one of dicts with these keys, or None."""
     if dataset is None:
         return None
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
@@ -794,7 +815,8 @@ def _materialise(dataset: Any, name: str, split: str) -> Any:
     xs, ys = [], []
     try:
         for i in range(len(dataset)):
-            x, y = dataset[i]
+            item = dataset[i]
+            x, y = _keyed(item, keys, f"client {name!r}, {split}, item {i}") if isinstance(item, Mapping) else item
             xs.append(torch.as_tensor(x))
             ys.append(torch.as_tensor(y))
         return (torch.stack(xs), torch.stack(ys)) if xs else ([], [])

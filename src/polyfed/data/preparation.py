@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 
-from polyfed.base.columns import DEFAULTS
-from polyfed.base.errors import DataError, closest
+from polyfed.base.columns import DEFAULTS, Columns
+from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data.moments import filling, median, moments
-from polyfed.data.sheets import Sheet
+from polyfed.data.sheets import Sheet, repaired
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
@@ -53,6 +53,7 @@ class Preparation:
     labels: the classes in their order; None for a regression     missing, unseen, standardise: as in `Columns`
     gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
     sites: client -> Statistics; "" where all clients share them
+    repairs: client -> what its cells are repaired with     limits: columns in which <5 is a value
     """
 
     inputs: tuple[Input, ...]
@@ -64,6 +65,8 @@ class Preparation:
     gaps: tuple[str, ...] = ()
     survival: bool = False
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
+    repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    limits: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +92,14 @@ class Preparation:
 
     def only(self, client: str) -> "Preparation":
         """The preparation with the statistics of this client alone, or of all."""
-        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)})
+        mine = {client: self.repairs[client]} if client in self.repairs else {}
+        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)}, repairs=mine)
+
+    def repaired(self, sheet: Sheet, client: str) -> Sheet:
+        """A client's rows with its repairs, of inputs alone; tables of texts may name some that are not there."""
+        used = {i.name for i in self.inputs}
+        mine = {name: how for name, how in self.repairs.get(client, {}).items() if name in used}
+        return repaired(sheet, mine, [name for name in self.limits if name in used], strict=False)
 
     # rows to inputs
 
@@ -267,9 +277,9 @@ class Preparation:
 
     def dump(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        found = {
-            k: getattr(self, k) for k in ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
-        }
+        keys = ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
+        found = {k: getattr(self, k) for k in keys}
+        found |= {k: value for k in ("repairs", "limits") if (value := getattr(self, k))}
         inputs = [
             {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
         ]
@@ -287,6 +297,10 @@ class Preparation:
         for s in self.sites.values():
             if {len(s.fill), len(s.shift), len(s.scale)} != {width} or (s.target is not None and len(s.target) != 2):
                 raise ValueError(f"expected {width} numbers per statistic")
+        try:
+            Columns(site=self.repairs)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
         return self
 
 

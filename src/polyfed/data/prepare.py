@@ -48,13 +48,22 @@ def positions(given: Iterable[SupportsInt], n: int, what: str) -> list[int]:
 
 
 def held_out(
-    n: int, fraction: float, rng: np.random.Generator, times: np.ndarray | None = None
+    n: int,
+    fraction: float,
+    rng: np.random.Generator,
+    times: np.ndarray | None = None,
+    whose: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut `n` samples into (kept, held): positions 0..n-1, ascending, about `fraction` of them held.
 
     At least one sample is kept; at least one is held when n >= 2 and fraction > 0. Without `times` the held samples
-    are drawn at random. With `times: [n]` they are the latest ones, and samples of equal time stay together.
+    are drawn at random. With `times: [n]` they are the latest ones, and samples of equal time stay together. With
+    `whose: [n]` groups are drawn instead of samples, about `fraction` of them.
     """
+    if whose is not None:
+        groups, at = np.unique(whose, return_inverse=True)
+        kept = np.isin(at, held_out(len(groups), fraction, rng)[0])
+        return np.flatnonzero(kept), np.flatnonzero(~kept)
     count = 0 if fraction == 0 or n < 2 else min(max(1, round(n * fraction)), n - 1)
     if times is None:
         held = np.sort(rng.permutation(n)[:count])

@@ -21,11 +21,12 @@ from polyfed.base.columns import ARRAYS, CLASSES, Columns
 from polyfed.base.errors import DataError
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
+from polyfed.data.audit import described
 from polyfed.data.federation import WEIGHTED, Federation, pair_of
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
-from polyfed.data.said import Column, Csv, Dropped, Npz, facts
+from polyfed.data.said import Column, Csv, Dropped, Npz, Part, facts
 from polyfed.data.sheets import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
-from polyfed.data.tables import Table, weights_of
+from polyfed.data.tables import Table, weights_of, whose_of
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,16 @@ class Cut:
     test: float
     validation: float
 
-    def of(self, n: int, name: str, held: bool = True) -> dict[str, np.ndarray]:
-        """The rows of each part, of `n`. held: whether test rows are held out"""
+    def of(self, n: int, name: str, held: bool = True, whose: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The rows of each part, of `n`. held: whether test rows are held out     whose: as for `held_out`"""
         train, test = np.arange(n), np.zeros(0, dtype=np.int64)
         if held:
-            train, test = prepare.held_out(n, self.test, prepare.keyed(self.seed, prepare.TEST, name))
+            train, test = prepare.held_out(n, self.test, prepare.keyed(self.seed, prepare.TEST, name), None, whose)
         if not self.validation:
             return {"train": train, "test": test}
+        rng = prepare.keyed(self.seed, prepare.VALIDATION, name)
         kept, held_out = prepare.held_out(
-            len(train), self.validation, prepare.keyed(self.seed, prepare.VALIDATION, name)
+            len(train), self.validation, rng, None, None if whose is None else whose[train]
         )
         return {"train": train[kept], "validation": train[held_out], "test": test}
 
@@ -66,13 +68,14 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
-            self.sheet = read(path, columns.encoding)
+            self.sheet = read(path, columns, name)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
                 self.sheet = dataclasses.replace(self.sheet, columns=kept)
             if not self.sheet.lines:
                 raise DataError(f"client {name!r} has no training samples")
-            self.rows = cut.of(len(self.sheet.lines), name)
+            whose = None if columns.group is None else whose_of(self.sheet, columns.group)
+            self.rows = cut.of(len(self.sheet.lines), name, whose=whose)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -86,7 +89,7 @@ class File:
         """The site's own description of it."""
         if self.sheet is None:
             return self._arrays()
-        left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
+        left = [name for name in self.sheet.columns if name not in self.columns.apart]
         outcome = self.columns.target or (left[-1] if left else "")
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
         weighted = (w := self._weights()) is not None and bool((w != w[0]).any())
@@ -104,7 +107,7 @@ class File:
 
     def _column(self, name: str, outcome: bool) -> Dropped | Column:
         assert self.sheet is not None
-        if name in _apart(self.columns):
+        if name in self.columns.apart:
             return Dropped()
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
@@ -135,6 +138,12 @@ class File:
             inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
             numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
         )  # fmt: skip
+
+    def parts(self) -> dict[str, Part]:
+        """Columns for the audit between sites, but for those that are dropped."""
+        assert self.sheet is not None
+        left = [name for name in self.sheet.columns if name not in (*self.columns.drop, self.columns.weights)]
+        return {name: described(self.sheet, name, self.columns) for name in left}
 
     def rarest(self, said: Csv | Npz) -> dict[str, int]:
         """Fewest rows of a value, for every column whose values it says; of values that [columns] lists, none."""
@@ -167,7 +176,8 @@ class File:
         assert blank is not None
         parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
-        found, done = dataclasses.replace(blank, sites=known).fitted(parts, [self.name])
+        mine = {name: how for name, how in self.columns.site.items() if name == self.name}
+        found, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return found, done
@@ -272,7 +282,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
         if not any(column in s.columns for s in said.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
     everywhere = [
-        Sheet(f"site {name!r}", [], {c: [] for c in s.columns if c not in _apart(columns)}) for name, s in said.items()
+        Sheet(f"site {name!r}", [], {c: [] for c in s.columns if c not in columns.apart}) for name, s in said.items()
     ]
     targets = {name: s.target for name, s in said.items()}
     first = next(iter(targets))
@@ -291,7 +301,8 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
         name: merged(name, [_seen(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
     }
-    table = Table(everywhere, found, dataclasses.replace(columns, drop=[], weights=None))
+    here = {"drop": [], "weights": None, "group": None, "site": {}, "limits": [n for n in columns.limits if n in found]}
+    table = Table(everywhere, found, dataclasses.replace(columns, **here))
     table.where = "the sites' files"
     silent = _silent(table, parts)
     if problems := [*silent, *table.problems()]:
@@ -419,11 +430,6 @@ def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Labels in a column of their own as a vector."""
     x, y = pair
     return (x, y[:, 0]) if not y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1 else pair
-
-
-def _apart(columns: Columns) -> set[str | None]:
-    """The columns that are neither inputs nor the target."""
-    return {*columns.drop, columns.weights}
 
 
 def _task(columns: Columns) -> str:

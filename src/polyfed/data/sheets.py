@@ -7,16 +7,17 @@ import datetime
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from polyfed.base.columns import Columns
-from polyfed.base.errors import DataError
+from polyfed.base.arithmetic import formula
+from polyfed.base.columns import ENCODING, Columns
+from polyfed.base.errors import DataError, closest
 from polyfed.base.settings import is_mapping
 from polyfed.data.readers import floats, number, read_cells
 from polyfed.data.said import Cells
@@ -35,6 +36,7 @@ DATE = re.compile(
 COMMA = re.compile(r"[+-]?\d+,\d*")
 DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?")
 NOTATION = re.compile(r"[<>≤≥~]?\s*[+-]?\d+([.,' ]\d+)*\s*%?")
+LIMIT = re.compile(r"([<>≤≥])\s*=?\s*(\d+([.,]\d*)?)")
 WHOLE = re.compile(r"[+-]?\d+")
 USABLE = ("number", "binary", "category")
 
@@ -123,12 +125,14 @@ class Sheet:
     """One site's file: cells as text, without blanks around them, a list for each column.
 
     where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
+    dropped: how many rows had no target, and are not here
     """
 
     where: str
     lines: list[int]
     columns: dict[str, list[str]]
     delimiter: str = ","
+    dropped: int = 0
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
@@ -169,24 +173,97 @@ class Sheet:
         return found.missing(gaps)[found.at]
 
 
-def read(path: Path, encoding: str | None = None) -> Sheet:
-    """A file whose cells are parted by commas, semicolons or tabs, whichever its first line has most of."""
-    header, lines, columns, delimiter = read_cells(path, ",;\t", encoding)
-    stripped = [[*map(str.strip, cells)] for cells in columns]
-    return Sheet(str(path), lines, dict(zip(header, stripped, strict=True)), delimiter)
+def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> Sheet:  # noqa: B008  (immutable)
+    """A file whose cells are parted by commas, semicolons or tabs, whichever its first line has most of, repaired.
+
+    site: whose it is, by which its repairs are named; None: as the file
+    """
+    repairs = columns.site.get(path.stem if site is None else site, {})
+    encoding = repairs.get(ENCODING, columns.encoding)
+    header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
+    stripped = [[*map(str.strip, c)] for c in cells]
+    sheet = Sheet(str(path), lines, dict(zip(header, stripped, strict=True)), delimiter)
+    return targeted(repaired(sheet, repairs, columns.limits), columns)
 
 
-def sheet_of(frame: object) -> Sheet:
+def repaired(
+    sheet: Sheet, repairs: Mapping[str, str | Mapping[str, str | float]], limits: Collection[str], strict: bool = True
+) -> Sheet:
+    """A site's rows with its repairs: texts by their table, then limits as values, then numbers by their arithmetic.
+
+    strict: whether a table may name only texts that are there. Raises DataError for a column that is not there.
+    """
+    changed: dict[str, list[str]] = {}
+    for name in dict.fromkeys((*repairs, *(n for n in limits if n in sheet.columns))):
+        if name == ENCODING:
+            continue
+        if name not in sheet.columns:
+            known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
+            raise DataError(f"{sheet.where}: no column {name!r}, which columns.site repairs{known}", name)
+        found, repair = sheet.texts(name), repairs.get(name)
+        texts = _mapped(sheet, name, repair, strict) if isinstance(repair, Mapping) else found.all
+        if name in limits:
+            texts = [_limit(found, t) for t in texts]
+        if isinstance(repair, str):
+            known = Texts(texts, found.comma)
+            new = formula(repair)(known.numbers)
+            fine, gaps = np.isfinite(new), np.isnan(known.numbers)
+            if (wrong := ~fine & ~gaps).any():
+                cell = known.all[int(wrong.argmax())]
+                raise DataError(f"{sheet.where}, column {name!r}: {repair} of {cell} is no finite number", name)
+            written = [_written(v, found.comma) if ok else t for v, ok, t in zip(new, fine, known.all, strict=True)]
+            texts = [written[k] for k in known.at]
+        changed[name] = [texts[k] for k in found.at.tolist()]
+    return replace(sheet, columns={**sheet.columns, **changed}) if changed else sheet
+
+
+def _mapped(sheet: Sheet, name: str, repair: Mapping[str, str | float], strict: bool) -> list[str]:
+    """The distinct cells of a column with those that a table names as it has them."""
+    found = sheet.texts(name)
+    there, at = {*found.all, *map(found.key, found.all)}, {canonical(k): v for k, v in repair.items()} | {**repair}
+    for text in repair if strict else ():
+        if text not in there and canonical(text) not in there:
+            has = ", ".join(t[:20] for t in found.all[:5])
+            what = f"no cell {text!r}, which columns.site repairs; found {has}"
+            raise DataError(f"{sheet.where}, column {name!r}: {what}", name)
+    new = [at.get(t, at.get(found.key(t), t)) for t in found.all]
+    return [v if isinstance(v, str) else _written(v, found.comma) for v in new]
+
+
+def _limit(found: Texts, text: str) -> str:
+    """A number below or above a limit of detection as a value: <5 is 5/√2, >200 is 200."""
+    if not (match := LIMIT.fullmatch(text)):
+        return text
+    value = number(found.plain(match[2]))
+    return text if value is None else _written(value / math.sqrt(2) if match[1] in "<≤" else value, found.comma)
+
+
+def _written(value: float, comma: bool) -> str:
+    text = np.format_float_positional(value, trim="-")
+    return text.replace(".", ",") if comma else text
+
+
+def targeted(sheet: Sheet, columns: Columns) -> Sheet:
+    """The rows that have a target, where those without one are dropped."""
+    if columns.missing_target == "refuse" or any(name not in sheet.columns for name in columns.outcome):
+        return sheet
+    gone = np.any([sheet.missing(name, columns.gaps) for name in columns.outcome], axis=0)
+    kept = np.flatnonzero(~gone).tolist()
+    lines, cells = [sheet.lines[k] for k in kept], {n: [c[k] for k in kept] for n, c in sheet.columns.items()}
+    return replace(sheet, lines=lines, columns=cells, dropped=len(gone) - len(kept)) if gone.any() else sheet
+
+
+def sheet_of(frame: object, where: str = "rows") -> Sheet:
     """The rows of a DataFrame, as they would be read from a file."""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"rows: found a {type(frame).__name__}, expected a pandas DataFrame")
+        raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
     names = [str(c) for c in frame.columns]
     if len(set(names)) < len(names):
-        raise DataError(f"rows: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet("rows", list(range(2, len(frame) + 2)), text)
+    return Sheet(where, list(range(2, len(frame) + 2)), text)
 
 
 def _text(value: object) -> str:

@@ -2,27 +2,35 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
+from polyfed.data.audit import doubled, flags, parts_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
-from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
+from polyfed.data.said import Part
+from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
+CHECK = "check before use: "  # before what the audit flags
 EVENT = "1 (it happened) or 0 (censored)"
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
     "identifier": "texts that are all distinct, so they identify rows",
     "text": "too many texts; name it in categories if it is one",
-    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories",
+    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
+    "in limits for such as <5",
     "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
 }
 
@@ -32,7 +40,11 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
 
     Raises DataError, with all columns that cannot be used.
     """
-    sheets = [read(path, columns.encoding) for path in paths]
+    return dataset_of([read(path, columns) for path in paths], columns, single)
+
+
+def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Dataset:
+    """The sites' rows as a data set, as for `load_tables`."""
     for sheet in sheets:
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
@@ -47,11 +59,65 @@ def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: An
     """A federation from one CSV file per client. options: as `Federation.from_files` takes them for such files"""
     given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
     who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
-    dataset = load_tables(paths, Columns(target=target, task=task, **given), single=False)  # pyright: ignore
+    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    check_sites(columns, [path.stem for path in paths])
+    dataset = load_tables(paths, columns, single=False)
     return replace(dataset, group_names=who).partition(**options)
 
 
 READERS[".csv"] = from_csv
+
+
+def from_frames(
+    frames: "Mapping[str, pd.DataFrame]", target: str | None = None, task: str = "auto", **options: Any
+) -> Federation:
+    """A federation from one DataFrame per client, prepared as CSV files are.
+
+    Parameters
+    ----------
+    frames : mapping
+        A name and its DataFrame for each client: numbers, texts and gaps, columns matched by name.
+    target : str or None
+        The column to predict; None: the last one of the first frame.
+    task : str
+        As in the table [columns] of an experiment file.
+    **options
+        Those of the table [columns], such as drop, categories and site, and those of `Dataset.partition`, such as
+        test_fraction and seed.
+
+    Returns
+    -------
+    Federation
+        With the samples in memory.
+
+    Raises
+    ------
+    DataError
+        Naming the frame, and row and column where there is one: whatever a CSV file would be refused for.
+    ConfigError
+        A setting of the columns is wrong.
+    """
+    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
+    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    who = names_of([*frames], len(frames))
+    if not who:
+        raise DataError("frames: found none, expected one for each client")
+    check_sites(columns, who)
+    sheets: list[Sheet] = []
+    for name, frame in zip(who, frames.values(), strict=True):
+        sheet = sheet_of(frame, f"client {name!r}")
+        whole = repaired(sheet, columns.site.get(name, {}), columns.limits)
+        sheets.append(targeted(whole, columns))
+    data = dataset_of(sheets, columns, single=False)
+    return replace(data, name="frames", group_names=who).partition(**options)
+
+
+def check_sites(columns: Columns, names: Sequence[str]) -> None:
+    """Raise ConfigError for repairs of a site that there is not."""
+    for site in columns.site:
+        if site not in names:
+            known = f"{closest(site, names)}; there are {few(names)}"
+            raise ConfigError(f"columns.site: found repairs of {site!r}, expected those of a site{known}")
 
 
 class Table:
@@ -65,9 +131,9 @@ class Table:
     def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
         self.sheets, self.found, self.columns = sheets, found, columns
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
-        left = [name for name in sheets[0].columns if name not in columns.drop and name != columns.weights]
+        left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
-        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights"):
+        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits"):
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
                 if name not in found:
@@ -79,8 +145,7 @@ class Table:
     @property
     def inputs(self) -> list[Column]:
         """The columns that go in, if nothing stands in the way."""
-        others = (*self.columns.drop, *self.outcome, self.columns.weights)
-        left = [c for c in self.found.values() if c.name not in others]
+        left = [c for c in self.found.values() if c.name not in {*self.columns.apart, *self.outcome}]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
@@ -89,6 +154,8 @@ class Table:
             return "left out, as asked"
         if column.name == self.columns.weights:
             return "weight of the row in training"
+        if column.name == self.columns.group:
+            return "whose the row is: no split parts rows of one"
         if column.name in self.outcome:
             return (
                 "target"
@@ -140,8 +207,11 @@ class Table:
                 yield f"{sheet.where}: no column {c.name!r}, the target{known}"
         elif c.gap:
             where, cell = c.gap
-            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
-            yield said if self.columns.outcome else f"{said}; name another column with --target"
+            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
+            then = (
+                ', as missing-target = "drop" does)' if self.columns.outcome else "); name another column with --target"
+            )
+            yield f"{said}{then}"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
                 if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
@@ -172,6 +242,17 @@ class Table:
             return columns.labels
         return list(c.values)
 
+    def audit(self) -> list[str]:
+        """Sentences on what differs between the sites; none of files whose rows are elsewhere."""
+        if not any(sheet.lines for sheet in self.sheets):
+            return []
+        return [*flags(self.parts, self.columns, self.outcome), *doubled(self.sheets, self.columns)]
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, Part]]:
+        """Every column at every site, in counts and quantiles."""
+        return parts_of(self.sheets, self.columns)
+
     # as a data set
 
     def preparation(self) -> Preparation:
@@ -184,8 +265,9 @@ class Table:
         )
         standardise, c = self.columns.standardise or "pooled", self.columns
         return Preparation(
-            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps), c.task == "survival"
-        )
+            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps),
+            c.task == "survival", repairs=c.site, limits=tuple(c.limits),
+        )  # fmt: skip
 
     def dataset(self, single: bool) -> Dataset:
         """The data set. single: not one client for each file. Raises DataError for what is wrong with targets."""
@@ -215,6 +297,7 @@ class Table:
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
             group_names=None if single else checked.names,
             preparation=prepared,
+            whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
         )
 
     def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
@@ -251,6 +334,15 @@ class Table:
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
         said.append(f"target {prepared.target}{last}, {what}{named}")
+        said += [repairs_said(site, columns) for site, columns in c.site.items()]
+        if c.limits:
+            said.append(
+                f"below a limit of detection, <a stands for a/√2, and above one >a for a: {few(c.limits, LISTED)}"
+            )
+        if gone := {sheet.name: sheet.dropped for sheet in self.sheets if sheet.dropped}:
+            said.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
+        if c.group is not None:
+            said.append(f"rows of one {c.group} are held out together, and count as one in the intervals")
         gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
         if gaps:
             cells = sum(i.cells for i in self.inputs)
@@ -275,6 +367,7 @@ class Table:
             said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
         else:
             said.append("inputs are not standardised")
+        said += [f"{CHECK}{flag}" for flag in self.audit()]
         for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
             folded = [v.casefold() for v in i.values] if i.kind == "category" else []
             if len(set(folded)) < len(folded):
@@ -287,6 +380,24 @@ class Table:
             if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
+
+
+def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
+    """A site's repairs in one line."""
+
+    def said(how: Any) -> str:
+        return ", ".join(f"{a} -> {b}" for a, b in how.items()) if isinstance(how, Mapping) else str(how)
+
+    return f"repaired at {site}: {'; '.join(f'{name} = {said(how)}' for name, how in columns.items())}"
+
+
+def whose_of(sheet: Sheet, column: str) -> np.ndarray:
+    """[N] the number of each row's group within its site. Raises DataError for a gap, and a file without the column."""
+    if column not in sheet.columns:
+        raise DataError(f"{sheet.where}: no column {column!r}, the groups{closest(column, sheet.columns)}", column)
+    if (gone := sheet.missing(column)).any():
+        raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
+    return sheet.texts(column).at
 
 
 def _odd(c: Column) -> str:

@@ -268,6 +268,7 @@ def scores(run: Result) -> dict[str, Tensor]:
 
     counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
+    whose: [N] the group of each sample, by which it is held out, where there are any
     class: [N] where a metric is taken class by class, the class of each; of survival 1 with the event and -1 without
     probability: [N] of two classes, that of the second; class is there too
     """
@@ -288,6 +289,8 @@ def scores(run: Result) -> dict[str, Tensor]:
     if any(m.classwise for m in run.metrics) or "probability" in found:
         y = test.y.cpu()
         found["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
+    if (whose := run.federation.meta.get("whose")) is not None:
+        found["whose"] = torch.as_tensor(np.concatenate(whose))
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 

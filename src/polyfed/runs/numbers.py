@@ -109,7 +109,11 @@ class Numbers:
         ids = np.c_[found["id"], found.get("class", none)]
         each = found[metric.name].astype(float) if known else np.full(len(ids), math.nan)
         places = zip(self.about.names, at, at[1:], strict=False)
-        return {name: (ids[a:b], each[a:b]) for name, a, b in places if b > a}
+        parts = {name: (ids[a:b], each[a:b]) for name, a, b in places if b > a}
+        if (whose := found.get("whose")) is None:
+            return parts
+        groups = {name: whose[a:b] for name, a, b in zip(self.about.names, at, at[1:], strict=False)}
+        return {name: clustered(*part, groups[name]) for name, part in parts.items()}
 
     @cached_property
     def probabilities(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
@@ -175,3 +179,14 @@ def described(about: Mapping[str, Any]) -> Numbers:
     """A federation, as `Federation.describe` has it, as a run that has not begun."""
     config, found = schema.Config(), schema.About.model_validate(about)
     return Numbers(Path(), "", config, found, [], so_far(config, []), None, schema.Findings())
+
+
+def clustered(ids: np.ndarray, each: np.ndarray, whose: np.ndarray) -> Added:
+    """Terms of samples as those of their groups, of the same mean: what a group's samples add is summed first.
+
+    ids: [N, 2] samples and classes     each: [N] terms     whose: [N] the groups, which become the samples
+    """
+    groups, first, at = np.unique(whose, return_index=True, return_inverse=True)
+    mean = each.mean()
+    terms = mean + np.bincount(at, each - mean) * len(groups) / len(each)
+    return np.c_[groups, ids[first, 1]], terms

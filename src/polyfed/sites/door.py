@@ -10,6 +10,7 @@ from typing import Any
 
 from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form, State
+from polyfed.data.audit import withheld
 from polyfed.data.said import Strict
 from polyfed.sites import message as m
 from polyfed.sites.consent import Consent
@@ -43,6 +44,10 @@ class Door:
         match head:
             case m.Sums():
                 self._sums(asked.head, found.tensors)
+            case m.Audited():
+                keep = self.policy.audit == "quantiles"
+                columns = {n: withheld(p, self.policy.least_count, keep) for n, p in head.columns.items()}
+                return Message(m.Audited(columns=columns))
             case m.Labelled():
                 self.policy.counts({"target": min((n for n in head.rows if n), default=0)}, "rows of each class of")
             case m.Trained():

@@ -33,10 +33,10 @@ from polyfed.base.errors import PolyfedError, RunError
 from polyfed.base.settings import shown
 from polyfed.base.values import LONGEST, MOST
 from polyfed.core.messages import Form, State, form_of
-from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
+from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Part, Strict
 from polyfed.data.schema import Settled
 
-FORMAT = 3  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 4  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
@@ -140,6 +140,13 @@ class Labels(Agreed):
     kind: Literal["labels"] = "labels"
 
 
+class Audit(Strict):
+    """Asks for counts and quantiles of each column, before anything is settled; only of sites that say they answer."""
+
+    kind: Literal["audit"] = "audit"
+    joined: Join
+
+
 class Begin(Agreed):
     """The settled experiment. run: what the run is known by     loss, weights: what joining left open"""
 
@@ -208,7 +215,7 @@ class Counts(Strict):
 
 
 class Joined(Strict):
-    """What the site's file is like."""
+    """What the site's file is like. audit: whether its policy lets it answer an audit"""
 
     kind: Literal["joined"] = "joined"
     site: Word
@@ -216,6 +223,7 @@ class Joined(Strict):
     cpu: Word
     file: Annotated[Csv | Npz, Field(discriminator="kind")]
     counts: Counts
+    audit: bool
     peer: Peer | None = None
 
 
@@ -226,6 +234,13 @@ class Sums(Strict):
 class Labelled(Strict):
     kind: Literal["labelled"] = "labelled"
     rows: list[Rows]
+
+
+class Audited(Strict):
+    """Columns in counts and quantiles."""
+
+    kind: Literal["audited"] = "audited"
+    columns: dict[str, Part]
 
 
 class Begun(Strict):
@@ -288,8 +303,8 @@ class Failed(Strict):
     error: Annotated[str, Field(max_length=LINE)]
 
 
-Request = Join | Pooled | Labels | Begin | Train | Evaluate | End | Open
-Reply = Joined | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Masked | Opened | Failed
+Request = Join | Audit | Pooled | Labels | Begin | Train | Evaluate | End | Open
+Reply = Joined | Audited | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Masked | Opened | Failed
 H = TypeVar("H", bound=Strict, covariant=True)
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

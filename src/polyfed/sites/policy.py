@@ -80,6 +80,11 @@ class Policy(Table):
         doc="What --allow pooled lets leave: nothing, sums of columns, or also the counts that a search for medians "
         "takes, from which a whole column can be read.",
     )
+    audit: Literal["none", "counts", "quantiles"] = setting(
+        "none",
+        doc="What the audit between sites is told of each column: nothing; rows, gaps and rows of each value; or also "
+        "quantiles in two digits, none with fewer than least-count rows beyond it.",
+    )
     digits: int = setting(4, ge=1, le=17, doc="Significant digits of scores that leave; 17: all.")
     clip: float | None = setting(
         None,

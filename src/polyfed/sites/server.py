@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import ConfigError, DataError, RunError
+from polyfed.base.errors import ConfigError, DataError, RunError, printable
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
+from polyfed.data.audit import flags
 from polyfed.data.federation import Outline
+from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, settle
+from polyfed.data.tables import CHECK, check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model
@@ -90,6 +94,7 @@ def serve(
     if not resume:
         server.store.refuse_used()
     server.join(sites, most_share)
+    server.audit()
     server.settle()
     trainer = server.begin()
     run = trainer.run(out, resume, callbacks)
@@ -134,6 +139,7 @@ class Server:
         self.names: list[str] = []
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
+        self.flags: list[str] = []
         self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
@@ -142,6 +148,7 @@ class Server:
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
         self.run = self.transport.run = _card(self.store, self.experiment.name, self.names)
+        check_sites(self.experiment.columns, self.names)
         self.heads = _joins(self.experiment, self.method, self.names, self._register())
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
@@ -157,6 +164,26 @@ class Server:
             if about.cpu != mine:
                 there = f"{name} computes with {about.cpu[:20]}, the server with {mine}"
                 self.say(f"{there}: last digits may differ between them")
+
+    def audit(self) -> None:
+        """Hold sites against each other that answer an audit, where two or more do."""
+        asked = {n: Message(m.Audit(joined=self.heads[n])) for n, about in self.said.items() if about.audit}
+        p = self.experiment.settings.privacy
+        if len(asked) < 2 or (p is not None and p.sums != "open"):  # the server is to see sums alone
+            return
+        found = self.asking.all(asked, "the audit", m.Audited, self._wrong_audit)
+        names = dict.fromkeys(name for reply in found.values() for name in reply.head.columns)
+        parts = {n: {s: r.head.columns[n] for s, r in found.items() if n in r.head.columns} for n in names}
+        files = [about.file for about in self.said.values()]
+        outcome = {file.target for file in files if isinstance(file, Csv)}
+        self.flags = [printable(line) for line in flags(parts, self.experiment.columns, [*outcome])]
+        for line in self.flags:
+            self.say(f"{CHECK}{line}")
+
+    def _wrong_audit(self, name: str, reply: Message[m.Audited]) -> str:
+        rows = sum(self.said[name].counts.model_dump(exclude_none=True).values())
+        right = all(p.rows == rows and p.gaps <= rows for p in reply.head.columns.values())
+        return "" if right else "its audit is damaged"
 
     def _register(self) -> Mapping[str, str]:
         """The sites' public keys, where sums are secure."""
@@ -183,7 +210,7 @@ class Server:
             self.settled, self.billed = pooled(
                 self.asking, self.heads, self.settled, blank, self.said, self.peers, self._opener()
             )
-        self.federation = _outline(self.experiment, self.said, self.settled)
+        self.federation = _outline(self.experiment, self.said, self.settled, self.flags)
         if "labels" in needs:
             asked = {
                 name: Message(m.Labels(joined=head, peers=self.peers, settled=self.settled))
@@ -290,7 +317,7 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
             training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
             algorithm=method.table(),
             model=model_table(e.model),  # without a name where it is the default for what will be settled
-            columns=e.columns,
+            columns=dataclasses.replace(e.columns, site={k: v for k, v in e.columns.site.items() if k == name}),
             cut=seed if d.seed is None else d.seed,
             test=d.test_fraction,
             validation=validation,
@@ -341,7 +368,7 @@ def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:
     return str(says["run"])
 
 
-def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> Outline:
+def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flagged: Sequence[str] = ()) -> Outline:
     """The sites as a federation without samples."""
     names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
@@ -354,7 +381,12 @@ def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> O
         "partition": "natural",
         "test": f"own:{e.data.test_fraction:g}",
         "seed": e.seeds[0] if e.data.seed is None else e.data.seed,
-        "notes": [*settled.notes, "every client's samples are at its own site"],
+        "notes": [
+            *settled.notes,
+            *starmap(repairs_said, e.columns.site.items()),
+            *(f"{CHECK}{line}" for line in flagged),
+            "every client's samples are at its own site",
+        ],
         **prepared,
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}

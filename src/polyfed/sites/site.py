@@ -8,6 +8,7 @@ others (see `PolyfedError.outside`); the site's screen has all of it.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from polyfed.data.federation import Outline
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Column, Csv, Dropped, Strict
 from polyfed.data.schema import Cut, File, Settled, settle
+from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device
 from polyfed.metrics.scores import LOSS
 from polyfed.privacy.accounts import rho_of
@@ -66,6 +68,10 @@ LATE = 2  # different models that are evaluated on each part of the rows once th
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 LEDGER = "privacy.ledger"  # beside the vaults: what runs have spent of a file's privacy
 BEGUN = "begin.message"  # in the vault: what the run began with here
+AUDIT = {
+    "counts": "rows, gaps, and rows of each value that many have, of each column",
+    "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
+}
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
@@ -158,7 +164,7 @@ class Site:
         """The table [privacy] of what was agreed to."""
         if isinstance(asked, m.Open | m.Join):
             return None
-        join = asked.joined if isinstance(asked, m.Agreed) else self._going().head.joined
+        join = asked.joined if isinstance(asked, m.Agreed | m.Audit) else self._going().head.joined
         return _privacy_of(join)
 
     def _found(self, asked: m.Request, tensors: State, data: bytes) -> Message[Strict]:
@@ -168,6 +174,8 @@ class Site:
                 return self._join()
             case m.Pooled():
                 return self._pooled(asked, tensors, data)
+            case m.Audit():
+                return self._audit(asked)
             case m.Labels():
                 return self._labels(asked)
             case m.Begin():
@@ -193,6 +201,12 @@ class Site:
             return  # of a sum that this site has answered for, which is checked there
         elif isinstance(asked, m.Join):
             self._agree(asked)
+        elif isinstance(asked, m.Audit):
+            if self.policy.audit == "none":
+                self.policy.forbid("audit", "counts and quantiles of its columns")
+            if (p := _privacy_of(asked.joined)) is not None and p.sums != "open":
+                raise Refusal("is asked for its own counts and quantiles, and has joined for sums alone")
+            self._agree(asked.joined)
         else:
             what = ASKED[asked.kind]
             if asked.kind in RAW:
@@ -241,7 +255,12 @@ class Site:
             self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
-        return file, m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
+        return file, m.Joined(
+            site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts, audit=self._audited(file)
+        )
+
+    def _audited(self, file: File) -> bool:
+        return self.policy.audit != "none" and file.sheet is not None
 
     def _introduced(self, join: m.Join, about: m.Joined) -> m.Joined:
         """What the site says of its file, and where sums are secure of its key."""
@@ -268,6 +287,8 @@ class Site:
         work = (
             f"model {table['name']}; at most {join.rounds} rounds of {local}, in steps of {t.batch_size or 'all'} rows",
             f"at most {join.evaluations} evaluations, each of one part of the rows",
+            *starmap(repairs_said, join.columns.site.items()),
+            *([f"once, for the audit between sites: {AUDIT[self.policy.audit]}"] if about.audit else []),
         )
         if t.privacy is not None:
             refuse_rows(method)
@@ -337,6 +358,10 @@ class Site:
         self._spent.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
+
+    def _audit(self, asked: m.Audit) -> Message[m.Audited]:
+        self._spent.spend(f"audit {mark(asked.joined)}", mark(asked), 1, "audits")
+        return Message(m.Audited(columns=self._own.parts()))
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
         self._spent.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")

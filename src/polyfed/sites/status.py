@@ -65,7 +65,7 @@ def doing(head: Any, rounds: int) -> str:
             return "The end"
         case m.Join():
             return "Joining"
-        case m.Pooled() | m.Labels() | m.Begin():
+        case m.Audit() | m.Pooled() | m.Labels() | m.Begin():
             return "Before the first round"
         case _:
             return "Waiting for its sites"

@@ -34,12 +34,14 @@ from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read
-from polyfed.data.tables import weights_of
+from polyfed.data.tables import weights_of, whose_of
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.metrics.metric import Metric
+from polyfed.runs.config import Where, read_table
 from polyfed.runs.folder import RunFolder, csv_text, safe
 from polyfed.runs.result import Result, position
 from polyfed.runs.trained import Trained
+from polyfed.runs.training import Columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -265,8 +267,8 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
     of, old = run.settings.data, run.outline
     known = Preparation.read(old.meta["preparation"], str(run.place()))
-    columns = run.settings.columns
-    sheets, weighed = [read(path, columns.get("encoding")) for path in paths], columns.get("weights")
+    columns = read_table(Columns, run.settings.columns, Where(None, {}, {}))
+    sheets, weighed = [read(path, columns) for path in paths], columns.weights
     data = Dataset(
         "newcomers",
         np.concatenate([known.codes(sheet) for sheet in sheets]),
@@ -276,6 +278,7 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
         group_names=tuple(sheet.name for sheet in sheets),
         preparation=known,
         weights=None if weighed is None else np.concatenate([weights_of(sheet, weighed) for sheet in sheets]),
+        whose=None if (of_whom := columns.group) is None else np.concatenate([whose_of(s, of_whom) for s in sheets]),
     )
     found = data.partition(seed=run.settings.seed, test_fraction=of.test_fraction)
     fits(old, found)

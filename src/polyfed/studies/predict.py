@@ -121,7 +121,9 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     """Answers for the rows of a file, as of `Predictor.predict`, and a line on gaps and unknown categories."""
     if not sheet.lines:
         raise DataError(f"{sheet.where}: found a header and no rows")
-    known, codes = by.preparation, by.preparation.codes(sheet)
+    known = by.preparation
+    sheet = known.repaired(sheet, by.client)
+    codes = known.codes(sheet)
     like = next(by.model.parameters())
     x = torch.as_tensor(known.transform(codes, by.client))
     with torch.no_grad():

@@ -60,7 +60,8 @@ Model = Callable[[int], nn.Module]
 
 def regression(sites: Any, model: str) -> list[float]:
     """The coefficients of all patients together, by whatever package `polyfed regress` uses."""
-    found = plugins.behind("regress", "polyfed_clinical").fit(sites, model)
+    one = {} if model == "cox" else {"intercepts": "common"}
+    found = plugins.behind("regress", "polyfed_clinical").fit(sites, model, **one)
     return found.coefficients["estimate"].tolist()
 
 

@@ -1,0 +1,76 @@
+"""Arithmetic of one unknown in an experiment file, such as "(x - 32) / 1.8": numbers, x, + - * / and brackets, which is
+read from its syntax tree and never run as code.
+"""
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyfed.base.errors import ConfigError
+from polyfed.base.values import shown
+
+SIGNS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a / b,  # pyright: ignore
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+LONGEST = 200  # characters
+
+
+def formula(text: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Arithmetic as a function of x.
+
+    Parameters
+    ----------
+    text : str
+        Such as "x / 18.02".
+
+    Returns
+    -------
+    callable
+        From [N] numbers to [N] numbers; a division by 0 gives one that is not finite.
+
+    Raises
+    ------
+    ConfigError
+        Anything but numbers, x, + - * / and brackets, or no x.
+    """
+    wrong = ConfigError(f"found {shown(text)}, expected arithmetic of x with + - * / and brackets, such as x / 18.02")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= LONGEST else ast.Constant("")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise wrong from None
+
+    def made(node: ast.expr) -> Callable[[np.ndarray], Any]:
+        match node:
+            case ast.Name(id="x"):
+                return lambda x: x
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+                return lambda _: float(value)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
+                sign, a, b = SIGNS[type(op)], made(left), made(right)
+                return lambda x: sign(a(x), b(x))
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in SIGNS:
+                sign, a = SIGNS[type(op)], made(operand)
+                return lambda x: sign(a(x))
+            case _:
+                raise wrong
+
+    found = made(tree)
+    if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
+        raise wrong
+
+    def computed(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            try:
+                return np.asarray(found(x), dtype=np.float64)
+            except (ZeroDivisionError, OverflowError):  # of numbers alone
+                return np.full(len(x), np.nan)
+
+    return computed

@@ -1,0 +1,95 @@
+"""Federations from DataFrames and from data sets of dicts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError, DataError
+
+
+def frames(n=30):
+    rng = np.random.default_rng(0)
+    made = {}
+    for name in ("north", "south"):
+        made[name] = pd.DataFrame({"age": rng.integers(30, 90, n), "chol": rng.normal(5, 1, n).round(2)})
+        made[name]["ward"] = rng.choice(["icu", "surgery"], n)
+        made[name].loc[::7, "chol"] = np.nan
+        made[name]["ill"] = rng.choice(["yes", "no"], n)
+    return made
+
+
+def test_frames_are_prepared_as_their_csv_files_are(tmp_path):
+    made = frames()
+    for name, frame in made.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    here = pf.data.from_frames(made, target="ill", test_fraction=0.3, seed=2)
+    there = pf.Federation.from_folder(tmp_path, target="ill", test_fraction=0.3, seed=2)
+    assert here.names == there.names
+    for one, other in ((here.train, there.train), (here.test, there.test)):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
+    assert here.meta["preparation"] == there.meta["preparation"]
+    run = pf.fit(torch.nn.Linear(5, 2), here, pf.FedAvg(lr=0.1), rounds=1)
+    assert len(run.predict("north", made["north"].head(3))) == 3
+
+
+def test_a_repair_and_rows_without_a_target():
+    made = frames()
+    made["south"]["chol"] *= 38.67
+    made["south"].loc[3, "ill"] = None
+    fed = pf.data.from_frames(
+        made, target="ill", site={"south": {"chol": "x / 38.67"}}, missing_target="drop", standardise="none"
+    )
+    assert fed.train.counts.sum() + fed.test.counts.sum() == 59
+    assert fed.train.client(1)[0][:, 1].max() < 10
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "said"),
+    [
+        ({}, {}, "frames: found none, expected one for each client"),
+        ({"a": [[1, 2]]}, {}, "client 'a': found a list, expected a pandas DataFrame"),
+        (frames(), {"target": "il"}, r"no column 'il', which columns.target names \(did you mean 'ill'\?\)"),
+        (frames(), {"site": {"west": {}}}, "columns.site: found repairs of 'west'"),
+        ({"a": pd.DataFrame({"x": [1], "y": [""]})}, {}, "client 'a', line 2, column 'y': found '', expected a target"),
+    ],
+)
+def test_frames_that_do_not_fit(made, given, said):
+    with pytest.raises((DataError, ConfigError), match=said):
+        pf.data.from_frames(made, **given)
+
+
+class Dicts:
+    """Stands for a Hugging Face data set: columns, a length, and items that are dicts of Python's values."""
+
+    def __init__(self, x, y):
+        self.x, self.y, self.column_names = x, y, ["pixels", "label", "text"]
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, k):
+        return {"pixels": self.x[k].tolist(), "label": int(self.y[k]), "text": "seen"}
+
+
+def test_a_data_set_of_dicts_is_read_by_its_keys():
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(n, 4)), rng.integers(0, 2, n)) for n in (12, 20)]
+    fed = pf.Federation.from_datasets([Dicts(*p) for p in parts], input="pixels", target="label")
+    same = pf.Federation.from_arrays([(x.astype(np.float32), y) for x, y in parts])
+    assert torch.equal(fed.train.x, same.train.x)
+    assert torch.equal(fed.train.y, same.train.y)
+    with pytest.raises(DataError, match="item 0: found a dict, expected input= to name its key; it has pixels, label"):
+        pf.Federation.from_datasets([Dicts(*p) for p in parts])
+    with pytest.raises(DataError, match=r"no key 'lable', which target names \(did you mean 'label'\?\); it has"):
+        pf.Federation.from_datasets([Dicts(*p) for p in parts], input="pixels", target="lable")
+
+
+def test_a_hugging_face_data_set():
+    datasets = pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
+    parts = [datasets.Dataset.from_dict({"f": [[1.0, k], [2.0, k], [0.0, k]], "label": [0, 1, 0]}) for k in (0.0, 1.0)]
+    for made in (parts, [p.with_format("torch") for p in parts]):
+        fed = pf.Federation.from_datasets(made, input="f", target="label", test_fraction=0.0)
+        assert fed.train.x.tolist() == [[1, 0], [2, 0], [0, 0], [1, 1], [2, 1], [0, 1]]
