@@ -211,13 +211,12 @@ def test_rounds_of_feddbe(kappa, decay):
 @certifies(pf.FedDBE, by="identity with FedAvg in the first step, from mu = 0, and its first mu in closed form")
 def test_the_first_step_is_fedavgs():
     run = fit_labels(labelled(), pf.FedDBE(LR, kappa=0.0), 1, local_steps=1)
-    assert torch.allclose(
-        run.server["w"], fit_labels(labelled(), pf.FedAvg(LR), 1, local_steps=1).server["w"], atol=1e-12
-    )
+    average = fit_labels(labelled(), pf.FedAvg(LR), 1, local_steps=1)
+    assert torch.allclose(run.server["w"], average.server["w"], atol=1e-12)
     for i in range(3):
-        net, (x, y) = two_layers(), samples(i)
-        wrong = (net(x).softmax(1) - F.one_hot(y, 3)).mean(0)
-        assert torch.allclose(run.private["mu"][i], -LR * wrong @ net[-1].weight, atol=1e-12)
+        net, (x, y), mean = two_layers(), samples(i), average.model(i)
+        mu = -LR * (net(x).softmax(1) - F.one_hot(y, 3)).mean(0) @ net[-1].weight
+        assert torch.allclose(run.model(i)(x), mean(x) + mean[-1].weight @ mu, atol=1e-12)
     longer = fit_labels(labelled(), pf.FedDBE(LR, kappa=0.0), 2, local_steps=4).server["w"]
     assert (longer - fit_labels(labelled(), pf.FedAvg(LR), 2, local_steps=4).server["w"]).abs().max() > 1e-4
 

@@ -97,7 +97,8 @@ class Face:
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
             run, run.admit(new, 1), pf.coalitions(net(), two, method, seeds=1, out=folder / "game", **TRAIN),
-            comparison, predictor(run, 0), trainer, FED, polyfed_clinical.fit(PAIRS, intercepts="common"), dataset, study,
+            comparison, predictor(run, 0), trainer, FED, polyfed_clinical.fit(PAIRS, intercepts="common"), dataset,
+            study,
             pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),
@@ -135,6 +136,7 @@ class Face:
             "data.about.name": "digits", "data.options.name": "digits", "data.load.name": "digits",
             "data.fetch.name": "adult", "threats.make_attack.name": "sign-flip", "threats.make_rule.name": "median",
             "report.save.path": folder / "x.svg", "Run.scored.name": "test", "Run.export.client": 0,
+            "frames": {"a": tables_frame, "b": tables_frame}, "adapter": "probe",
             "data.fpfc.scenario": "s1", "models.lenet.input_shape": (1, 28, 28), "models.cnn.input_shape": (1, 28, 28),
             "models.resnet18.input_shape": (3, 8, 8), "Metric.name": "m",
         }  # fmt: skip

@@ -89,6 +89,7 @@ def local_sgd(
     """
     correct = correct and partial(answer, "correct", correct, takes=Tensor)
     prox = prox and partial(answer, "prox", prox, takes=Tensor)
+    also = also and partial(answer, "also", also, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
     named: list[Also] = [] if toward is None else [Toward(*toward)]

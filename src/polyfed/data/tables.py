@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.data.audit import doubled, flags, parts_of
@@ -17,9 +18,6 @@ from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
 from polyfed.data.said import Part
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
@@ -68,9 +66,8 @@ def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: An
 READERS[".csv"] = from_csv
 
 
-def from_frames(
-    frames: "Mapping[str, pd.DataFrame]", target: str | None = None, task: str = "auto", **options: Any
-) -> Federation:
+@checked
+def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
     """A federation from one DataFrame per client, prepared as CSV files are.
 
     Parameters
