@@ -5,12 +5,13 @@ read from its syntax tree and never run as code.
 import ast
 import operator
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.values import shown
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -23,7 +24,7 @@ SIGNS: dict[type, Any] = {
 LONGEST = 200  # characters
 
 
-def formula(text: str) -> Callable[[np.ndarray], np.ndarray]:
+def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
     """Arithmetic as a function of x.
 
     Parameters
@@ -47,7 +48,7 @@ def formula(text: str) -> Callable[[np.ndarray], np.ndarray]:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise wrong from None
 
-    def made(node: ast.expr) -> Callable[[np.ndarray], Any]:
+    def made(node: ast.expr) -> Callable[[Any], Any]:
         match node:
             case ast.Name(id="x"):
                 return lambda x: x
@@ -66,7 +67,9 @@ def formula(text: str) -> Callable[[np.ndarray], np.ndarray]:
     if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
         raise wrong
 
-    def computed(x: np.ndarray) -> np.ndarray:
+    def computed(x: "np.ndarray") -> "np.ndarray":
+        import numpy as np  # here, because settings are read without it
+
         with np.errstate(all="ignore"):
             try:
                 return np.asarray(found(x), dtype=np.float64)
