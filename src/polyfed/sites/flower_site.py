@@ -69,12 +69,14 @@ class Attendance:
         write(self.folder / STATE, json.dumps({"pid": os.getpid()}).encode())
         try:
             with self._connected() as client:
-                threading.Thread(target=self._beat, args=(client,), daemon=True).start()
+                beat = threading.Thread(target=self._beat, args=(client,), daemon=True)
+                beat.start()
                 try:
                     while not (self.over() and self._sent):
                         self._try(client)
                 finally:
                     self._over.set()
+                    beat.join(5)  # a thread that is amid a call as the process ends can abort it
                     with suppress(flwr.HTTPError, ValueError):
                         if self._node is not None:
                             client.DeactivateNode(flwr.DeactivateNodeRequest(node_id=self._node.node_id))
