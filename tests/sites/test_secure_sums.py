@@ -215,37 +215,29 @@ def test_methods_that_need_rows_are_refused_before_anybody_is_asked(method, data
     assert not sites.seen
 
 
-def test_keys_that_a_site_has_not_signed_are_refused(data, tmp_path):
-    """The server puts a key of its own in oslo's place: it would read what is hidden between oslo and the others."""
-    sites = Secured(tmp_path, data)
+def altering(sites: Secured, who: str, kind: str, change) -> None:
+    """One site's answers of a kind come with what `change` makes of their heads."""
     answer = sites.answer
 
     def between(name, message):
         found = answer(name, message)
         reply = raw(found)
-        if name == "oslo" and reply.head["kind"] == "joined":
-            peer = dict(reply.head["peer"], key="09" * 32)
-            return reply.saying(peer=peer).pack()
-        return found
+        return reply.saying(**change(reply.head)).pack() if name == who and reply.head["kind"] == kind else found
 
     sites.answer = between
+
+
+def test_keys_that_a_site_has_not_signed_are_refused(data, tmp_path):
+    """The server puts a key of its own in oslo's place: it would read what is hidden between oslo and the others."""
+    sites = Secured(tmp_path, data)
+    altering(sites, "oslo", "joined", lambda head: {"peer": dict(head["peer"], key="09" * 32)})
     with pytest.raises(PolyfedError, match="bern: is given a key of 'oslo' that 'oslo' has not signed"):
         at_sites(study(tmp_path), sites)
 
 
 def test_wrong_second_answers_name_who_lies(data, tmp_path):
     sites = Secured(tmp_path, data)
-    answer = sites.answer
-
-    def between(name, message):
-        found = answer(name, message)
-        reply = raw(found)
-        if name == "riga" and reply.head["kind"] == "opened":
-            shares = dict(reply.head["shares"], bern="00" * 31)
-            return reply.saying(shares=shares).pack()
-        return found
-
-    sites.answer = between
+    altering(sites, "riga", "opened", lambda head: {"shares": dict(head["shares"], bern="00" * 31)})
     with pytest.raises(PolyfedError, match="site 'riga': its share of 'bern' has 31 bytes, expected 32"):
         at_sites(study(tmp_path), sites)
 

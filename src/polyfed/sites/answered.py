@@ -2,11 +2,10 @@
 a policy counts survives a kill, and the same question asked again costs nothing.
 """
 
-import json
-import os
 from pathlib import Path
 
 from polyfed.base.errors import Refusal
+from polyfed.sites import journal
 from polyfed.sites.policy import Policy
 
 NAME = "answered.jsonl"
@@ -41,25 +40,10 @@ class Answered:
     def add(self, kind: str, asked: str) -> None:
         """Write a question down. Raises Refusal where that fails: then it is not answered."""
         new = [entry for entry in (("file", self.file), (kind, asked)) if entry not in self._known]
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
-                # a line that was cut off by a kill is ended first
-                f.write("".join(f"\n{json.dumps(entry)}\n" for entry in new))
-                f.flush()
-                os.fsync(f.fileno())
-        except OSError as e:
-            raise Refusal(f"{self.path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+        journal.append(self.path, *new)
         self._known |= dict.fromkeys(new)
 
 
 def _lines(path: Path) -> dict[tuple[str, str], None]:
     """The questions of a file, without a line that was cut off."""
-    found: dict[tuple[str, str], None] = {}
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            kind, asked = json.loads(line)
-            found[str(kind), str(asked)] = None
-        except ValueError:
-            continue
-    return found
+    return {(kind, str(asked)): None for kind, asked in journal.pairs(path)}

@@ -10,12 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_table
+from polyfed.sites import journal
 
 NAME = "audit.jsonl"
 SERVER = "server"
@@ -58,11 +58,7 @@ class Audit:
 
     def earlier(self, did: str) -> list[dict[str, Any]]:
         """The lines of a kind that are there, as far as they can be read."""
-        found: list[dict[str, Any]] = []
-        for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else ():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return [says for says in found if is_table(says) and says.get("did") == did]
+        return [says for says in journal.lines(self.path) if is_table(says) and says.get("did") == did]
 
     def _open(self) -> None:
         """Go on behind the last line that is whole; one that a kill has cut off was of an answer that did not leave."""

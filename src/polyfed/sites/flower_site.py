@@ -61,7 +61,7 @@ class Attendance:
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._node: Any = None
         self._said, self._sent = "", True
-        self._found = self._spoke = False  # the host's name was known once, and it spoke TLS
+        self._reached = False  # the host's name was known once, and it spoke TLS
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -163,9 +163,8 @@ class Attendance:
                         plain, server_hostname=host
                     ) as secure,
                 ):
-                    self._spoke = True
+                    self._reached = True
                     off = _ahead(secure, host)
-                self._found = True
                 if -BEHIND < off < AHEAD:
                     return
                 which = f"{AHEAD:.0f} s or more ahead of" if off > 0 else f"{BEHIND:.0f} s or more behind"
@@ -176,9 +175,9 @@ class Attendance:
                 raise RunError(f"{where} is not the server of this key: {e.verify_message}") from None
             except OSError as e:
                 # what forwards connections to a server that is down takes them and hangs up
-                if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError) and not self._spoke:
+                if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError) and not self._reached:
                     raise RunError(f"{where} does not speak TLS ({e.reason})") from None
-                if isinstance(e, socket.gaierror) and e.errno != socket.EAI_AGAIN and not self._found:
+                if isinstance(e, socket.gaierror) and e.errno != socket.EAI_AGAIN and not self._reached:
                     raise RunError(f"no host is known by the name {host!r} ({e.strerror}); see --server") from None
                 hung_up = isinstance(e, ssl.SSLEOFError | ConnectionResetError)
                 self._tell(f"no answer from {where} ({'it hangs up' if hung_up else e.strerror or e}); waiting for it")

@@ -33,7 +33,8 @@ try:
     hashes, s, ec = (
         import_module(f"cryptography.hazmat.primitives.{name}") for name in ("hashes", "serialization", "asymmetric.ec")
     )
-    UNREADABLE = OSError, ValueError, TypeError, KeyError, import_module("cryptography.exceptions").UnsupportedAlgorithm
+    errors: Any = import_module("cryptography.exceptions")
+    UNREADABLE = OSError, ValueError, TypeError, KeyError, errors.UnsupportedAlgorithm
 except ModuleNotFoundError:
     raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
 
@@ -81,6 +82,16 @@ class SiteKey(NamedTuple):
 def sign(key: SiteKey, text: bytes) -> bytes:
     """A signature by a site's key."""
     return key.private.sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def signed(public: str, text: bytes, signature: bytes) -> bool:
+    """True for what `sign` gives by the key of this public one, as OpenSSH writes it."""
+    try:
+        key: Any = s.load_ssh_public_key(public.encode())
+        key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+    except (errors.InvalidSignature, ValueError, TypeError, AttributeError):
+        return False
+    return True
 
 
 class Keys:

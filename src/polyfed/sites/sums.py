@@ -8,18 +8,14 @@ and so is at the server for whom a sum is opened: a run that goes on after a kil
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from polyfed.base.errors import ConfigError, Refusal, RunError
 from polyfed.core.algorithm import Algorithm
@@ -32,10 +28,11 @@ from polyfed.privacy.noise import new_secret
 from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
 from polyfed.privacy.settings import Privacy
 from polyfed.runs.rehearsal import counted
+from polyfed.sites import journal
 from polyfed.sites import message as m
 from polyfed.sites.agreed import digest
 from polyfed.sites.asking import ANOTHER, Asking
-from polyfed.sites.keys import write
+from polyfed.sites.keys import signed, write
 from polyfed.sites.message import Message, misfit
 
 SECRET, SIGNED, PEERS, NOTED, OPENED = "secret.key", "signed.json", "peers.json", "sums.jsonl", "opened.jsonl"
@@ -133,6 +130,13 @@ def about(head: m.Request, mark: bytes) -> str:
     return f"{head.kind} {mark.hex()}"
 
 
+def context_of(run: str, head: m.Request, mark: bytes, cohort: tuple[str, ...], privacy: Privacy) -> Context:
+    """The context of an exchange, the same at both ends. cohort: who is asked, sorted     mark: of `shared`"""
+    training = isinstance(head, m.Train)
+    least = fewest(privacy, len(cohort)) if training or isinstance(head, m.Evaluate) else len(cohort)
+    return Context(run, about(head, mark), cohort, mark, least, 1 if training else 2)
+
+
 def run_of(join: m.Join) -> str:
     """What all sites of a run have agreed to, in digits."""
     says = join.model_dump(exclude={"steps"})
@@ -147,16 +151,13 @@ class Noted(dict[str, bytes]):
 
     def __init__(self, path: Path):
         self.path = path
-        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-            try:
-                key, value = json.loads(line)
-                self[str(key)] = bytes.fromhex(value)
-            except (ValueError, TypeError):
-                continue  # cut off by a kill: nothing of it has left
+        for key, value in journal.pairs(path):
+            with suppress(ValueError, TypeError):
+                self[key] = bytes.fromhex(value)
 
     def setdefault(self, key: str, default: bytes = b"") -> bytes:
         if key not in self:
-            _append(self.path, [key, default.hex()])
+            journal.append(self.path, [key, default.hex()])
             self[key] = default
         return self[key]
 
@@ -193,7 +194,7 @@ class Hidden:
         """The site's public key and number of rows, signed."""
         if self.sign is None:
             raise Refusal("has no key to sign with, which secure sums need")
-        public = self._private(run_of(join)).public_key().public_bytes_raw().hex()
+        public = self._public(run_of(join))
         text, path = _signed(join, self.name, public, rows), self.folder / SIGNED
         try:  # a signature is another one each time, and the same question has the same answer
             said: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
@@ -209,14 +210,10 @@ class Hidden:
         for name, peer in peers.items():
             if name not in join.keys:
                 raise Refusal(f"is given a key of {name!r}, which was not named when it joined")
-            try:
-                public: Any = load_ssh_public_key(join.keys[name].encode())
-                text = _signed(join, name, peer.key, peer.rows)
-                public.verify(bytes.fromhex(peer.signature), text, ec.ECDSA(hashes.SHA256()))
-            except (InvalidSignature, ValueError, TypeError, AttributeError):
-                raise Refusal(f"is given a key of {name!r} that {name!r} has not signed") from None
+            if not signed(join.keys[name], _signed(join, name, peer.key, peer.rows), bytes.fromhex(peer.signature)):
+                raise Refusal(f"is given a key of {name!r} that {name!r} has not signed")
         mine = peers.get(self.name)
-        if mine is None or mine.key != self._private(run_of(join)).public_key().public_bytes_raw().hex():
+        if mine is None or mine.key != self._public(run_of(join)):
             raise Refusal("is not given its own key among those of the run")
         self._become(run_of(join), {name: peer.key for name, peer in peers.items()})
         write(self.folder / PEERS, json.dumps({"run": self._run, "keys": self._keys}).encode())
@@ -234,6 +231,9 @@ class Hidden:
     def _private(self, run: str) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(derive(self.secret, "agreement", run.encode()))
 
+    def _public(self, run: str) -> str:
+        return self._private(run).public_key().public_bytes_raw().hex()
+
     def _met(self) -> Site:
         """The site that knows its peers, by the vault's word after it was stopped."""
         if self._site is None:
@@ -246,11 +246,8 @@ class Hidden:
         return self._site
 
     def _context(self, head: m.Request, mark: bytes, privacy: Privacy) -> Context:
-        if isinstance(head, m.Train):
-            cohort = tuple(sorted(head.cohort))
-            return Context(self._run, about(head, mark), cohort, mark, fewest(privacy, len(cohort)))
-        least = fewest(privacy, len(self._cohort)) if isinstance(head, m.Evaluate) else len(self._cohort)
-        return Context(self._run, about(head, mark), self._cohort, mark, least, 2)
+        cohort = tuple(sorted(head.cohort)) if isinstance(head, m.Train) else self._cohort
+        return context_of(self._run, head, mark, cohort, privacy)
 
     def masked(
         self, asked: Message[m.Request], found: Message[Strict], names: Sequence[str], privacy: Privacy
@@ -288,18 +285,6 @@ def _bytes(of: Mapping[str, str]) -> dict[str, bytes]:
     return {name: bytes.fromhex(value) for name, value in of.items()}
 
 
-def _append(path: Path, entry: Any) -> None:
-    """A line of JSON, on the disk when this returns."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
-            f.write(f"\n{json.dumps(entry)}\n")  # a line that was cut off by a kill is ended first
-            f.flush()
-            os.fsync(f.fileno())
-    except OSError as e:
-        raise Refusal(f"{path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
-
-
 # at the server
 
 
@@ -320,12 +305,9 @@ class Opener:
     def __post_init__(self) -> None:
         self.run = run_of(self.join)
         self.opened: dict[str, list[str]] = {}
-        for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else ():
-            try:
-                key, present = json.loads(line)
-                self.opened[str(key)] = [*map(str, present)]
-            except (ValueError, TypeError):
-                continue
+        for key, present in journal.pairs(self.path):
+            with suppress(TypeError):
+                self.opened[key] = [*map(str, present)]
 
     def begin(self, messages: Mapping[str, Message[Any]], size: int) -> "Sum":
         """A sum over the answers to these messages. size: numbers of an answer"""
@@ -333,12 +315,9 @@ class Opener:
         if len({*marks.values()}) > 1:
             raise ConfigError("privacy: the method sends each client a message of its own, whose answers have no sum")
         (mark,), head = {*marks.values()}, next(iter(messages.values())).head
-        cohort, training = tuple(sorted(messages)), isinstance(head, m.Train)
-        least = fewest(self.privacy, len(cohort)) if training or isinstance(head, m.Evaluate) else len(cohort)
-        limbs = 1 if training else 2
-        context = Context(self.run, about(head, mark), cohort, mark, least, limbs)
+        context = context_of(self.run, head, mark, tuple(sorted(messages)), self.privacy)
         exchange = (head.t, head.phase) if isinstance(head, m.Train) else None
-        return Sum(self, context, size * limbs, exchange)
+        return Sum(self, context, size * context.limbs, exchange)
 
     def ask(self, messages: Mapping[str, Message[Any]], size: int, what: str, quorum: int | None = None) -> list[float]:
         """The sum over the answers of sites, which are asked and waited for."""
@@ -386,7 +365,7 @@ class Sum:
         if len(there) < c.threshold:
             raise Silent(f"{what}: {len(there)} sites have answered, expected {c.threshold} for a sum that is opened")
         if self.only is None:
-            _append(self.by.path, [c.key.hex(), there])
+            journal.append(self.by.path, [c.key.hex(), there])
             self.by.opened[c.key.hex()] = there
         asked = {name: Message(self._asks(name, there)) for name in there}
         self.by.asking.ask(asked)

@@ -7,7 +7,6 @@ two bytes, and a server can go back to its last checkpoint.
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from polyfed.base.checkpoint import flush, reason
 from polyfed.base.errors import Refusal
 from polyfed.base.settings import table_in
 from polyfed.core.messages import State
+from polyfed.sites import journal
 
 Version = tuple[int, int]  # (round, exchange within it)
 START: Version = (-1, -1)  # before the first exchange
@@ -75,12 +75,7 @@ class Vault:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The tables that `add` has written as JSON, without lines that were cut off."""
-        found: list[dict[str, Any]] = []
-        path = self.folder / name
-        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+        return [*journal.lines(self.folder / name)]
 
     def versions(self) -> list[Version]:
         """What is there, oldest first."""
