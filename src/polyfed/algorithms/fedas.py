@@ -5,12 +5,11 @@ Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learni
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from polyfed.algorithms._shared.parts import assemble, part, some, split
 from polyfed.base.settings import setting
 from polyfed.compute.batches import Batch
 from polyfed.compute.solvers import local_sgd
+from polyfed.compute.terms import members
 from polyfed.core.algorithm import Algorithm, Portrait, mean
 
 
@@ -60,7 +59,7 @@ class FedAS(Algorithm):
 
         def away(features, outputs, batch, rows):
             own = batch.y[..., None].expand(-1, -1, task.width)
-            mass = batch.mean(torch.nn.functional.one_hot(batch.y, M.shape[1]).to(M)).gather(1, batch.y)
+            mass = batch.mean(members(batch.y, M.shape[1]).to(M)).gather(1, batch.y)
             return batch.mean((features - M[rows].gather(1, own)).square().mean(2) / mass.clamp(min=1e-30))
 
         start = w.clone()

@@ -10,6 +10,7 @@ import torch
 from polyfed.algorithms._shared.prototypes import DISCLOSED, nearest, renewed, sent, unseen
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed.compute.terms import members
 from polyfed.core.algorithm import Algorithm, Down, Needs, Portrait
 
 
@@ -56,7 +57,7 @@ class FedProto(Algorithm):
         M, seen = down["prototypes"], down["seen"]
 
         def by_means(features, outputs, batch, rows):
-            share = (batch.y[..., None] == torch.arange(len(seen[0]), device=batch.y.device)).to(features)
+            share = members(batch.y, len(seen[0])).to(features)
             mass = batch.mean(share)
             gap = batch.mean(share[..., None] * (features[:, :, None] - M[rows][:, None]))
             gap = gap / torch.where(mass == 0, 1, mass)[..., None]

@@ -28,7 +28,7 @@ from polyfed.compute.losses import Criterion, Loss
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
-from polyfed.compute.terms import Also, Entering
+from polyfed.compute.terms import Also, Entering, members
 from polyfed.compute.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.compute.vectorised import stacked_pass
 from polyfed.metrics.metric import Metric
@@ -626,7 +626,7 @@ class Task:
         """
         classes, batch = self.classes, self.cast(data.whole(), w)
         features = self.features(w, batch.x)
-        share = torch.nn.functional.one_hot(batch.y, classes).to(w)
+        share = members(batch.y, classes).to(w)
         if batch.weight is not None:
             share = share * batch.weight[..., None]
         return share.mT @ features / share.sum(1)[..., None].clamp(min=torch.finfo(w.dtype).tiny)

@@ -72,6 +72,11 @@ def log_shares(z: Tensor, y: Tensor, form: Distillation) -> Tensor:
     return torch.log_softmax(z, -1)
 
 
+def members(y: Tensor, classes: int) -> Tensor:
+    """[..., C] true at each sample's class. y: [...]; nothing is read back from the device, as one_hot would"""
+    return y[..., None] == torch.arange(classes, device=y.device)
+
+
 def together(terms: list[Also]) -> Also | None:
     """The sum of some terms; None for none."""
     if not terms:
