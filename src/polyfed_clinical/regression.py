@@ -27,7 +27,7 @@ from polyfed.runs.trainer import fit as fit_method
 from polyfed.runs.watching import Progress
 from polyfed_clinical import splines as curves
 from polyfed_clinical.inference import joint, meta_analysis, wald
-from polyfed_clinical.likelihood import maximum
+from polyfed_clinical.likelihood import Best, maximum
 from polyfed_clinical.models import Loss, Model, loss, named
 from polyfed_clinical.newton import INTERCEPT, Found, why
 from polyfed_clinical.sites import Design, Wire, check, correction, dispersion, gathered, labelled, pooled
@@ -135,14 +135,7 @@ def fit(
         A name or setting is unknown or does not fit.
     """
     kind = named(model, ties)
-    if method is None and settings:
-        raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
-    if not kind.intercept and intercepts == "common":
-        raise ConfigError("intercepts: found 'common'; cox is stratified by site, as risk sets never cross sites")
-    if method is not None and intercepts == "site":
-        raise ConfigError(f"intercepts: found 'site', expected 'common': {method.name} trains one model for all sites")
-    if errors == "model" and clusters is not None:
-        raise ConfigError("errors: found 'model', expected 'robust', which clusters are for")
+    _refuse(kind, intercepts, method, settings, errors if clusters is not None else None)
     robust = errors == "robust" or clusters is not None
     places, given = gathered(sites, kind, names, clusters)
     labels = labelled(columns or given, places[0].x.shape[1])
@@ -175,12 +168,7 @@ def fit(
     mine = best.start.expand(len(places), -1).clone()
     mine[layout.who] = beta[layout.at]
     if robust:
-        said = wire.ask(lambda site, b: site.meat(kind, design, b), mine[layout.who], layout.who)
-        groups = int(said["clusters"].sum())
-        if groups <= p:
-            raise DataError(f"found {groups} clusters for {p} coefficients; robust errors need more than that")
-        covariance = best.found.covariance @ layout.added(said["meat"]) @ best.found.covariance
-        covariance = covariance * correction(kind, clusters is not None, groups, n, p)
+        covariance, groups = _sandwich(wire, kind, design, best, mine, n, clusters is not None)
         kept = "robust" if clusters is None else f"robust, {groups:,} clusters"
     own = wire.ask(lambda site, b: site.own(kind, design, b, robust), mine)
 
@@ -319,3 +307,30 @@ def _trained(
     wire.took(run.trained.ledger, run.rounds)
     assert run.common is not None
     return run.common
+
+
+def _refuse(
+    kind: Model, intercepts: str | None, method: Algorithm | None, settings: Mapping[str, Any], clustered: str | None
+) -> None:
+    """Raise ConfigError for settings that do not fit together. clustered: errors that are asked for with clusters"""
+    if method is None and settings:
+        raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
+    if not kind.intercept and intercepts == "common":
+        raise ConfigError("intercepts: found 'common'; cox is stratified by site, as risk sets never cross sites")
+    if method is not None and intercepts == "site":
+        raise ConfigError(f"intercepts: found 'site', expected 'common': {method.name} trains one model for all sites")
+    if clustered == "model":
+        raise ConfigError("errors: found 'model', expected 'robust', which clusters are for")
+
+
+def _sandwich(
+    wire: Wire, kind: Model, design: Design, best: Best, mine: Tensor, n: int, clustered: bool
+) -> tuple[Tensor, int]:
+    """Robust covariance [p, p], and the number of clusters. mine: [sites, q] each one's coefficients     n: rows"""
+    layout = best.layout
+    said = wire.ask(lambda site, b: site.meat(kind, design, b), mine[layout.who], layout.who)
+    groups, p = int(said["clusters"].sum()), layout.size
+    if groups <= p:
+        raise DataError(f"found {groups} clusters for {p} coefficients; robust errors need more than that")
+    covariance = best.found.covariance @ layout.added(said["meat"]) @ best.found.covariance
+    return covariance * correction(kind, clustered, groups, n, p), groups

@@ -55,9 +55,8 @@ def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Datas
 
 def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
     """A federation from one CSV file per client. options: as `Federation.from_files` takes them for such files"""
-    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
     who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
-    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    columns = _asked(target, task, options)
     check_sites(columns, [path.stem for path in paths])
     dataset = load_tables(paths, columns, single=False)
     return replace(dataset, group_names=who).partition(**options)
@@ -94,8 +93,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     ConfigError
         A setting of the columns is wrong.
     """
-    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
-    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    columns = _asked(target, task, options)
     who = names_of([*frames], len(frames))
     if not who:
         raise DataError("frames: found none, expected one for each client")
@@ -107,6 +105,12 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
     return replace(data, name="frames", group_names=who).partition(**options)
+
+
+def _asked(target: str | None, task: str, options: dict[str, Any]) -> Columns:
+    """The table [columns]; its keys are taken out of the options."""
+    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
+    return Columns(target=target, task=task, **given)  # pyright: ignore
 
 
 def check_sites(columns: Columns, names: Sequence[str]) -> None:
