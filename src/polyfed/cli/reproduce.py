@@ -37,7 +37,9 @@ def reproduce(o: Reproduce) -> int:
         raise ConfigError(f"--scale: found {scale!r}, expected {' or '.join(r.sizes)} for {r.name}")
     joining = [name for file in o.algorithm or () for name in algorithms_of(file.resolve())]
     if joining and not r.joins:
-        raise ConfigError(f"--algorithm: {r.name} takes no further method; the boards do: polyfed reproduce board/small")
+        raise ConfigError(
+            f"--algorithm: {r.name} takes no further method; the boards do: polyfed reproduce board/small"
+        )
     folder = o.out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if o.rehearse else scale}"
     before = load(record) if record is not None else None
     portable = o.portable or (before is not None and before.about.portable)

@@ -451,7 +451,8 @@ def _page(r: Recipe, bench: Bench, outcome: Outcome) -> str:
     """The outcome as a page that opens offline."""
     claims = [claims_table(outcome.claims)] if outcome.claims else []
     figures = "".join(
-        page.figure(page.Drawing(name, drawn, outcome.captions.get(name, name), "")) for name, drawn in outcome.figures.items()
+        page.figure(page.Drawing(name, drawn, outcome.captions.get(name, name), ""))
+        for name, drawn in outcome.figures.items()
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
     first, *others = [*outcome.tables, *claims]

@@ -4,7 +4,7 @@ Here is what is compared and how a cell is made; `board.py` has the tables and p
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Any
@@ -30,7 +30,7 @@ WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
 RATES = (0.03, 0.1, 0.3)
 OTHER_RATES = {"pfedme": (0.01, 0.02, 0.05)}  # below 1 / lam
 OWN, TUNED = "local", "fedavg-ft"  # what gains are taken over
-REHEARSED = ("local", "fedavg", "fedavg-ft", "ditto", "fedrod")
+REHEARSED = ("local", "fedavg", "fedavg-ft", "ifca", "fedrod")
 
 APART = {
     "fedasync": "asynchronous: made for replies that come one at a time",
@@ -164,13 +164,22 @@ FULL = SMALL | {
     "mixtures": Setting("mixtures", options=(("clients", 20),), generated=True),
     "fpfc-s1": Setting("fpfc-s1", options=(("scale", "small"),), generated=True),
 }
+SHIFTS = {  # of which the groups are known
+    "label": Setting("digits", "pathological:2", 10),
+    "feature": Setting("digits", "iid+rotation:0/90/180/270", 10),
+    "concept": Setting("digits", "iid+label-swap:4", 10),
+    "all-three": Setting("digits", "dirichlet:1.0+rotation:0/180+label-swap:4", 10),
+}
+CLUSTERED = (
+    "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
+)  # fmt: skip
 
 
-def contenders(bench: Bench) -> dict[str, type[Algorithm]]:
-    """All methods that come with polyfed, and those that the command brought; a few of them in a rehearsal."""
+def contenders(bench: Bench, some: Sequence[str] = ()) -> dict[str, type[Algorithm]]:
+    """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
     root = known.__name__
     found = {name: cls for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(root)}
-    names = REHEARSED if bench.rehearse else [name for name in found if name not in APART]
+    names = REHEARSED if bench.rehearse else some or [name for name in found if name not in APART]
     return {name: found[name] for name in names} | {name: REGISTRY.find(name) for name in bench.joining}
 
 
@@ -265,4 +274,3 @@ def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str
     _, edges = bench.choices[key]
     kept = bench.once(key, dict)
     return dict(zip(names, kept["best"], strict=True)), edges
-

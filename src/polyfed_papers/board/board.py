@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, curves, recipe
+from polyfed.core.algorithm import Algorithm
+from polyfed.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
 from polyfed.recipes.said import Setting as Said
 from polyfed.report import read, words
 from polyfed.report.pairs import Interval, mean_of, sample_std
@@ -18,11 +19,13 @@ from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.board import (
     APART,
+    CLUSTERED,
     FULL,
     HELD,
     OTHER,
     OWN,
     SECOND,
+    SHIFTS,
     SMALL,
     TUNED,
     UNCOUNTED,
@@ -86,9 +89,18 @@ def full(bench: Bench) -> Outcome:
     return board(bench, FULL)
 
 
-def board(bench: Bench, places: Mapping[str, Setting]) -> Outcome:
-    """Train what is missing, and make tables and pictures of all."""
-    budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench), {}
+@recipe("board/clusters", "Clustered methods under three shifts with known groups", minutes=(8, 30),
+        settings=partial(settings, SHIFTS), seeds=5, scored=True, joins=True)  # fmt: skip
+def clusters(bench: Bench) -> Outcome:
+    """Which clustered methods find the groups when clients differ in their labels, their inputs, their concepts or all
+    of them, on one protocol, and does that make better models than FedAvg with fine-tuning?
+    """
+    return board(bench, SHIFTS, CLUSTERED)
+
+
+def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:
+    """Train what is missing, and make tables and pictures of all. some: the methods, where it is not all of them"""
+    budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
     cells = []
     for name, setting in places.items():
         for label, cls in methods.items():
@@ -103,7 +115,7 @@ def board(bench: Bench, places: Mapping[str, Setting]) -> Outcome:
         parts = {label: part for (at, label, _), part in zip(cells, found, strict=True) if at == name}
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
         studies[name] = study
-        tables.append(one(bench, name, study, parts))
+        tables.append(one(bench, name, study, methods, parts))
         figures[f"{name}-gain"], captions[f"{name}-gain"] = dots(study), f"{name}: gain over a client's own model"
         figures[f"{name}-bytes"], captions[f"{name}-bytes"] = costs(study), f"{name}: accuracy and bytes"
     notes = [
@@ -169,8 +181,12 @@ def digest(part: Comparison) -> str:
     return hashlib.sha256(repr(sorted(models)).encode()).hexdigest()[:8]
 
 
-def one(bench: Bench, name: str, study: Study, parts: Mapping[str, Comparison]) -> Table:
-    """The table of a setting, the best first."""
+def one(
+    bench: Bench, name: str, study: Study, methods: Mapping[str, type[Algorithm]], parts: Mapping[str, Comparison]
+) -> Table:
+    """The table of a setting, the best first; where groups are known, with those that were found."""
+    grouped = {k: tuple(map(mean_of, grouping_of(part, k))) for k, part in parts.items()}
+    shown = any(math.isfinite(score) for _, score in grouped.values())
     order, letters, history = study.verdicts.ranked, groups(study), {}
     for label, part in parts.items():
         curve = curves(part)
@@ -178,11 +194,19 @@ def one(bench: Bench, name: str, study: Study, parts: Mapping[str, Comparison]) 
     rows = []
     for label in order:
         runs = study.counted(label)
-        at, edges = tuned_to(bench, name, contenders(bench)[label])
+        at, edges = tuned_to(bench, name, methods[label])
         tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
         last = (tuned, Cell(f"{name}/{label}", {}, "quiet"), Cell(digest(parts[label]), {}, "quiet"))
         if not runs:
-            rows.append((Cell(label), Cell("–"), Cell("diverged", {"accuracy": None}, "loss"), *[Cell("–")] * 8, *last))
+            rows.append(
+                (
+                    Cell(label),
+                    Cell("–"),
+                    Cell("diverged", {"accuracy": None}, "loss"),
+                    *[Cell("–")] * (8 + 2 * shown),
+                    *last,
+                )
+            )
             continue
         means = list(study.verdicts.grids[label].per_seed().values())
         tenth = mean_of([worst_decile(list(r.values().values())) for r in runs])
@@ -200,14 +224,23 @@ def one(bench: Bench, name: str, study: Study, parts: Mapping[str, Comparison]) 
             Cell(f"{work:.0f}", {"gradients": work}),
             Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
             _share(mean_of(history[label]), math.nan, "best_round", "quiet"),
+            *(_grouped(*grouped[label]) if shown else ()),
             *last,
         ))  # fmt: skip
     heads = (
         "method<", "group", "accuracy, %", "worst tenth, %", "below own, % of clients", "gain over local",
-        "gain over fedavg-ft", "bytes per client", "gradients", "time", "best round by test, %", "tuned<", "cell<",
-        "digest<",
+        "gain over fedavg-ft", "bytes per client", "gradients", "time", "best round by test, %",
+        *(("groups", "ARI") if shown else ()), "tuned<", "cell<", "digest<",
     )  # fmt: skip
     return Table(f"{name}: {len(study.names)} clients", heads, tuple(rows))
+
+
+def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
+    known = math.isfinite(count)
+    return (
+        Cell(f"{count:.1f}" if known else "–", {"groups": count}),
+        Cell(f"{score:.2f}" if known else "–", {"ari": score}),
+    )
 
 
 def _share(mean: float, spread: float, key: str, mark: str = "", decimals: int = 1) -> Cell:
@@ -237,7 +270,9 @@ def over_all(studies: Mapping[str, Study]) -> Table:
         for reference in (OWN, TUNED):
             found = [gain(studies[name], label, reference) for name in where if label != reference]
             up, down = sum(g.low > 0 for g in found), sum(g.high < 0 for g in found)
-            cells.append(Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down}))
+            cells.append(
+                Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down})
+            )
         means = [100 * mean_of(studies[name].verdicts.grids[label].per_seed().values()) for name in where]
         cells += [Cell(f"{mean_of(means):.1f}" if means else "–", {"accuracy": mean_of(means)}, "quiet")]
         rows.append((first, mean_of(means), (Cell(label, {"method": label}), *cells)))
@@ -281,7 +316,10 @@ def dots(study: Study) -> "Figure":
 def costs(study: Study) -> "Figure":
     """Accuracy against bytes, a dot per method; named are those that nothing cheaper equals."""
     found = {
-        k: (sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs), study.verdicts.means[k])
+        k: (
+            sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs),
+            study.verdicts.means[k],
+        )
         for k in study.verdicts.ranked
         if k in study.verdicts.means and (runs := study.counted(k))
     }
