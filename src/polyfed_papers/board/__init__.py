@@ -132,6 +132,7 @@ class Setting:
 
     def model(self, seed: int) -> nn.Module:
         data = self.federation(seed)
+        assert data.classes is not None
         return build("mlp", data.input_shape, data.classes, seed=seed, hidden=self.hidden)
 
     @property
@@ -145,7 +146,7 @@ class Setting:
 
 @cache
 def _federation(setting: Setting, seed: int, held: float) -> Federation:
-    options = dict(setting.options) | ({"seed": seed} if setting.generated else {})
+    options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
     data = load(setting.data, **options)
     return data.partition(setting.partition, setting.clients, seed, "own", validation_fraction=held)
 
@@ -178,9 +179,10 @@ CLUSTERED = (
 def contenders(bench: Bench, some: Sequence[str] = ()) -> dict[str, type[Algorithm]]:
     """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
     root = known.__name__
-    found = {name: cls for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(root)}
+    methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
+    found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(root)}
     names = REHEARSED if bench.rehearse else some or [name for name in found if name not in APART]
-    return {name: found[name] for name in names} | {name: REGISTRY.find(name) for name in bench.joining}
+    return {name: methods[name] for name in (*names, *bench.joining)}
 
 
 def ladders(cls: type[Algorithm]) -> list[tuple[str, Ladder]]:

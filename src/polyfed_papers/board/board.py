@@ -80,8 +80,8 @@ def small(bench: Bench) -> Outcome:
     return board(bench, SMALL)
 
 
-@recipe("board/full", "Every method in ten settings", minutes=MINUTES["full"], settings=partial(settings, FULL), seeds=5,
-        scored=True, joins=True)  # fmt: skip
+@recipe("board/full", "Every method in ten settings", minutes=MINUTES["full"],
+        settings=partial(settings, FULL), seeds=5, scored=True, joins=True)  # fmt: skip
 def full(bench: Bench) -> Outcome:
     """Which methods are told apart over ten kinds of clients when all have the same gradients and the same trials, and
     where is none of them better than a client's own model?
@@ -124,12 +124,12 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
         "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
         "digits and hospitals are one data set each, of which that draw is another split.",
         f"Verify a cell: polyfed verify record.jsonl.gz --run SETTING/METHOD-seed{bench.seeds[0]}, such as "
-        f"digits/ditto-seed{bench.seeds[0]}; digest: of the models of all seeds, the same whenever the cell is trained.",
+        f"digits/ditto-seed{bench.seeds[0]}. Digest: of the models of all seeds, the same when a cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
         "nothing is decided by it.",
-        "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all samples "
-        "as many as they make batches, is added (a test counts both). Losses that choose or weigh are no gradients, but "
-        "they are in the time.",
+        "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
+        "samples as many as they make batches, is added (a test counts both). Losses that choose or weigh are no "
+        "gradients, but they are in the time.",
         "FL-bench's page prints no figures.",
         *(f"Not trained: {label}: {why}" for label, why in refused.items()),
     ]
@@ -145,7 +145,7 @@ def gain(study: Study, label: str, reference: str) -> Interval:
 
 
 def groups(study: Study) -> dict[str, str]:
-    """{method: its group}: who leads a group is the best of those left, and whoever is not clearly below it is in it."""
+    """{method: its group}, which the best of those left leads; whoever is not clearly below it is in it."""
     left, found = [k for k in study.verdicts.ranked if k in study.verdicts.means], dict[str, str]()
     while left:
         head, letter = left[0], _letter(len(set(found.values())))
