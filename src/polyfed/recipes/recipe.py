@@ -449,17 +449,16 @@ def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
 
 def _page(r: Recipe, bench: Bench, outcome: Outcome) -> str:
     """The outcome as a page that opens offline."""
-    claims = [claims_table(outcome.claims)] if outcome.claims else []
+    tables = [*outcome.tables, *([claims_table(outcome.claims)] if outcome.claims else [])]
     figures = "".join(
         page.figure(page.Drawing(name, drawn, outcome.captions.get(name, name), ""))
         for name, drawn in outcome.figures.items()
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
-    first, *others = [*outcome.tables, *claims]
     sections = [
-        ("", page.table(first, _slug(first.title))),
+        ("", "".join(page.table(t, _slug(t.title)) for t in tables[:1])),
         ("Figures", f'<div class="figures">{figures}</div>' if figures else ""),
-        ("Tables", "".join(page.table(t, _slug(t.title)) for t in others)),
+        ("Tables", "".join(page.table(t, _slug(t.title)) for t in tables[1:])),
         ("Notes", f'<ul class="notes">{notes}</ul>' if notes else ""),
         ("Settings", page.table(settings_table(r.settings(bench.scale)), "settings")),
     ]

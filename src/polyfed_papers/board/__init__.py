@@ -30,7 +30,7 @@ WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
 RATES = (0.03, 0.1, 0.3)
 OTHER_RATES = {"pfedme": (0.01, 0.02, 0.05)}  # below 1 / lam
 OWN, TUNED = "local", "fedavg-ft"  # what gains are taken over
-REHEARSED = ("local", "fedavg", "fedavg-ft", "ifca", "fedrod")
+REHEARSED = ("local", "fedavg", "fedavg-ft", "ifca")
 
 APART = {
     "fedasync": "asynchronous: made for replies that come one at a time",

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -100,6 +101,8 @@ def clusters(bench: Bench) -> Outcome:
 
 def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:
     """Train what is missing, and make tables and pictures of all. some: the methods, where it is not all of them"""
+    if bench.rehearse:
+        places = dict(islice(places.items(), 1))
     budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
     cells = []
     for name, setting in places.items():
@@ -124,7 +127,7 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
         "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
         "digits and hospitals are one data set each, of which that draw is another split.",
         f"Verify a cell: polyfed verify record.jsonl.gz --run SETTING/METHOD-seed{bench.seeds[0]}, such as "
-        f"digits/ditto-seed{bench.seeds[0]}. Digest: of the models of all seeds, the same when a cell is trained again.",
+        f"digits/ditto-seed{bench.seeds[0]}. Digest: of the models of all seeds, the same if a cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
         "nothing is decided by it.",
         "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
