@@ -3,6 +3,7 @@
 A new method file is a new row without another line. `VARIANTS` adds settings that take another path through a method.
 """
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from polyfed.compute.batches import Work
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
+from polyfed.models.mixture import Mixture
 from polyfed.testing import stage
 from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
 
@@ -93,7 +95,10 @@ def federation(regression: bool = False) -> pf.Federation:
 
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
-    """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "mlp" or "cnn"; always one start."""
+    """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "mlp", "cnn", or a mixture of two."""
+    if kind.startswith("mixture"):
+        part = model(kind.partition(" ")[2] or "linear", outputs)
+        return Mixture(part, reversed_(part))
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(5)
         d = PIXELS**2
@@ -111,6 +116,15 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
         )
 
 
+def reversed_(part: nn.Module) -> nn.Module:
+    """The same net with all parameters negated."""
+    other = copy.deepcopy(part)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.neg_()
+    return other
+
+
 def steps(method: Algorithm) -> int | None:
     """Local steps, for the one setting that needs the same number at every client; epochs otherwise."""
     return 4 if getattr(method, "lr", None) == "paper" else None
@@ -121,6 +135,8 @@ def kind_of(method: Algorithm) -> str:
     features."""
     if type(method).__name__ == "FedBN":
         return "norm"
+    if type(method).__name__ == "FedEM":
+        return "mixture"
     return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
 
 
@@ -129,7 +145,8 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
-    kind = "norm cnn" if (kind, kind_of(method)) == ("cnn", "norm") else kind or kind_of(method)
+    usual = kind_of(method)
+    kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture") else kind or usual
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)
 

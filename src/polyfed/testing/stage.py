@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
+from polyfed.models.mixture import Mixture
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 
@@ -78,12 +80,15 @@ def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
 
 
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
-    """`network`, with a normalisation layer for a method that refuses a network without."""
-    task = Task(network(), device="cpu")
-    try:
-        method.init_server(task, task.w0.clone(), N)
-    except PolyfedError:
-        return network(outputs, norm=True)
+    """`network`, or where a method refuses it, with a normalisation layer, or two networks as a mixture."""
+    with seeded(5):
+        second = nn.Linear(8, outputs)
+    others = network(outputs, norm=True), Mixture(network(outputs), second)
+    for net in (network(outputs), *others):
+        task = Task(net, device="cpu")
+        with suppress(PolyfedError):
+            method.init_server(task, task.w0.clone(), N)
+            return net
     return network(outputs)
 
 
