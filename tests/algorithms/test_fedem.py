@@ -85,5 +85,7 @@ def test_the_output_is_the_logarithm_of_mixed_probabilities():
 def test_another_model_is_refused():
     with pytest.raises(ModelError, match="found no mixture, expected one for fedem to train"):
         fit_labels(labelled(), pf.FedEM(0.1), model=two_layers())
+    with pytest.raises(ModelError, match="expects: it mixes probabilities of classes"):
+        fit_labels(labelled(), pf.FedEM(0.1), model=two_parts(), loss=lambda output, target: output.square().mean())
     with pytest.raises(ModelError, match="found no net"):
         Mixture()

@@ -71,7 +71,7 @@ def narrow(federation, method, **settings) -> set[str]:
     torch.manual_seed(0)
     norm = [nn.LayerNorm(5)] if method.name == "fedbn" else []
     model = nn.Sequential(nn.Linear(4, 5), *norm, nn.ReLU(), nn.Linear(5, 3)).double()
-    model = Mixture(model, copy.deepcopy(model)) if method.name == "fedem" else model
+    model = Mixture(model, copy.deepcopy(model)).double() if method.name == "fedem" else model
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched
         run = pf.fit(model, federation, method, dtype=torch.float64, batch_size=4, rounds=3, workers=1, **settings)

@@ -3,7 +3,6 @@
 A new method file is a new row without another line. `VARIANTS` adds settings that take another path through a method.
 """
 
-import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,7 +97,7 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "mlp", "cnn", or a mixture of two."""
     if kind.startswith("mixture"):
         part = model(kind.partition(" ")[2] or "linear", outputs)
-        return Mixture(part, reversed_(part))
+        return Mixture(part, stage.opposite(part))
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(5)
         d = PIXELS**2
@@ -114,15 +113,6 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(1, 4, 3), *norm, nn.ReLU(), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, outputs)
         )
-
-
-def reversed_(part: nn.Module) -> nn.Module:
-    """The same net with all parameters negated."""
-    other = copy.deepcopy(part)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.neg_()
-    return other
 
 
 def steps(method: Algorithm) -> int | None:

@@ -42,11 +42,16 @@ class FedEM(Partial):
             raise ModelError("model: found no mixture, expected one for fedem to train: polyfed.models.mixture")
         return ~layout.mask(MIXING)
 
+    def init_server(self, task, w0, n):
+        if task.loss != "cross-entropy":
+            raise ModelError("loss: found no cross-entropy, which fedem expects: it mixes probabilities of classes")
+        return super().init_server(task, w0, n)
+
     def train(self, task, w, shared, data):
         common, mixing = shared > 0, (shared <= 0).nonzero()[:, 0]
         every, k = data.whole(), len(mixing)
-        alone = w[:, None].repeat(1, k, 1)
-        alone[..., mixing] = torch.where(torch.eye(k, device=w.device) > 0, 0.0, NONE).to(w)
+        alone = w[:, None].repeat(1, k, 1)  # model k: all weight on part k
+        alone[..., mixing] = NONE * (1 - torch.eye(k, dtype=w.dtype, device=w.device))
         evidence = w[:, mixing].log_softmax(1)[..., None] - task.losses(alone, every)
         share = every.mean(evidence.softmax(1).transpose(1, 2))
         w = w.index_copy(1, mixing, (share / share.sum(1, keepdim=True)).clamp(min=1e-30).log())

@@ -1,5 +1,6 @@
 """The stage of the conformance table: a small federation, a network, an event loop, and a wire that keeps a record."""
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable
@@ -79,12 +80,19 @@ def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 5), *between, nn.Sigmoid(), nn.Linear(5, outputs))
 
 
+def opposite(net: nn.Module) -> nn.Module:
+    """The same net with every parameter negated."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.neg_()
+    return other
+
+
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
     """`network`, or where a method refuses it, with a normalisation layer, or two networks as a mixture."""
-    with seeded(5):
-        second = nn.Linear(8, outputs)
-    others = network(outputs, norm=True), Mixture(network(outputs), second)
-    for net in (network(outputs), *others):
+    mixed = Mixture(network(outputs), opposite(network(outputs)))
+    for net in (network(outputs), network(outputs, norm=True), mixed):
         task = Task(net, device="cpu")
         with suppress(PolyfedError):
             method.init_server(task, task.w0.clone(), N)
