@@ -89,10 +89,13 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 TOGETHER = {"fedavg-ft": "finetune_lr", "fedpac": "head_lr"}  # takes the step size too
 
+PARTS = {"fedem": 3}  # nets of a mixture, each like the others' one net
+
 # gradients to a batch that the engine counts once (below 1: some batches that it counts are not used), and passes over
 # all samples in every round, which it does not count
 GRADIENTS: dict[str, Callable[[Any], float]] = {
     "apfl": lambda method: 2,
+    "fedem": lambda method: PARTS["fedem"],
     "fedrod": lambda method: 2,
     "pfedme": lambda method: method.inner_steps,
     "per-fedavg": lambda method: 2 / 3 if method.order == "first" else 1,
@@ -130,10 +133,11 @@ class Setting:
         """The clients under a seed. held: share of the training samples to choose settings by"""
         return _federation(self, seed, held)
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
         data = self.federation(seed)
         assert data.classes is not None
-        return build("mlp", data.input_shape, data.classes, seed=seed, hidden=self.hidden)
+        kind, more = ("mixture", {"parts": PARTS[cls.name]}) if cls.name in PARTS else ("mlp", {})
+        return build(kind, data.input_shape, data.classes, seed=seed, hidden=self.hidden, **more)
 
     @property
     def said(self) -> str:
@@ -173,6 +177,7 @@ SHIFTS = {  # of which the groups are known
 }
 CLUSTERED = (
     "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
+    "fedem",
 )  # fmt: skip
 
 
@@ -209,7 +214,9 @@ def start(cls: type[Algorithm]) -> At:
 def refusal(setting: Setting, method: Algorithm) -> str:
     """Why a method cannot be trained in a setting; "": it can."""
     try:
-        prepare(setting.model(UNCOUNTED), setting.federation(UNCOUNTED), method, Training(**work(setting)))
+        prepare(
+            setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED), method, Training(**work(setting))
+        )
     except PolyfedError as e:
         return str(e)
     return ""
@@ -224,7 +231,7 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
     """Rounds of a method that take at most a budget of gradients per client, at least one, and how many they take, by
     the first and the two after it.
     """
-    model, data = setting.model(UNCOUNTED), setting.federation(UNCOUNTED)
+    model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
     spent = []
     for rounds in (1, 3):
         try:
@@ -248,7 +255,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
         try:
             method = made(cls, at)
             run = fit(
-                setting.model(UNCOUNTED), data, method, rounds=within(method)[0], evaluate_every=0, seed=UNCOUNTED,
+                setting.model(cls, UNCOUNTED), data, method, rounds=within(method)[0], evaluate_every=0, seed=UNCOUNTED,
                 **work(setting),
             )  # fmt: skip
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
@@ -262,7 +269,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     rounds, _ = bench.once(f"{key}-rounds", partial(within, method))
     often = max(1, rounds // 10)
     return bench.compare(
-        f"{name}/{cls.name}", setting.model, setting.federation, {cls.name: method}, rounds=rounds,
+        f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
         evaluate_every=often, metrics="accuracy", **work(setting),
     )  # fmt: skip
 
