@@ -54,7 +54,7 @@ class Budget(NamedTuple):
     trials: int
 
 
-BUDGETS: Mapping[Size, Budget] = {"small": Budget(200, 8), "paper": Budget(1000, 12)}
+BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000, 12)}
 
 
 def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
@@ -73,7 +73,7 @@ def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
 
 
 @recipe("board/small", "Every method on digits, hospitals and synthetic clients", minutes=MINUTES["small"],
-        settings=partial(settings, SMALL), seeds=3, scored=True, joins=True)  # fmt: skip
+        settings=partial(settings, SMALL), seeds=5, scored=True, joins=True)  # fmt: skip
 def small(bench: Bench) -> Outcome:
     """Which methods are told apart when all have the same gradients and the same trials, and which of them is better
     than a client's own model?
@@ -126,8 +126,8 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
         "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
         "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
         "digits and hospitals are one data set each, of which that draw is another split.",
-        f"Verify a cell: polyfed verify record.jsonl.gz --run SETTING/METHOD-seed{bench.seeds[0]}, such as "
-        f"digits/ditto-seed{bench.seeds[0]}. Digest: of the models of all seeds, the same if a cell is trained again.",
+        "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the same "
+        "if the cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
         "nothing is decided by it.",
         "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
@@ -199,7 +199,11 @@ def one(
         runs = study.counted(label)
         at, edges = tuned_to(bench, name, methods[label])
         tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
-        last = (tuned, Cell(f"{name}/{label}", {}, "quiet"), Cell(digest(parts[label]), {}, "quiet"))
+        last = (
+            tuned,
+            Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet"),
+            Cell(digest(parts[label]), {}, "quiet"),
+        )
         if not runs:
             rows.append(
                 (
