@@ -126,8 +126,8 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
         "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
         "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
         "digits and hospitals are one data set each, of which that draw is another split.",
-        "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the same "
-        "if the cell is trained again.",
+        "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the "
+        "same if the cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
         "nothing is decided by it.",
         "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
