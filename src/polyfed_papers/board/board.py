@@ -343,6 +343,7 @@ def costs(study: Study) -> "Figure":
         texts = [f"{label}: {100 * mean:.1f} %, {words.size(moved)}" for label, (moved, mean) in found.items()]
         hover(axes, [m / 1000 for m, _ in found.values()], [100 * a for _, a in found.values()], texts)
         axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         axes.set_xlabel("kB per client, down and up")
         axes.set_ylabel("accuracy, %")
     return figure
