@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -106,7 +107,9 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         if type(e).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
-            return _say(str(e.format_message()) + _help(arguments), 2)  # pyright: ignore[reportAttributeAccessIssue]
+            said = str(e.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+            once = dict.fromkeys(re.split(r"(?<=[.?]) ", said))  # typer and click both suggest the nearest command
+            return _say(" ".join(once) + _help(arguments), 2)
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         if isinstance(e, OSError) and (line := _of_file(e)):
