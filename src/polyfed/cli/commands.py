@@ -51,7 +51,7 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
-class Privacy(Experiment, takes=every("track", "out", "force", "quiet"), asks="experiment"):
+class Privacy(Experiment, takes=every("track"), asks="experiment"):
     """Show what an experiment's privacy settings buy and cost, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
