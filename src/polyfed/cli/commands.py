@@ -52,7 +52,7 @@ class Compare(Experiment, takes=every(), module="run"):
 
 
 class Privacy(Experiment, takes=every("track"), asks="experiment"):
-    """Show what the table [privacy] of an experiment buys and costs, without training.
+    """Show what an experiment's privacy settings buy and cost, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
     refused, with the reason.
