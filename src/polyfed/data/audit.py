@@ -115,7 +115,8 @@ def _piled_at(size: np.ndarray, rows: np.ndarray) -> list[list[float] | None]:
 def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
     """Rows of each number that looks like a code of a gap: far from all others. size: [K] ascending"""
     at = np.searchsorted(size, SENTINELS).clip(max=len(size) - 1)
-    there = {s: int(rows[k]) for s, k in zip(SENTINELS, at.tolist(), strict=True) if size[k] == s and rows[k] > 1}
+    found_at = np.flatnonzero((size[at] == SENTINELS) & (rows[at] > 1)).tolist()
+    there = {SENTINELS[k]: int(rows[at[k]]) for k in found_at}
     if not there:
         return {}
     rest = size[~np.isin(size, BELOW)]
@@ -165,7 +166,7 @@ def doubles(sheet: Sheet, columns: Columns) -> int:
     """Rows that repeat another one in every column, where two columns or more hold many numbers."""
     used = [n for n in sheet.columns if n not in columns.apart]
     fine = [n for n in used if len(sheet.texts(n).all) > FEW and not np.isnan(sheet.texts(n).numbers).all()]
-    if len(fine) < 2:
+    if len(fine) < 2 or any(len(sheet.texts(n).all) == len(sheet.lines) for n in used):
         return 0
     codes = np.stack([sheet.texts(n).at for n in used], 1)
     return len(codes) - len(np.unique(codes, axis=0))
@@ -374,7 +375,7 @@ def _folded(text: str) -> str:
 def _piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         others = [q for s, q in at.items() if s != site and q.quantiles and q.there >= LEAST]
-        if not others:
+        if not others or (p.low is None and p.high is None):
             continue
         middle = np.median([q.quantiles for q in others if q.quantiles], axis=0)
         for end, word, beyond in ((p.low, "least", "below"), (p.high, "largest", "above")):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +60,10 @@ def spelt(texts: Sequence[str]) -> list[str]:
 
 def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
     """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
-    _, at, count = np.unique(_numbers(texts) if numbers is None else numbers, return_inverse=True, return_counts=True)
-    if len(count) == len(texts):
+    numbers = _numbers(texts) if numbers is None else numbers
+    if len(set(numbers.tolist())) == len(texts) and not np.isnan(numbers).any():
         return [*texts]
+    _, at, count = np.unique(numbers, return_inverse=True, return_counts=True)
     found: dict[str, str] = {}
     alone = (count[at] == 1).tolist()
     for text in sorted((t for t, one in zip(texts, alone, strict=True) if not one), key=lambda t: (len(t), t)):
@@ -339,7 +340,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     found, cells = sheet.texts(name), sheet.columns[name]
     missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
     rows, declared_values = np.bincount(found.at, minlength=len(missing)), declared(columns, name)
-    written = [t for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
+    written = [*compress(found.all, ~missing)]
     numbers = found.numbers[~missing & ~odd].tolist()
     if found.comma:
         texts = matched([*dict.fromkeys(map(found.plain, written))])
