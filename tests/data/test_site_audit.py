@@ -123,6 +123,7 @@ def test_a_report_draws_the_flagged_columns_at_every_site(tmp_path):
     sites["graz"]["sex"] = sites["graz"]["sex"].map({"m": "männlich", "f": "weiblich"})
     fed = pf.data.from_frames(sites, "ill")
     model = torch.nn.Linear(*fed.input_shape, 2)
+    assert any('[columns.site.oslo] glucose = "x / 18.02"' in note for note in fed.notes)
     pf.fit(model, fed, pf.FedAvg(lr=0.1), rounds=1, out=tmp_path / "run")
     page = pf.report.write_report(tmp_path / "run").read_text(encoding="utf-8")
     drawn = re.findall(r'<figure data-name="audit">.*?</figure>', page, re.S)
@@ -131,3 +132,11 @@ def test_a_report_draws_the_flagged_columns_at_every_site(tmp_path):
     assert "chol" not in drawn[0]
     median = np.median(sites["oslo"]["glucose"])  # which stands at the site's line
     assert any(abs(float(x) - median) < 1 for x in re.findall(r"oslo: ([\d.]+) \(", drawn[0]))
+
+
+def test_a_code_for_a_gap_that_every_site_writes_is_found_at_each():
+    rng = np.random.default_rng(4)
+    sites = {name: clean(rng, 200) for name in ("bern", "graz", "oslo")}
+    for frame in sites.values():
+        frame["age"] = frame["age"].mask(rng.random(200) < 0.1, -9)
+    assert sorted(text.partition(":")[0] for text in flagged(sites) if 'gaps = ["-9"]' in text) == sorted(sites)

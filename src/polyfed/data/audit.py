@@ -236,7 +236,7 @@ def _repeated(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
 def _odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         for text, rows in (p.odd or {}).items():
-            others = [q.quantiles for s, q in at.items() if s != site and q.quantiles is not None]
+            others = [q.quantiles for q in at.values() if q.quantiles is not None and text not in (q.odd or {})]
             if len(others) and all(q[0] <= float(text) <= q[4] for q in others):
                 continue  # an ordinary number elsewhere
             then = f'a code for a gap? gaps = ["{text}"] makes it one'

@@ -126,7 +126,7 @@ class Sheet:
     """One site's file: cells as text, without blanks around them, a list for each column.
 
     where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
-    dropped: how many rows had no target, and are not here
+    dropped: how many rows had no target, and are not here     client: whose it is, where that is not the file's name
     """
 
     where: str
@@ -134,12 +134,13 @@ class Sheet:
     columns: dict[str, list[str]]
     delimiter: str = ","
     dropped: int = 0
+    client: str = ""
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, which is the client's."""
-        return Path(self.where).stem
+        """The client's name, or else the file's without its ending."""
+        return self.client or Path(self.where).stem
 
     def at(self, row: int, column: str) -> str:
         """A place in the file, as errors name it."""
@@ -254,8 +255,8 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
     return replace(sheet, lines=lines, columns=cells, dropped=len(gone) - len(kept)) if gone.any() else sheet
 
 
-def sheet_of(frame: object, where: str = "rows") -> Sheet:
-    """The rows of a DataFrame, as they would be read from a file."""
+def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
+    """The rows of a DataFrame, as they would be read from a file. client: as in `Sheet`"""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
@@ -264,7 +265,7 @@ def sheet_of(frame: object, where: str = "rows") -> Sheet:
     if len(set(names)) < len(names):
         raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet(where, list(range(2, len(frame) + 2)), text)
+    return Sheet(where, list(range(2, len(frame) + 2)), text, client=client)
 
 
 def _text(value: object) -> str:
