@@ -239,6 +239,8 @@ def _odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
             others = [q.quantiles for q in at.values() if q.quantiles is not None and text not in (q.odd or {})]
             if len(others) and all(q[0] <= float(text) <= q[4] for q in others):
                 continue  # an ordinary number elsewhere
+            if not others and len(at) > 1 and p.distinct <= CODED:
+                continue  # one of a few codes that all sites have
             then = f'a code for a gap? gaps = ["{text}"] makes it one'
             yield Flag(site, name, f"{name} is {text} in {rows} of {p.there} rows, far from all its others; {then}")
         if p.distinct == 1 and p.quantiles is not None and p.there >= LEAST:
