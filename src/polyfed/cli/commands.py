@@ -320,6 +320,9 @@ class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), a
     record: Path | None = option(
         "Go on from a record, the file that an earlier call wrote; nothing is computed twice.", None, None, "--from"
     )
+    algorithm: list[Path] | None = option(
+        "Python file with a method of yours, which joins a board; may be repeated.", None, "FILE.py"
+    )
     force: bool = option("Start over, whatever the folder holds.", False)
     rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)
     yes: bool = option("Start a long run without asking.", False, None, "--yes", "-y")
