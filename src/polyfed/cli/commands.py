@@ -52,7 +52,7 @@ class Compare(Experiment, takes=every(), module="run"):
 
 
 class Privacy(Experiment, takes=every("track"), asks="experiment"):
-    """Show what the table [privacy] of an experiment buys and costs, without training.
+    """Show what an experiment's privacy settings buy and cost, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
     refused, with the reason.
@@ -321,6 +321,9 @@ class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), a
     out: Path | None = option("Folder for the results. Default: runs/reproduce/<recipe>-<scale>.")
     record: Path | None = option(
         "Go on from a record, the file that an earlier call wrote; nothing is computed twice.", None, None, "--from"
+    )
+    algorithm: list[Path] | None = option(
+        "Python file with a method of yours, which joins a board; may be repeated.", None, "FILE.py"
     )
     force: bool = option("Start over, whatever the folder holds.", False)
     rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)
