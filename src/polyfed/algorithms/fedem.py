@@ -30,9 +30,10 @@ class FedEM(Partial):
     Notes
     -----
     The M step goes down -log sum_k pi_ik exp(-l(theta_k)), whose gradient is that of the box with q at the renewed
-    weights and the present models instead of the received ones: it follows the models as they move. A client that has not taken part deploys
-    equal weights; the weights of one that has are those of its last round, as in the released code. The code averages
-    the last models of all clients, of those that did not take part too; here it is those of the round.
+    weights and the present models instead of the received ones: it follows the models as they move. A client that has
+    not taken part deploys equal weights; the weights of one that has are those of its last round, as in the released
+    code. The code averages the last models of all clients, of those that did not take part too; here it is those of
+    the round.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
