@@ -21,6 +21,7 @@ from polyfed.base.errors import ConfigError, ModelError, closest
 from polyfed.base.randomness import generator, key_of
 from polyfed.base.typed import named_modules
 from polyfed.compute.layout import NORMS
+from polyfed.compute.narrow import HALF, placed
 
 
 class LoRA(nn.Module):
@@ -32,8 +33,8 @@ class LoRA(nn.Module):
     def __init__(self, base: nn.Linear, a: Tensor, scale: float, factors: bool):
         super().__init__()
         self.base, self.scale = base, scale
-        self.A = nn.Parameter(a.to(base.weight), requires_grad=factors)
-        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, len(a)))
+        self.A = nn.Parameter(a.to(base.weight.device, _wide(base.weight.dtype)), requires_grad=factors)
+        self.B = nn.Parameter(self.A.new_zeros(base.out_features, len(a)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
@@ -51,8 +52,7 @@ class LoRA(nn.Module):
     def merged(self) -> nn.Linear:
         """One linear layer that computes the same."""
         layer = copy.deepcopy(self.base)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
+        layer.weight = nn.Parameter(self.weight.detach(), requires_grad=False)  # of the wider type of both
         return layer
 
 
@@ -142,7 +142,7 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     Returns
     -------
     nn.Module
-        Everything else is frozen.
+        Everything else is frozen. What is frozen in half precision stays so, and computes in float32.
 
     Raises
     ------
@@ -166,7 +166,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         for name, q in m.named_parameters(recurse=False):
             if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
                 q.requires_grad_(True)
-    return model
+    half = any(q.dtype in HALF for q in model.parameters())
+    return placed(model, None, torch.float32) if half else model
 
 
 def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
@@ -193,6 +194,11 @@ def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int
             setattr(
                 model.get_submodule(where), last, LoRA(base, _drawn(seed, name, rank, base, factors), scale, factors)
             )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What is trained beside half-precision weights is in single precision."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _ends(name: str, end: str) -> bool:
