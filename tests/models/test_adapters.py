@@ -8,9 +8,10 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import polyfed as pf
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, ModelError
 from polyfed.models import adapted, merged
 from polyfed.models.adapters import LoRA
+from polyfed.report.words import size as words_size
 
 D, T = 12, 5  # width, tokens
 
@@ -118,6 +119,23 @@ def test_rs_lora_is_lora_at_alpha_times_the_root_of_the_rank():
             layer.B.data.fill_(0.1)
         outs.append(model(TOKENS))
     assert torch.allclose(*outs, rtol=0, atol=1e-14)
+
+
+def test_the_adapter_as_a_setting_of_fit(tmp_path):
+    words = "lora:r=2,targets=query"
+    run = pf.fit(transformer(), FED, pf.FedAvg(lr=0.1), adapter=words, rounds=1, seed=5, out=tmp_path / "a")
+    other = pf.fit(adapted(transformer(), words, seed=5), FED, pf.FedAvg(lr=0.1), rounds=1, seed=5)
+    assert torch.equal(run.personal, other.personal)
+    opened = pf.Run.open(tmp_path / "a", model=transformer())
+    assert torch.equal(opened.personal, run.personal)
+    assert torch.equal(opened.model(1)(TOKENS), run.model(1)(TOKENS))
+    own, all_of_it = 2 * 2 * D + HEAD, sum(q.numel() for q in transformer().parameters()) + 2 * 2 * 2 * D
+    assert (
+        f"({own} parameters trained, {words_size(8 * own)} of {words_size(8 * all_of_it)})"
+        in run.report(tmp_path / "page.html").read_text()
+    )
+    with pytest.raises(ModelError, match="has an adapter"):
+        adapted(adapted(transformer(), words), words)
 
 
 METHODS = (pf.Scaffold(lr=0.1), pf.Ditto(lr=0.1), pf.FPFC(), pf.FedCET(), pf.FedProx(lr=0.1))

@@ -149,13 +149,15 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     ConfigError
         The adapter is unknown, an option has no meaning, or no layer has such a name.
     ModelError
-        The model has no layer that the adapter needs.
+        The model has no layer that the adapter needs, or an adapter already.
     """
     asked = Adapter.read(adapter)
     model = copy.deepcopy(model)
     owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
     if not owners:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to adapt")
+    if is_adapted(model):
+        raise ModelError(f"{type(model).__name__} has an adapter; expected the model that it was put into")
     head = owners[-1]
     model.requires_grad_(False)
     if asked.name == "lora":
@@ -168,6 +170,11 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
                 q.requires_grad_(True)
     half = any(q.dtype in HALF for q in model.parameters())
     return placed(model, None, torch.float32) if half else model
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """True for a model with updates beside its layers."""
+    return any(isinstance(m, LoRA) for m in model.modules())
 
 
 def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
