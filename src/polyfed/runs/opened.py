@@ -172,8 +172,10 @@ class Stored:
         table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
             words = table.get("adapter")
-            as_it_is = words is None or is_adapted(self._own)
-            model = copy.deepcopy(self._own) if as_it_is else adapted(self._own, words, self.settings.seed)
+            if words is None or is_adapted(self._own):
+                model = copy.deepcopy(self._own)
+            else:
+                model = adapted(self._own, words, self.settings.seed)
         elif self.settings.data.name is None:
             raise RunError(
                 f"{self.at}: its model was given in Python ({table.get('name')}); open the folder with "

@@ -26,6 +26,7 @@ from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
+from polyfed.models.adapters import adapted
 from polyfed.threats import Rule
 
 
@@ -64,7 +65,10 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     """Count what a method sends and asks for, in a short run of two small clients."""
     with seeded(0):
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
-    task = Task(nn.Sequential(lower, nn.Sigmoid(), upper), device="cpu")
+    model = nn.Sequential(lower, nn.Sigmoid(), upper)
+    if algorithm.adapter:
+        model = adapted(model, f"lora:r=2,train={algorithm.adapter}")
+    task = Task(model, device="cpu")
     try:
         loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     except ModelError:  # of a method for normalisation layers

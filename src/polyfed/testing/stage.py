@@ -22,6 +22,7 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
+from polyfed.models.adapters import adapted
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 
@@ -78,7 +79,9 @@ def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
 
 
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
-    """`network`, with a normalisation layer for a method that refuses a network without."""
+    """`network`, with an adapter or a normalisation layer for a method that refuses a network without."""
+    if method.adapter:
+        return adapted(network(outputs), f"lora:r=2,train={method.adapter}")
     task = Task(network(), device="cpu")
     try:
         method.init_server(task, task.w0.clone(), N)
