@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.algorithms._shared.lora import Merging, known, without
+from polyfed.algorithms._shared.lora import Merging, known, mean_of_products, without
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -47,9 +47,9 @@ class FedExLoRA(Merging):
         weights = round.samples if self.weighted else torch.ones_like(round.samples)
         own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
         w = assemble(trained, mean(up["w"], weights), split(trained, server["w"])[1])
-        root = (weights / weights.sum()).sqrt().to(w)[:, None, None]
-        more = {}
-        for name, place in layers.items():
-            left = torch.cat([*(root * place.part(own, "B")), -place.part(w, "B")], 1)
-            more[name] = left, torch.cat([*(root * place.part(own, "A")), place.part(w, "A")])
+        own -= w  # sum_i p_i (B_i - B)(A_i - A) is the mean of products less the product of means
+        more = {
+            name: mean_of_products(place.part(own, "B"), place.part(own, "A"), weights)
+            for name, place in layers.items()
+        }
         return self.merged(server, w, more)

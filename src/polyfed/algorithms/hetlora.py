@@ -79,7 +79,7 @@ class HetLoRA(Algorithm):
         return torch.stack([norm(place.part(w, "B")) * norm(place.part(w, "A")) for place in layers], 1)
 
     def aggregate(self, server, up, round):
-        squares = 0
+        squares = torch.zeros_like(round.samples)
         for place in known(server).values():
             A, B = place.part(up["w"], "A"), place.part(up["w"], "B")
             squares = squares + ((B.mT @ B) * (A @ A.mT)).sum((1, 2))

@@ -120,9 +120,11 @@ def product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not middle.isfinite().all():
         return left, right  # whose product is not finite either, for what follows to notice
     U, values, Vh = torch.linalg.svd(middle, full_matrices=False)
-    keep = values > values[:1] * max(len(left), right.shape[1]) * torch.finfo(left.dtype).eps
+    keep = values > S.norm() * T.norm() * max(len(left), right.shape[1]) * torch.finfo(left.dtype).eps
+    U, V = Q @ U[:, keep], P @ Vh[keep].T
+    turn = torch.where((U * U.abs()).sum(0) < 0, -1, 1).to(U)  # of the two signs the same in whatever order they came
     root = values[keep].sqrt()
-    return Q @ U[:, keep] * root, root[:, None] * (Vh[keep] @ P.T)
+    return U * (turn * root), (V * (turn * root)).T
 
 
 class Merging(Algorithm, abstract=True):
@@ -178,5 +180,5 @@ class Merging(Algorithm, abstract=True):
                 place.part(w, "R").copy_(one[f"R.{name}"])
         return w.expand(len(down["w"]), -1), layers, trained
 
-    def personal(self, task, client, down):
-        return self.received(task, down)[0]
+    def deployment(self, server, round):
+        return Down(shared={"w": server["w"]})
