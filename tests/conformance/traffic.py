@@ -104,7 +104,7 @@ def _of_factors(method: Algorithm, layout: Layout) -> Stated:
         "FedSALoRA": Stated(A, A) if getattr(method, "head", "") == "own" else Stated(A + head, A + head),
         "RoLoRA": Stated(1, min(A, B) + head, numbers=round(abs(A - B) * layout.p)),
         "FedExLoRA": Stated(1 - R, 1 - R, merged=R),
-        "FLoRA": Stated(1 - R, 1 - R, merged=R),
+        "FLoRA": Stated(head, 1 - R, merged=R),
         "FlexLoRA": Stated(1, 1, numbers=1),
         "HetLoRA": Stated(1, 1, numbers=1),
     }[type(method).__name__]

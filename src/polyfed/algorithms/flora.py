@@ -36,6 +36,8 @@ class FLoRA(Merging):
     weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
     seed: int = setting(0, ge=0, source="ours", doc="Seed of the draws of A.")
 
+    made = "ABR"
+
     def local_update(self, task, client, down, data, round):
         w, layers, trained = self.received(task, down)
         w = w.clone()

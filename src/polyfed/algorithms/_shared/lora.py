@@ -66,11 +66,12 @@ def known(server: State) -> dict[str, Place]:
     return {name[6:]: Place(*t.tolist()) for name, t in server.items() if name.startswith("place.")}
 
 
-def without(layers: Iterable[Place], p: int, name: str) -> Tensor:
-    """[p] bool: all but the layers' "A", "B" or "R"."""
+def without(layers: Iterable[Place], p: int, names: str) -> Tensor:
+    """[p] bool: all but some of the layers' parts, such as "A" or "AR"."""
     rest = torch.ones(p, dtype=torch.bool)
     for place in layers:
-        rest[place.span(name)] = False
+        for name in names:
+            rest[place.span(name)] = False
     return rest
 
 
@@ -135,6 +136,7 @@ class Merging(Algorithm, abstract=True):
     """
 
     adapter = "residual"
+    made = "R"  # what of a layer clients make themselves, of factors or anew, and is no part of the message "w"
 
     def init_server(self, task, w0, n):
         layers = places(task.layout, self)
@@ -159,7 +161,7 @@ class Merging(Algorithm, abstract=True):
 
     def downlink(self, server, round):
         layers = known(server)
-        message = {"w": split(without(layers.values(), len(server["w"]), "R"), server["w"])[0]}
+        message = {"w": split(without(layers.values(), len(server["w"]), self.made), server["w"])[0]}
         for name, place in layers.items():
             if f"U.{name}" in server:
                 message |= {key: server[key] for key in (f"U.{name}", f"V.{name}")}
@@ -170,9 +172,9 @@ class Merging(Algorithm, abstract=True):
     def received(self, task, down: State) -> tuple[Tensor, dict[str, Place], Tensor]:
         """(models [s, p], layers, what is trained [p]) from what was sent."""
         layers = places(task.layout, self)
-        trained = without(layers.values(), task.p, "R")
+        trained, sent = (without(layers.values(), task.p, names) for names in ("R", self.made))
         one = {name: t[0] for name, t in down.items()}  # the same for all clients
-        w = assemble(trained, one["w"], one["w"].new_zeros(task.p - len(one["w"])))
+        w = assemble(sent, one["w"], one["w"].new_zeros(task.p - len(one["w"])))
         for name, place in layers.items():
             if f"U.{name}" in one:
                 place.part(w, "R").copy_(one[f"U.{name}"] @ one[f"V.{name}"])
