@@ -121,10 +121,11 @@ def product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not middle.isfinite().all():
         return left, right  # whose product is not finite either, for what follows to notice
     U, values, Vh = torch.linalg.svd(middle, full_matrices=False)
-    keep = values > S.norm() * T.norm() * max(len(left), right.shape[1]) * torch.finfo(left.dtype).eps
-    U, V = Q @ U[:, keep], P @ Vh[keep].T
+    some = values > S.norm() * T.norm() * max(len(left), right.shape[1]) * torch.finfo(left.dtype).eps
+    q = int(some.sum())
+    U, V = Q @ U[:, :q], P @ Vh[:q].T
     turn = torch.where((U * U.abs()).sum(0) < 0, -1, 1).to(U)  # of the two signs the same in whatever order they came
-    root = values[keep].sqrt()
+    root = values[:q].sqrt()
     return U * (turn * root), (V * (turn * root)).T
 
 
