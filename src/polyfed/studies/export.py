@@ -18,6 +18,8 @@ from polyfed.base.settings import table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.stated import Portrait
 from polyfed.data.preparation import Preparation
+from polyfed.models.adapters import is_adapted
+from polyfed.models.adapters import merged as put_into
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe, said
@@ -28,9 +30,12 @@ from polyfed.runs.result import Result
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 
 
-def export(run: Result, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+def export(
+    run: Result, client: int | str, out: Path | None, factorised: bool = False, merged: bool = False
+) -> tuple[Path, Path]:
     """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
 
+    merged: the whole model as it was before it was adapted, with the adapter's updates in its weights
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
     folder, numbers = run.place(), stored(run).numbers
@@ -78,10 +83,22 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         facts["tensors"] = _shapes(tensors)
         facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
         facts["measured"] = _measured(run, name, tensors)
+    if merged:
+        whole = _merged(run, name)
+        facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
+        return write_model(target, whole, facts)
     common = _backbone(folder / "fixed.safetensors", target.parent)
     if common is not None:
         facts["backbone"] = common
     return write_model(target, named if tensors is None else tensors, facts)
+
+
+def _merged(run: Result, name: str) -> dict[str, Tensor]:
+    """A client's model without its adapter, whose updates are in the weights."""
+    model = run.model(name)
+    if not is_adapted(model):
+        raise ConfigError("merged: found a model without low-rank updates, expected one trained with an adapter lora")
+    return put_into(model).state_dict()
 
 
 def _backbone(fixed: Path, place: Path) -> str | None:
