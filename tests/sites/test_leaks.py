@@ -26,8 +26,8 @@ KEPT = {
     "moon", "pfedme", "scaffold",
 }  # fmt: skip
 HEADS = {
-    "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
-    "parameters", "aggregate", "peer", "audit",
+    "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",
+    "metrics", "parameters", "frozen", "aggregate", "peer", "audit",
 }  # fmt: skip
 
 
