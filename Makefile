@@ -5,7 +5,7 @@ RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
 .PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate torture torture-network fuzz \
-    wheel bench docs clean
+    wheel bench docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -64,6 +64,11 @@ bench: .venv/ready-dev   ## seconds per round against the plain loop
 
 docs: .venv/ready-docs   ## the documentation site, in build/site
 	$(BIN)/mkdocs build --strict
+
+docs-release: docs   ## keep the site of a release beside the earlier ones, in the branch gh-pages: VERSION=0.1.0
+	@test -n "$(VERSION)" || { echo 'docs-release: VERSION is not set, expected such as VERSION=0.1.0'; exit 2; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default latest
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 

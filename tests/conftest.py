@@ -183,8 +183,8 @@ def no_methods_of_other_tests(request):
 @pytest.fixture
 def undrawn(monkeypatch):
     """No figures, which are most of what a short run costs: for tests that look at no page."""
-    monkeypatch.setattr("polyfed.report.style.save", lambda figure, path: path.touch())
     monkeypatch.setattr("polyfed.report.page.to_svg", lambda figure, name, title, description="": "<svg></svg>")
+    monkeypatch.setattr("polyfed.report.style.save", lambda figure, path: path.touch())  # once page.py has the real one
 
 
 @pytest.fixture

@@ -17,6 +17,11 @@ def test_every_mutant_changes_its_file_and_results_move_with_their_lines():
     assert mutate.moved([ways["fedopt"][0] | {"was": "what is no more"}], ways) == []
 
 
+def test_what_is_changed_by_hand_stands_once_in_its_file():
+    for file, was, _ in mutate.BY_HAND:
+        assert mutate.source_of(mutate.ROOT, file).read_text().count(was) == 1, (file, was)
+
+
 def test_the_kernels_mutations_are_made_by_a_switch_that_its_sources_know_nothing_of():
     source = (mutate.ROOT / mutate_native.FOLDER / "train.inc").read_text()
     switched = mutate_native.switched(source)

@@ -34,6 +34,7 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed.core.algorithm import REGISTRY
+from polyfed.models.mixture import Mixture
 
 TOLERANCE = 1e-6
 SIZES = (24, 5, 26, 13, 30, 12)  # ragged: the second client has less than a batch
@@ -139,6 +140,15 @@ def normalised(kind: str, split: bool) -> nn.Module:
     return nn.Sequential(*net[:-1], nn.LayerNorm(net[-1].in_features), net[-1])
 
 
+def mixed(kind: str, split: bool) -> nn.Module:
+    """Two nets whose probabilities are mixed, for methods of mixtures; the second starts from the first's negative."""
+    nets = model(kind, split), model(kind, split)
+    with torch.no_grad():
+        for parameter in nets[1].parameters():
+            parameter.neg_()
+    return Mixture(*nets)
+
+
 def scenarios() -> dict[str, dict[str, Any]]:
     """Settings of `fit`, made when they are needed."""
     late = pf.Asynchronous(pf.Delays("uniform", 1, 10), concurrency=4)
@@ -166,7 +176,7 @@ def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for at, variant in enumerate(VARIANTS.get(cls, [{}])):
             name = f"{cls}({', '.join(f'{k}={v}' for k, v in variant.items())})"
             split = cls in BODY or "shared_layers" in variant
-            net = partial(normalised if cls == "FedBN" else model, split=split)
+            net = partial({"FedBN": normalised, "FedEM": mixed}.get(cls, model), split=split)
             for scenario, settings in scenarios().items():
                 kinds = [("linear", "float32"), ("mlp", "float64")]
                 if scenario in ("full", "partial") and not at:

@@ -36,6 +36,29 @@ def test_rounds_by_hand(passes, settled, first):
     assert ((A > 0) & (A < 1)).any()
 
 
+def test_a_pass_ends_with_its_share_and_is_judged_by_the_last_step_that_trained():
+    """Each client has one sample twice, so that half a pass is one step. Its losses by hand: with A after k steps they
+    are told from those with A after k + 1, by which the first training would end a pass earlier.
+    """
+    point, lr, eta = np.array([[1.0], [-1.0]]), 0.4, 0.3
+    own = lr * point  # after the first round, from zero
+    apart, A, losses = own.mean(0) - own, np.ones_like(point), []
+    for _ in range(11):
+        s = own + apart * A
+        losses.append((0.5 * (s - point) ** 2)[:, 0])
+        A = np.clip(A - eta * (s - point) * apart, 0, 1)
+    early, late = (np.std(losses[k : k + 10], axis=0) for k in range(2))
+    settled = (early + late).mean() / 2
+    assert (late < settled).all()
+    assert (early > settled).all()
+    data = [(np.full((2, 1), np.sqrt(0.5)), np.full((2, 1), np.sqrt(0.5) * c)) for (c,) in point]
+    method = pf.FedALA(lr, eta=eta, share=0.5, settled=settled)
+    run = fit_points(pf.Federation.from_arrays(data, test=data), method, 2, 1, batch_size=1)
+    w, A = by_hand(point, lr, eta, 2, 11)
+    assert np.allclose(run.personal, w, atol=1e-12)
+    assert np.allclose(private(run)["A"], A, atol=1e-12)
+
+
 @certifies(pf.FedALA, by="identity with FedAvg")
 def test_without_weights_it_is_fedavg():
     common = [fit_labels(labelled(), m, rounds=4).server["w"] for m in (

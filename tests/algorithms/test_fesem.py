@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares, centres, fit_points
+from problems import LeastSquares, centres, fit_labels, fit_points, labelled
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
@@ -22,6 +22,12 @@ def test_one_centre_is_fedavg_and_n_are_local():
     assert torch.allclose(one, mean, atol=1e-12)
     own, alone = (problem.fit(m, rounds=5).personal for m in (pf.FeSEM(0.05, k=6), pf.Local(0.05)))
     assert torch.allclose(own, alone, atol=1e-12)
+
+
+def test_weights_are_the_numbers_of_samples():
+    """At one centre, on clients of 24, 9 and 30 samples."""
+    one, mean = (fit_labels(labelled(), m, rounds=3) for m in (pf.FeSEM(0.1, k=1, weighted=True), pf.FedAvg(0.1)))
+    assert torch.allclose(one.personal, mean.personal, atol=1e-12)
 
 
 @certifies(pf.FeSEM, by="planted clusters and their means")

@@ -106,6 +106,16 @@ class Plain:
                     self.v[i, j] += self.rho * (self.w[i] - self.w[j] - self.theta[i, j])
 
 
+@pytest.mark.parametrize(("lam", "a", "xi"), [(0.5, 3.7, 0.1), (0.5, 1.5, 0.4)])
+def test_condition_13_is_twice_the_penaltys_largest_curvature(lam, a, xi):
+    """Up to xi the curvature is lam / xi, and between lam and a lam it is -1 / (a - 1): either is the larger here."""
+    t, step = np.linspace(0.001, 1.5 * a * lam, 4001), 1e-4
+    values = [smoothed_scad(t + k * step, lam, a, xi) for k in (-1, 0, 1)]
+    curvature = np.abs(values[0] - 2 * values[1] + values[2]) / step**2
+    smooth = np.min([np.abs(t - edge) for edge in (xi, lam, a * lam)], axis=0) > 2 * step
+    assert pf.FPFC(lam=lam, rho=5.0, a=a, xi=xi).least_rho == pytest.approx(2 * curvature[smooth].max(), rel=1e-5)
+
+
 @certifies(pf.FPFC, by="identity with (theta, v)")
 @pytest.mark.parametrize("block", [pairs.BLOCK, 1], ids=["blocks of pairs", "pair by pair"])
 @pytest.mark.parametrize(

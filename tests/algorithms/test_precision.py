@@ -4,6 +4,7 @@ A float that meets a tensor of booleans or integers becomes float32 in torch, an
 rounding, 1e-9 of a setting, does not show in settings such as 0.5, and hardly in results.
 """
 
+import copy
 import dataclasses
 import traceback
 from contextlib import suppress
@@ -19,6 +20,7 @@ import polyfed as pf
 import polyfed.algorithms
 from polyfed.base.errors import ConfigError
 from polyfed.core.algorithm import REGISTRY
+from polyfed.models.mixture import Mixture
 from polyfed.threats import ATTACKS, RULES
 
 METHODS = [cls for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
@@ -71,6 +73,7 @@ def narrow(federation, method, **settings) -> set[str]:
     model = nn.Sequential(nn.Linear(4, 5), *norm, nn.ReLU(), nn.Linear(5, 3)).double()
     if method.adapter:
         model = pf.models.adapted(model, f"lora:r=2,train={method.adapter}")
+    model = Mixture(model, copy.deepcopy(model)).double() if method.name == "fedem" else model
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched
         run = pf.fit(model, federation, method, dtype=torch.float64, batch_size=4, rounds=3, workers=1, **settings)

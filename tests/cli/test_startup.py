@@ -17,6 +17,7 @@ NAMES = [*(command.name for command in app.registered_commands), "data inspect",
 COMMANDS = {  # one after another in one process: a later one may load more
     **{f"{name} {word}": HEAVY for name in NAMES for word in ("--help", "--mistyped")},
     "algorithms": "torch._dynamo,sympy,pandas,sklearn,matplotlib",
+    "run --algorithm local --rounds 1 --seeds 1 --metrics accuracy --quiet": "torch._dynamo,sympy,sklearn,scipy.stats",
     "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet": (
         "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot"
     ),

@@ -69,6 +69,8 @@ EVERY = [c.callback for c in app.registered_commands if c.callback]
 @pytest.mark.parametrize("command", EVERY, ids=lambda c: c.__name__)
 def test_help_says_what_every_argument_is_and_fills_its_lines(cli, command):
     said = cli(command.__name__.replace("_", "-"), "--help").out.replace("│", " ")
+    about = command.__doc__.replace("[dim]", "").replace("[/dim]", "")
+    assert all(word in said.split() for word in about.split()), "a word in brackets is taken for a style"
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         (about,) = parameter.annotation.__metadata__
         if about.hidden:
@@ -96,6 +98,17 @@ def test_a_command_has_its_function_which_takes_what_was_asked_for(command):
 def test_help_does_not_wait_for_torch():
     code = "import sys; from polyfed.cli import call; call(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_mistyped_command_is_told_the_nearest_one_once(cli):
+    said = cli("runn")
+    assert (said.status, said.err.count("'run'")) == (2, 1)
+
+
+def test_a_file_is_no_folder_of_a_run(cli, tmp_path):
+    (tmp_path / "study.toml").touch()
+    said = cli("resume", "study.toml")
+    assert said.err == "polyfed: study.toml: a file, expected the folder of a run or of a comparison\n"
 
 
 def test_version(cli):

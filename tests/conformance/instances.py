@@ -20,6 +20,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
 from polyfed.models import adapted
+from polyfed.models.mixture import Mixture
 from polyfed.testing import stage
 from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
 
@@ -99,7 +100,10 @@ def federation(regression: bool = False) -> pf.Federation:
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
-    adapter), "mlp" or "cnn"; always one start."""
+    adapter), "mlp", "cnn", or a mixture of two."""
+    if kind.startswith("mixture"):
+        part = model(kind.partition(" ")[2] or "linear", outputs)
+        return Mixture(part, stage.opposite(part))
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(5)
         d = PIXELS**2
@@ -131,6 +135,8 @@ def kind_of(method: Algorithm) -> str:
         return "norm"
     if method.adapter:
         return method.adapter
+    if type(method).__name__ == "FedEM":
+        return "mixture"
     return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
 
 
@@ -139,7 +145,8 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
-    kind = "norm cnn" if (kind, kind_of(method)) == ("cnn", "norm") else kind or kind_of(method)
+    usual = kind_of(method)
+    kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture") else kind or usual
     kind = method.adapter or kind
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)

@@ -1,6 +1,7 @@
 """Numbers that explode end a run in the one line of divergence, whatever fails on them; other errors stay what they
 are."""
 
+import copy
 import dataclasses
 import re
 
@@ -16,6 +17,7 @@ from polyfed.base import checkpoint
 from polyfed.base.errors import ConfigError, Diverged, ModelError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.explosion import exploded
+from polyfed.models.mixture import Mixture
 
 METHODS = [cls() for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 STEPS = [(1e2, "32", 3), (1e5, "32", 3), (1e5, "64", 3), (1e2, "64", 1), (1e3, "64", 1)]
@@ -41,6 +43,7 @@ def fit(method, fed=LABELS, *, outputs: int = 3, rounds: int = 6, model: nn.Modu
     model = model or nn.Sequential(nn.Linear(36, 8), *norm, nn.Linear(8, outputs))
     if method.adapter:
         settings |= {"adapter": f"lora:r=2,train={method.adapter}"}
+    model = Mixture(model, copy.deepcopy(model)) if method.name == "fedem" else model
     return pf.fit(model, fed, method, rounds=rounds, batch_size=8, workers=1, seed=3, evaluate_every=0, **settings)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import (
     IID,
+    Assignment,
     Dataset,
     Dirichlet,
     DirichletPrior,
@@ -313,6 +314,14 @@ def test_natural_clients(refused):
         Natural().assign(data, 5)
     with refused("toy has no natural clients", "dirichlet:0.5"):
         Natural().assign(source(), None)
+
+
+def test_a_client_keeps_its_name_and_samples_among_some():
+    all_ = Assignment([np.arange(2), np.arange(2, 5), np.arange(5, 9)], np.array([7, 8, 9]), ("a", "b", "c"))
+    some = all_.among([2, 0])
+    assert some.names == ("c", "a")
+    assert [index.tolist() for index in some.indices] == [[5, 6, 7, 8], [0, 1]]
+    assert some.clusters.tolist() == [9, 7]
 
 
 def test_labels_are_needed(refused):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import polyfed as pf
 from polyfed.base.columns import Columns
@@ -16,7 +17,8 @@ from polyfed.data.sheets import sheet_of
 def flagged(frames, outcome="ill", **columns):
     columns = Columns(target=outcome, **columns)
     sheets = [replace(sheet_of(frame), where=f"{name}.csv") for name, frame in frames.items()]
-    return [*flags(parts_of(sheets, columns), columns, (outcome,)), *doubled(sheets, columns)]
+    found = [*flags(parts_of(sheets, columns), columns, (outcome,)), *doubled(sheets, columns)]
+    return [str(flag) for flag in found]
 
 
 def clean(rng, n):
@@ -112,3 +114,29 @@ def test_what_is_repaired_is_no_longer_flagged():
     bad = sites["c"].assign(glucose=(sites["c"]["glucose"] * 18.02).round(2), pid=np.arange(200) // 2)
     assert len(flagged(sites | {"c": bad})) == 2
     assert flagged(sites | {"c": bad.assign(glucose=bad["glucose"] / 18.02)}, group="pid") == []
+
+
+def test_a_report_draws_the_flagged_columns_at_every_site(tmp_path):
+    rng = np.random.default_rng(2)
+    sites = {name: clean(rng, 90) for name in ("bern", "graz", "oslo")}
+    sites["oslo"]["glucose"] *= 18.02
+    sites["graz"]["sex"] = sites["graz"]["sex"].map({"m": "männlich", "f": "weiblich"})
+    fed = pf.data.from_frames(sites, "ill")
+    model = torch.nn.Linear(*fed.input_shape, 2)
+    assert any('[columns.site.oslo] glucose = "x / 18.02"' in note for note in fed.notes)
+    pf.fit(model, fed, pf.FedAvg(lr=0.1), rounds=1, out=tmp_path / "run")
+    page = pf.report.write_report(tmp_path / "run").read_text(encoding="utf-8")
+    drawn = re.findall(r'<figure data-name="audit">.*?</figure>', page, re.S)
+    assert len(drawn) == 1
+    assert all(text in drawn[0] for text in ("glucose", "sex", "männlich", "bern", "graz", "oslo"))
+    assert "chol" not in drawn[0]
+    median = np.median(sites["oslo"]["glucose"])  # which stands at the site's line
+    assert any(abs(float(x) - median) < 1 for x in re.findall(r"oslo: ([\d.]+) \(", drawn[0]))
+
+
+def test_a_code_for_a_gap_that_every_site_writes_is_found_at_each():
+    rng = np.random.default_rng(4)
+    sites = {name: clean(rng, 200) for name in ("bern", "graz", "oslo")}
+    for frame in sites.values():
+        frame["age"] = frame["age"].mask(rng.random(200) < 0.1, -9)
+    assert sorted(text.partition(":")[0] for text in flagged(sites) if 'gaps = ["-9"]' in text) == sorted(sites)

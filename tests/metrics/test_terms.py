@@ -22,6 +22,9 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
         risk = normal(n, 1).mul(4).round() / 4
         time = (normal(n).abs() * (-risk[:, 0] / 2).exp() * 8).round() + 1
         return Seen(risk, torch.stack([time, (normal(n) > -0.3).double()], 1))
+    if kind == "labels":
+        y = (normal(n, 3) > 0.3).double()
+        return Seen(y + normal(n, 3), y)
     if kind == "numbers":
         y = normal(n, 2)
         return Seen(y + normal(n, 2), y)
@@ -31,7 +34,7 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
 
 
 WITH = [m for m in (*KNOWN.values(), named("pinball:0.9")) if m.terms]
-CASES = [(m, k) for m in WITH for k in ("two classes", "classes", "numbers", "survival") if m.fits(seen(k))]
+CASES = [(m, k) for m in WITH for k in ("two classes", "classes", "numbers", "labels", "survival") if m.fits(seen(k))]
 
 
 def test_every_score_with_a_range_has_terms():

@@ -273,22 +273,37 @@ def test_a_recipe_says_what_it_is(name):
 
 
 def test_all_small_sizes_together_take_three_hours_at_most():
-    """One of them for CIFAR-10 in FedACS's Table 2 and for 500 clients in its Figure 1 (d)."""
-    assert sum(find(name).minutes["small"] for name in ALL) <= 180
+    """One of them for CIFAR-10 in FedACS's Table 2 and for 500 clients in its Figure 1 (d). Boards are no paper's."""
+    papers = [name for name in ALL if not name.startswith("board/")]
+    assert len(papers) == len(ALL) - 3
+    assert sum(find(name).minutes["small"] for name in papers) <= 180
+
+
+def test_a_small_board_takes_fifteen_minutes_and_a_full_one_a_night():
+    assert find("board/small").minutes["small"] <= 15
+    assert find("board/full").minutes["paper"] <= 8 * 60
 
 
 HEAVY = {
     "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
     "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",
-    "fedacs/figure1",
+    "fedacs/figure1", "board/full", "board/small",
 }  # fmt: skip
 
 
 # one for each thing that a recipe may read of its runs, or tune by
-RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "fedslr/table1"}
+RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "fedslr/table1", "board/clusters"}
 
 
-OFTEN = ("fedacs/quantile-path", "fedcet/figure1", "fedslr/table3", "flamby/heart", "fpfc/figure3", "fpfc/progress")
+OFTEN = (
+    "board/clusters",
+    "fedacs/quantile-path",
+    "fedcet/figure1",
+    "fedslr/table3",
+    "flamby/heart",
+    "fpfc/figure3",
+    "fpfc/progress",
+)
 SELDOM = [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL if n not in OFTEN]
 
 
@@ -312,6 +327,9 @@ def rehearsed(name, tmp_path, request, monkeypatch):
     assert outcome.tables or outcome.figures
     assert page.read_text().startswith(f"# {name}")
     assert len(list(tmp_path.glob("*.svg"))) == len(outcome.figures)
+    shown = (tmp_path / "page.html").read_text()
+    assert shown.count("<caption>") == len(outcome.tables) + bool(outcome.claims) + 1  # the settings
+    assert shown.count("<figure ") == len(outcome.figures)
     if name in RECORDED:
         again = Bench(tmp_path / "again", "small", 1, data_dir=where, rehearse=True)
         unpack(read(pack(bench, name)), again.folder)

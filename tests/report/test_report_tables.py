@@ -56,9 +56,12 @@ def test_compare_table_holds_mean_and_sample_std_over_seeds(study):
 
 def test_client_table_gives_each_client_its_verdict(study):
     found = {r["client"]: r for r in rows(report.client_table(study).to("csv"))}
-    assert found["A"]["verdict"] == "personalised (ditto)"
-    assert found["B"]["verdict"] == "no clear difference"
-    assert found["C"]["verdict"] == "no clear difference"
+    assert found["A"]["advice"] == "personalised (ditto)"
+    assert found["B"]["advice"] == "no clear difference"
+    assert found["C"]["advice"] == "no clear difference"
+    of_the_answer = {x.name: x.verdict for x in summary.lines(study)[1]}
+    assert {name: r["verdict"] for name, r in found.items()} == of_the_answer
+    assert {r["gain_of"] for r in found.values()} == {study.verdicts.lead[0]}
     assert float(found["A"]["gain"]) == pytest.approx((0.2 + 0.21 + 0.21) / 3)
     assert float(found["A"]["samples"]) == 500
 

@@ -7,7 +7,7 @@ import pytest
 from direct import Direct, raw
 from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_one_machine, same
 
-from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.errors import ConfigError, PolyfedError, Refusal
 from polyfed.sites.consent import Consent
 from polyfed.sites.site import Site
 
@@ -404,3 +404,14 @@ def test_another_backbone_at_one_site_is_refused_by_its_name(tmp_path):
     file = experiment(tmp_path / "study.toml", FEDAVG, f"{CLIENT}\n{model}")
     with pytest.raises(PolyfedError, match=r"riga: its frozen 1\.base\.weight is not that of the server's model"):
         at_sites(file, sites, Direct(NAMES, answer))
+
+
+def test_a_dry_run_answers_nothing_also_where_the_site_would_not_join(heard):
+    """A refusal would end the run for the others, which wait until this site's operator has read the text."""
+    shown = []
+    site, sent = heard(consent=Consent(ask=lambda text: bool(shown.append(text)), dry=True))
+    for message in sent:
+        with pytest.raises(Refusal, match=r"not allowed here; --allow pooled|--dry-run takes a new one"):
+            site.answer(message.pack())
+    assert not shown
+    assert not (site.vault / "vault.json").exists()

@@ -148,6 +148,8 @@ def test_no_row_can_be_solved_for_from_the_sums_of_known_batches(data, tmp_path)
     assert "oslo: is asked for 60 rounds in steps of 8 of 48 rows, from which" in end
     assert "its policy has separable = false" in end
     assert rows_solved(tmp_path, data, DEFAULT, "few", 34) == (0, ""), "the most that it allows"
+    as_many = rows_solved(tmp_path, data, DEFAULT, "as many", 35)[1]  # with repeats 48 sums of 48 unknown rows
+    assert "oslo: is asked for 35 rounds in steps of 8 of 48 rows, from which" in as_many
 
 
 def ages_read(heard, sites, site):
@@ -280,6 +282,13 @@ def test_scores_leave_with_the_digits_of_the_policy_and_seconds_by_tenths(data, 
     assert all(value == float(f"{value:.2g}") for value in losses)
     seconds = [m.head["seconds"] for m in heard.said if m.head["kind"] == "trained"]
     assert all(value > 0 and value == round(value, 1) for value in seconds)
+
+
+def test_about_a_model_near_zero_a_change_of_length_clip_may_leave():
+    """Else nothing could be learnt from a start at zero."""
+    sent, start = {"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 0.0])}
+    assert torch.allclose(Policy(clip=0.5).clipped(sent, start)["w"], torch.tensor([0.3, 0.4]))
+    assert torch.equal(Policy(clip=5).clipped(sent, start)["w"], sent["w"])
 
 
 def test_the_change_that_leaves_is_clipped_about_what_was_received(data, tmp_path):

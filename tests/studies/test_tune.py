@@ -261,6 +261,7 @@ def leg(scores):
         ([0.9, 0.8, 0.7, 0.8], False),  # the best itself
         ([0.8, 0.7, 0.6, 0.7], True),  # 0.1 worse for everybody: no noise at all in the differences
         ([0.9, 0.8, 0.7, 0.6], False),  # mean 0.05, standard deviation 0.1, standard error 0.05
+        ([0.6, 0.8, 0.4, 0.8], False),  # mean 0.15, standard error 0.087: between one and two
         ([0.85, 0.7, 0.6, 0.7], True),  # mean 0.0875, standard error 0.0125
         ([0.9, 0.8, 0.7, 0.0], False),  # one client alone, however large its loss: 0.2 against 0.2
         ([0.9, 0.8, 0.7, np.nan], False),  # a client without validation samples does not count

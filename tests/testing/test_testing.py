@@ -114,6 +114,16 @@ class Misspells(Base):
         return {}, {"w": pf.local_sgd(task, down["w"], data, self.lr) / data.lenght}
 
 
+class StepsByText(Base):
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": pf.local_sgd(task, down["w"], data, "a")}
+
+
+class PullsByANumber(Base):
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": pf.local_sgd(task, down["w"], data, self.lr, pull=0.1)}
+
+
 class Asserts(Base):
     def aggregate(self, server, up, round):
         assert round.t < 1, "only one round"
@@ -133,6 +143,8 @@ MISTAKES = {
     RemembersATensor: r"init_client of RemembersATensor returned a tensor .*, expected a dict of tensors",
     DeploysOneModel: r"personal of DeploysOneModel returned a tensor of shape \[63\], expected a tensor of .*6, 63\]",
     Misspells: r"Misspells.local_update failed with AttributeError: .*'lenght'",
+    StepsByText: r"line \d+: lr of local_sgd: found 'a', expected a number or a tensor",
+    PullsByANumber: r"line \d+: pull of local_sgd: found 0.1, expected \(a number or a tensor, a tensor\) or none",
     Asserts: r"Asserts.aggregate failed with AssertionError: only one round",
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from polyfed.algorithms.fedbuff import FedBuff as FedBuff
 from polyfed.algorithms.fedcet import FedCET as FedCET
 from polyfed.algorithms.feddbe import FedDBE as FedDBE
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
+from polyfed.algorithms.fedem import FedEM as FedEM
 from polyfed.algorithms.fedexlora import FedExLoRA as FedExLoRA
 from polyfed.algorithms.fedexp import FedExP as FedExP
 from polyfed.algorithms.fedfomo import FedFomo as FedFomo

@@ -221,6 +221,8 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
         return either(_alternatives(hint))
     if hint in (int, float):
         return WORDS[hint] + bounds(rules)
+    if origin is tuple and ... not in arguments:
+        return f"({', '.join(map(words, arguments))})"
     if origin in MANIFOLD or hint in MANIFOLD:
         inner = (
             typing.get_args(arguments[0])[0]

@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -106,14 +107,16 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         if type(e).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
-            return _say(str(e.format_message()) + _help(arguments), 2)  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(e, PolyfedError):
-            return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
+            said = str(e.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+            once = dict.fromkeys(re.split(r"(?<=[.?]) ", said))  # typer and click both suggest the nearest command
+            return _say(" ".join(once) + _help(arguments), 2)
         if isinstance(e, OSError) and (line := _of_file(e)):
             return _say(line, 1)
         userfile = sys.modules.get("polyfed.runs.userfile")  # without it there are no mistakes of the user's own
         if userfile and (mistake := userfile.blamed(e)) is not None:
             return _say(str(mistake), 1)
+        if isinstance(e, PolyfedError):
+            return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",

@@ -48,16 +48,16 @@ def _passphrase(file: Path | None) -> bytes:
 
 
 def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, frozenset[str], bool]:
-    """Arguments `ask`, `agreed` and `once` of a `Consent`, by how the operator agrees."""
+    """Arguments `ask`, `agreed` and `dry` of a `Consent`, by how the operator agrees."""
     if o.dry_run:
-        return _leave, frozenset(), False
+        return _leave, frozenset(), True
     if o.yes in (None, POLICY):
-        return None if o.yes else _ask, frozenset(), True
+        return None if o.yes else _ask, frozenset(), False
     digests = o.yes.split(",")
     if not all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests):
         then = "sixteen digits, as --dry-run shows them, or policy"
         raise ConfigError(f"--yes: found {o.yes!r}, expected the digest of the terms: {then}")
-    return None, frozenset(digests), True
+    return None, frozenset(digests), False
 
 
 def _leave(text: str) -> bool:

@@ -52,7 +52,7 @@ class Compare(Experiment, takes=every(), module="run"):
 
 
 class Privacy(Experiment, takes=every("track"), asks="experiment"):
-    """Show what the table [privacy] of an experiment buys and costs, without training.
+    """Show what an experiment's privacy settings buy and cost, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
     refused, with the reason.
@@ -107,8 +107,8 @@ class Coalitions(Experiment, takes=every(*ON_RAY, "track")):
 class Tune(Experiment, takes=every("seeds", *ON_RAY, "track")):
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
 
-    --rounds is the maximum per value (default: 1000). The same command with the same --out continues an interrupted
-    search.
+    --rounds is the maximum per value (default: 1000). After the first rounds it says how long the rest takes. The same
+    command with the same --out continues an interrupted search.
 
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
@@ -323,6 +323,9 @@ class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), a
     out: Path | None = option("Folder for the results. Default: runs/reproduce/<recipe>-<scale>.")
     record: Path | None = option(
         "Go on from a record, the file that an earlier call wrote; nothing is computed twice.", None, None, "--from"
+    )
+    algorithm: list[Path] | None = option(
+        "Python file with a method of yours, which joins a board; may be repeated.", None, "FILE.py"
     )
     force: bool = option("Start over, whatever the folder holds.", False)
     rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)

@@ -134,7 +134,7 @@ def show_table(table: Table) -> None:
     """Print a table; where it is too wide, without the verdicts, which stand above it line by line."""
     wide = Measurement.get(stdout, stdout.options.update(width=1000), table.to("rich")).maximum > stdout.width
     if wide:
-        keep = [k for k, h in enumerate(table.headers) if not h.startswith(("verdict", "gain over", "95 %"))]
+        keep = [k for k, h in enumerate(table.headers) if not h.startswith(("verdict", "gain over", "95 %", "advice"))]
         rows = tuple(tuple(row[k] for k in keep) for row in table.rows)
         table = Table(table.title, tuple(table.columns[k] for k in keep), rows, table.notes)
     stdout.print(table.to("rich"))

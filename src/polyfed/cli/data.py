@@ -13,6 +13,7 @@ from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
+from polyfed.data.audit import flagged
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
@@ -52,7 +53,7 @@ def data_inspect(o: DataInspect) -> None:
     parts = Parts(experiment)
     if (found := tables_of(experiment)) is not None:
         stdout.print(columns_of(found), "", *([sites_of(found), ""] if 1 < len(found.sheets) <= SITES else []))
-        for flag in found.audit():
+        for flag in found.audit:
             stdout.print(Text(f"! {flag}", "red"), soft_wrap=True)
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
@@ -63,7 +64,11 @@ def data_inspect(o: DataInspect) -> None:
         figure = report.partition_figure(report.Study([described(fed.describe())]))
         assert figure is not None
         say(f"picture: {report.save(figure, out)}")
-    if out is not None and found is not None and (drawn := distribution_figure(found.parts, found.audit())) is not None:
+    if (
+        out is not None
+        and found is not None
+        and (drawn := distribution_figure(found.parts, flagged(found.audit))) is not None
+    ):
         say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
 

@@ -24,7 +24,7 @@ def predict(o: Predict) -> None:
         names = opened.outline.names
         which = int(client) if client not in names and client.isdecimal() else client
         found = predictor(opened, which)
-    elif client is not None:
+    elif client is not None and model.exists():
         raise ConfigError(f"--client: for the folder of a run; {model} is one client's model")
     else:
         found = Predictor.open(model)

@@ -19,7 +19,7 @@ def privacy(o: Privacy) -> int:
     parts = Parts(resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed)))
     e = parts.experiment
     if e.settings.privacy is None:
-        raise ConfigError("privacy: found no table [privacy], expected one, such as sums = secure")
+        raise ConfigError('privacy: found no table [privacy], expected one, such as sums = "secure"')
     seed, status = e.seeds[0], 0
     methods = [m.algorithm for m in e.methods]
     how = dataclasses.replace(parts.training(seed), privacy=shared_by(e.settings.privacy, methods, len(e.seeds)))

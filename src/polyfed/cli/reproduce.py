@@ -23,6 +23,7 @@ from polyfed.report import Table
 from polyfed.report.table import Cell
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
+from polyfed.runs.userfile import algorithms_of
 
 LONG = 60  # minutes from which a run is asked about
 
@@ -34,6 +35,11 @@ def reproduce(o: Reproduce) -> int:
     r = find(o.name)
     if scale not in r.sizes:
         raise ConfigError(f"--scale: found {scale!r}, expected {' or '.join(r.sizes)} for {r.name}")
+    joining = [name for file in o.algorithm or () for name in algorithms_of(file.resolve())]
+    if joining and not r.joins:
+        raise ConfigError(
+            f"--algorithm: {r.name} takes no further method; the boards do: polyfed reproduce board/small"
+        )
     folder = o.out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if o.rehearse else scale}"
     before = load(record) if record is not None else None
     portable = o.portable or (before is not None and before.about.portable)
@@ -59,7 +65,7 @@ def reproduce(o: Reproduce) -> int:
         if before is not None:
             unpack(before, folder)
         with Show(False, o.quiet) as show:
-            bench = Bench(folder, size, which, where, device, show, o.rehearse, record, portable)
+            bench = Bench(folder, size, which, where, device, show, o.rehearse, record, portable, joining)
             try:
                 outcome = r.outcome(bench)
             except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,17 @@ SAME = (  # texts that mean the same
     {"yes", "y", "ja", "j", "oui", "si", "true", "1", "positive", "pos", "positiv", "+"},
     {"no", "n", "nein", "non", "false", "0", "negative", "neg", "negativ"},
 )
+
+
+class Flag(NamedTuple):
+    """What should be looked at. column: None where whole rows are meant"""
+
+    site: str
+    column: str | None
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.said}"
 
 
 class Units(NamedTuple):
@@ -104,7 +115,8 @@ def _piled_at(size: np.ndarray, rows: np.ndarray) -> list[list[float] | None]:
 def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
     """Rows of each number that looks like a code of a gap: far from all others. size: [K] ascending"""
     at = np.searchsorted(size, SENTINELS).clip(max=len(size) - 1)
-    there = {s: int(rows[k]) for s, k in zip(SENTINELS, at.tolist(), strict=True) if size[k] == s and rows[k] > 1}
+    found_at = np.flatnonzero((size[at] == SENTINELS) & (rows[at] > 1)).tolist()
+    there = {SENTINELS[k]: int(rows[at[k]]) for k in found_at}
     if not there:
         return {}
     rest = size[~np.isin(size, BELOW)]
@@ -154,7 +166,7 @@ def doubles(sheet: Sheet, columns: Columns) -> int:
     """Rows that repeat another one in every column, where two columns or more hold many numbers."""
     used = [n for n in sheet.columns if n not in columns.apart]
     fine = [n for n in used if len(sheet.texts(n).all) > FEW and not np.isnan(sheet.texts(n).numbers).all()]
-    if len(fine) < 2:
+    if len(fine) < 2 or any(len(sheet.texts(n).all) == len(sheet.lines) for n in used):
         return 0
     codes = np.stack([sheet.texts(n).at for n in used], 1)
     return len(codes) - len(np.unique(codes, axis=0))
@@ -166,9 +178,9 @@ def parts_of(sheets: Sequence[Sheet], columns: Columns) -> dict[str, dict[str, P
     return {n: {s.name: described(s, n, columns) for s in sheets if n in s.columns} for n in names}
 
 
-def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[str]:
-    """Sentences on what differs between sites and should be looked at before anything is trained."""
-    said: list[str] = []
+def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
+    """What differs between sites and should be looked at before anything is trained."""
+    said: list[Flag] = []
     for name, at in parts.items():
         said += [] if name == columns.group else _repeated(name, at)
         if name in columns.apart:
@@ -182,41 +194,66 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[str]:
     return said
 
 
-def doubled(sheets: Sequence[Sheet], columns: Columns) -> list[str]:
-    """Sentences on files that hold rows twice."""
+def flagged(found: Sequence[Flag]) -> dict[str, list[str]]:
+    """Columns, and the sites where each is flagged."""
+    sites: dict[str, list[str]] = {}
+    for flag in found:
+        if flag.column is not None and flag.site not in sites.setdefault(flag.column, []):
+            sites[flag.column].append(flag.site)
+    return sites
+
+
+def kept(parts: Parts, found: Sequence[Flag]) -> dict[str, Any]:
+    """The flagged columns at every site, as a run folder keeps them for the report's figure."""
+    return {
+        name: {"flagged": sites, "sites": {site: part.model_dump() for site, part in parts[name].items()}}
+        for name, sites in flagged(found).items()
+        if not any(part.repeats for part in parts[name].values())  # identifiers
+    }
+
+
+def doubled(sheets: Sequence[Sheet], columns: Columns) -> list[Flag]:
+    """Files that hold rows twice."""
     found = {s.name: (doubles(s, columns), len(s.lines)) for s in sheets} if columns.group is None else {}
     return [
-        f"{site}: {n} of {rows} rows repeat another row in every column; drop them, or name the patient as group"
+        Flag(
+            site,
+            None,
+            f"{n} of {rows} rows repeat another row in every column; drop them, or name the patient as group",
+        )
         for site, (n, rows) in found.items()
         if n >= max(3, REPEATED * rows)
     ]
 
 
-def _repeated(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _repeated(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         if p.repeats >= max(2, REPEATED * p.there) and p.distinct > FEW:
             what = f"{p.distinct} different values of {name} in {p.there} rows, so rows repeat patients"
-            yield f'{site}: {what}; group = "{name}" keeps them together'
+            yield Flag(site, name, f'{what}; group = "{name}" keeps them together')
 
 
-def _odd(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         for text, rows in (p.odd or {}).items():
-            others = [q.quantiles for s, q in at.items() if s != site and q.quantiles is not None]
+            others = [q.quantiles for q in at.values() if q.quantiles is not None and text not in (q.odd or {})]
             if len(others) and all(q[0] <= float(text) <= q[4] for q in others):
                 continue  # an ordinary number elsewhere
+            if not others and len(at) > 1 and p.distinct <= CODED:
+                continue  # one of a few codes that all sites have
             then = f'a code for a gap? gaps = ["{text}"] makes it one'
-            yield f"{site}: {name} is {text} in {rows} of {p.there} rows, far from all its others; {then}"
+            yield Flag(site, name, f"{name} is {text} in {rows} of {p.there} rows, far from all its others; {then}")
         if p.distinct == 1 and p.quantiles is not None and p.there >= LEAST:
             value = p.quantiles[2]
             text = f"{value:g}"
             others = [q.quantiles for s, q in at.items() if s != site and q.quantiles and text not in (q.odd or {})]
             low, high = (min(q[0] for q in others), max(q[4] for q in others)) if others else (value, value)
             if others and max(low - value, value - high) > (high - low) / 2:
-                yield f"{site}: {name} is {value:g} in every row, and {low:.4g} to {high:.4g} at other sites"
+                apart = f"{name} is {value:g} in every row, and {low:.4g} to {high:.4g} at other sites"
+                yield Flag(site, name, apart)
 
 
-def _units(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _units(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     known = {s: p for s, p in at.items() if p.quantiles and p.quantiles[0] > 0 and p.there >= LEAST and p.distinct > 2}
     of = {s: p.quantiles for s, p in known.items() if p.quantiles}
     medians, errors = {s: q[2] for s, q in of.items()}, {s: _error(q, known[s].there) for s, q in of.items()}
@@ -238,10 +275,9 @@ def _units(name: str, at: Mapping[str, Part]) -> Iterator[str]:
             continue  # said of the other one
         times = f"{math.exp(abs(ratio)):.3g} times" if ratio > 0 else f"1/{math.exp(abs(ratio)):.3g} of"
         whose = "other sites" if len(others) > 1 else like
-        yield (
-            f"{site}: the median of {name} is {mine[2]:.4g}, {times} that of {whose} "
-            f"({theirs[2]:.4g}){_fitting(name, site, mine, theirs, abs(ratio), error, ratio > 0)}"
-        )
+        fitting = _fitting(name, site, mine, theirs, abs(ratio), error, ratio > 0)
+        said = f"the median of {name} is {mine[2]:.4g}, {times} that of {whose} ({theirs[2]:.4g}){fitting}"
+        yield Flag(site, name, said)
 
 
 def _error(q: Sequence[float], n: int) -> float:
@@ -279,7 +315,7 @@ def _fitting(
     return f', as {words} would; {_key(site)} {name} = "x {"/" if more else "*"} {best[0].factor:.5g}"'
 
 
-def _codes(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     known = {s: p.values for s, p in at.items() if p.values}
     every = {t for values in known.values() for t in values}
     if len(every) > CODED and all(number(t) is not None for t in every):
@@ -305,7 +341,8 @@ def _codes(name: str, at: Mapping[str, Part]) -> Iterator[str]:
         has, lacks = few([t[:20] for t in own]), few([t[:20] for t in lacking])
         said = ", ".join(f'"{a}" = "{b}"' for a, b in pairs.items())
         then = f"; the same? {_key(site)} {name} = {{{said}}}" if pairs else ""
-        yield f"{site}: {name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}{then}"
+        what = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}{then}"
+        yield Flag(site, name, what)
 
 
 def _paired(own: Mapping[str, int], lacking: Mapping[str, int]) -> dict[str, str]:
@@ -337,10 +374,10 @@ def _folded(text: str) -> str:
     return "".join(c for c in plain if c.isalnum())
 
 
-def _piled(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         others = [q for s, q in at.items() if s != site and q.quantiles and q.there >= LEAST]
-        if not others:
+        if not others or (p.low is None and p.high is None):
             continue
         middle = np.median([q.quantiles for q in others if q.quantiles], axis=0)
         for end, word, beyond in ((p.low, "least", "below"), (p.high, "largest", "above")):
@@ -351,13 +388,11 @@ def _piled(name: str, at: Mapping[str, Part]) -> Iterator[str]:
             share = under if word == "least" else 1 - under
             inside = middle[0] < value if word == "least" else middle[4] > value
             if inside and share >= max(PILED, rows / p.there / 2):
-                yield (
-                    f"{site}: {rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which "
-                    f"other sites have {share:.0%} of theirs: a limit of detection?"
-                )
+                said = f"{rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which other sites have "
+                yield Flag(site, name, f"{said}{share:.0%} of theirs: a limit of detection?")
 
 
-def _rates(name: str, at: Mapping[str, Part]) -> Iterator[str]:
+def _rates(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     counts = {s: p.values for s, p in at.items() if p.values}
     labels = sorted({t for values in counts.values() for t in values})
     if len(labels) != 2:
@@ -368,4 +403,4 @@ def _rates(name: str, at: Mapping[str, Part]) -> Iterator[str]:
         odds = math.log(table[1] * table[2] / table[0] / table[3])
         if abs(odds) > max(math.log(ODDS), DEVIATIONS * math.sqrt(sum(1 / n for n in table))):
             here, there = mine.get(labels[1], 0) / sum(mine.values()), others[1] / sum(others)
-            yield f"{site}: {name} is {labels[1]} in {here:.0%} of rows, at the other sites in {there:.0%}"
+            yield Flag(site, name, f"{name} is {labels[1]} in {here:.0%} of rows, at the other sites in {there:.0%}")

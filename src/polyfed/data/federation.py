@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
+SAID = (*LEARNT, "audit")  # entries of `meta` that a run folder keeps
 ROWS = 20  # of clients that a notebook shows
 PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
@@ -242,7 +243,8 @@ class Federation:
         dict
             Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
             of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
-            regression), clusters (list or None), notes, and what newcomers' data are prepared with.
+            regression), clusters (list or None), notes, what newcomers' data are prepared with, and columns that the
+            audit flags.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
@@ -268,7 +270,7 @@ class Federation:
             ],
             "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
             "notes": list(self.notes),
-        } | {key: self.meta[key] for key in LEARNT if key in self.meta}
+        } | {key: self.meta[key] for key in SAID if key in self.meta}
 
     def _labels(self) -> np.ndarray | None:
         """[n, classes] training samples per class, or None for regression."""

@@ -31,14 +31,16 @@ def filling(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The median of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
-    keys = [(ordered(x), ~np.isnan(x)) for x in rows]
+    """The median of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value.
 
-    def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        there = sum((known.sum(0) for _, known in keys), start=np.zeros(rows[0].shape[1], int))
-        return there, np.array([sum(((k <= one) & known).sum(0) for k, known in keys) for one in at])
-
-    return medians(count, rows[0].shape[1])
+    The same bits as `medians` finds.
+    """
+    x = np.concatenate(rows)
+    there = (~np.isnan(x)).sum(0)
+    keys = np.sort(np.where(np.isnan(x), np.iinfo(np.int64).max, ordered(x)), axis=0)
+    ranks = (np.maximum(there - 1, 0) // 2, there // 2)
+    low, high = (ordered(np.take_along_axis(keys, at[None], 0)[0].view(np.float64)).view(np.float64) for at in ranks)
+    return np.where(there > 0, low + (high - low) / 2, 0.0)
 
 
 def medians(count: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], columns: int, ways: int = 1) -> np.ndarray:

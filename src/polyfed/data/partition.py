@@ -165,7 +165,9 @@ class Partitioner(Configured, ABC):
             raise DataError(f"clients: found {clients!r}, expected an integer of at least 1")
         least = max(min_samples, 1)
         if clients * least > source.size:
-            raise DataError(f"{source.size} samples are not enough for {clients} clients with {least} each")
+            raise DataError(
+                f"clients: found {clients}, too many for {source.size} samples; each takes {least} at least"
+            )
         return int(clients)
 
     @abstractmethod

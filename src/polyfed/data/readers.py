@@ -258,7 +258,8 @@ def client_files(path: str | Path) -> list[Path]:
         raise DataError(f"{folder}: no such folder")
     there = sorted(f for f in folder.iterdir() if f.is_file())
     if other := [f.name for f in there if f.name.lower().endswith(OTHER) and f.name[0] != "."]:
-        expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz"
+        expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz; "
+        expected += "in Python, pf.data.from_frames takes what pandas reads"
         raise DataError(f"{folder}: found {few(other)}, expected {expected}")
     files = [f for f in there if f.suffix.lower() in (".csv", ".npz")]
     if not files:

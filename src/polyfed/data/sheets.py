@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +60,10 @@ def spelt(texts: Sequence[str]) -> list[str]:
 
 def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
     """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
-    _, at, count = np.unique(_numbers(texts) if numbers is None else numbers, return_inverse=True, return_counts=True)
-    if len(count) == len(texts):
+    numbers = _numbers(texts) if numbers is None else numbers
+    if len(set(numbers.tolist())) == len(texts) and not np.isnan(numbers).any():
         return [*texts]
+    _, at, count = np.unique(numbers, return_inverse=True, return_counts=True)
     found: dict[str, str] = {}
     alone = (count[at] == 1).tolist()
     for text in sorted((t for t, one in zip(texts, alone, strict=True) if not one), key=lambda t: (len(t), t)):
@@ -125,7 +126,7 @@ class Sheet:
     """One site's file: cells as text, without blanks around them, a list for each column.
 
     where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
-    dropped: how many rows had no target, and are not here
+    dropped: how many rows had no target, and are not here     client: whose it is, where that is not the file's name
     """
 
     where: str
@@ -133,12 +134,13 @@ class Sheet:
     columns: dict[str, list[str]]
     delimiter: str = ","
     dropped: int = 0
+    client: str = ""
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, which is the client's."""
-        return Path(self.where).stem
+        """The client's name, or else the file's without its ending."""
+        return self.client or Path(self.where).stem
 
     def at(self, row: int, column: str) -> str:
         """A place in the file, as errors name it."""
@@ -253,8 +255,8 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
     return replace(sheet, lines=lines, columns=cells, dropped=len(gone) - len(kept)) if gone.any() else sheet
 
 
-def sheet_of(frame: object, where: str = "rows") -> Sheet:
-    """The rows of a DataFrame, as they would be read from a file."""
+def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
+    """The rows of a DataFrame, as they would be read from a file. client: as in `Sheet`"""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
@@ -263,7 +265,7 @@ def sheet_of(frame: object, where: str = "rows") -> Sheet:
     if len(set(names)) < len(names):
         raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet(where, list(range(2, len(frame) + 2)), text)
+    return Sheet(where, list(range(2, len(frame) + 2)), text, client=client)
 
 
 def _text(value: object) -> str:
@@ -339,7 +341,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     found, cells = sheet.texts(name), sheet.columns[name]
     missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
     rows, declared_values = np.bincount(found.at, minlength=len(missing)), declared(columns, name)
-    written = [t for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
+    written = [*compress(found.all, ~missing)]
     numbers = found.numbers[~missing & ~odd].tolist()
     if found.comma:
         texts = matched([*dict.fromkeys(map(found.plain, written))])

@@ -11,7 +11,7 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
-from polyfed.data.audit import doubled, flags, parts_of
+from polyfed.data.audit import Flag, doubled, flags, kept, parts_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
@@ -100,7 +100,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     check_sites(columns, who)
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
-        sheet = sheet_of(frame, f"client {name!r}")
+        sheet = sheet_of(frame, f"client {name!r}", name)
         whole = repaired(sheet, columns.site.get(name, {}), columns.limits)
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
@@ -243,8 +243,9 @@ class Table:
             return columns.labels
         return list(c.values)
 
-    def audit(self) -> list[str]:
-        """Sentences on what differs between the sites; none of files whose rows are elsewhere."""
+    @cached_property
+    def audit(self) -> list[Flag]:
+        """What differs between the sites; nothing of files whose rows are elsewhere."""
         if not any(sheet.lines for sheet in self.sheets):
             return []
         return [*flags(self.parts, self.columns, self.outcome), *doubled(self.sheets, self.columns)]
@@ -283,7 +284,7 @@ class Table:
             [(np.nan_to_num(x, nan=0.0), y) for x, y in zip(codes, ys, strict=True)],
             names=names, classes=len(labels) if labels else c.classes, test_fraction=0.0, task=c.kind,
         )  # fmt: skip
-        known = checked.meta.get("labels")
+        known, audit = checked.meta.get("labels"), kept(self.parts, self.audit) if self.audit else {}
         if labels is None and checked.classes is not None:
             labels = [str(v) for v in known or range(checked.classes)]
         prepared = blank if labels is None else Preparation(**{**vars(blank), "labels": tuple(labels)})
@@ -293,7 +294,8 @@ class Table:
             y=checked.train.y.numpy(),
             classes=checked.classes,
             notes=(*self.notes(prepared, checked.classes), *checked.notes),
-            meta={"columns": [i.name for i in prepared.inputs]} | ({"labels": known} if known else {}),
+            meta={"columns": [i.name for i in prepared.inputs]}
+            | {key: value for key, value in {"labels": known, "audit": audit}.items() if value},
             weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.sheets]),
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
             group_names=None if single else checked.names,
@@ -368,7 +370,7 @@ class Table:
             said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
         else:
             said.append("inputs are not standardised")
-        said += [f"{CHECK}{flag}" for flag in self.audit()]
+        said += [f"{CHECK}{flag}" for flag in self.audit]
         for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
             folded = [v.casefold() for v in i.values] if i.kind == "category" else []
             if len(set(folded)) < len(folded):

@@ -21,7 +21,7 @@ from polyfed.base.values import Limits
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
 
-Kind = Literal["classes", "two classes", "numbers", "survival"]
+Kind = Literal["classes", "two classes", "numbers", "labels", "survival"]
 BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 
@@ -40,10 +40,13 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """Kind of target: classes, numbers (one output per number) or a risk (survival); None: none of these."""
+        """Kind of target: classes, numbers (one output per number), labels (several numbers a sample, all 0 or 1) or a
+        risk (survival); None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point():
+            if single and y.numel() > len(y) and bool(((y == 0) | (y == 1)).all()):
+                return "labels"
             return "numbers" if single else "survival" if each and y.dim() == 2 and y.shape[1] == 2 else None
         if self.output.dim() == 2 and self.output.shape[1] > 1:
             return "two classes" if self.output.shape[1] == 2 else "classes"
@@ -143,7 +146,8 @@ class Metric(Configured):
         "of a client.",
     )
     kind: Kind | None = setting(
-        None, doc='Kind of target: "classes", "two classes", "numbers" or "survival"; None: any.'
+        None,
+        doc='Kind of target: "classes", "two classes", "numbers", "labels" (several, 0 or 1) or "survival"; None: any.',
     )
     root: bool = setting(False, doc="True: the square root of the mean over samples.")
     terms: Callable[[Seen], np.ndarray] | None = field(
@@ -224,7 +228,8 @@ class Metric(Configured):
         bool
             Whether they are of this metric's `kind`.
         """
-        return self.kind in (None, seen.kind) or (self.kind, seen.kind) == ("classes", "two classes")
+        wider = {"two classes": "classes", "labels": "numbers"}.get(str(seen.kind))
+        return self.kind in (None, seen.kind, wider)
 
     def of(self, seen: Seen) -> float:
         """Its value for one client's samples.

@@ -81,13 +81,14 @@ def _auc(seen: Seen) -> float:
     By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
     """
 
-    def auc(rank: np.ndarray, y: np.ndarray) -> float:
-        _, at, counts = np.unique(rank, return_inverse=True, return_counts=True)
-        middle = np.cumsum(counts) - (counts + 1) / 2  # ranks from 0, of ties their mean
-        n = int(y.sum())
-        return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
+    return float(_against_the_rest(_area, seen))
 
-    return float(_against_the_rest(auc, seen))
+
+def _area(rank: np.ndarray, y: np.ndarray) -> float:
+    _, at, counts = np.unique(rank, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - (counts + 1) / 2  # ranks from 0, of ties their mean
+    n = int(y.sum())
+    return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
 
 
 def _average_precision(seen: Seen) -> float:
@@ -177,6 +178,28 @@ def _brier_terms(seen: Seen) -> np.ndarray:
     return gap[:, 1] ** 2 if p.shape[1] == 2 else (gap**2).sum(1)
 
 
+# labels, of which a sample may have several
+
+
+def _over_labels(score: Callable[[np.ndarray, np.ndarray], Any], seen: Seen) -> Any:
+    """Mean of `score` (outputs, is it there?) over the labels that some of the samples have and others have not."""
+    output, target = seen.numbers
+    both = np.flatnonzero((target.min(0) == 0) & (target.max(0) == 1))
+    return np.mean([score(output[:, k], target[:, k] == 1) for k in both], axis=0) if len(both) else math.nan
+
+
+def _macro_f1(output: np.ndarray, there: np.ndarray) -> float:
+    return float(_module().f1_score(there, output > 0))
+
+
+def _macro_f1_terms(output: np.ndarray, there: np.ndarray) -> np.ndarray:
+    return terms.f1(output > 0, there, np.array([True]))
+
+
+def _terms_over_labels(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
+    return np.full(len(seen.target), _over_labels(added, seen))
+
+
 # numbers
 
 
@@ -226,7 +249,7 @@ def _concordance(seen: Seen) -> float:
 
 # by name
 
-ONE = "one class"
+ONE, NO_LABEL = "one class", "no label that some samples have and others have not"
 LOSS = Metric("loss", better="lower", per="sample", least=0.0)
 ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", least=0.0, most=1.0)
 RMSE = Metric(
@@ -260,6 +283,12 @@ _ALL = (
            lacks="targets that are all equal", most=1.0),
     Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss",
            least=0.0),
+    Metric("macro-auc", "", "higher", partial(_over_labels, _area), kind="labels",
+           terms=partial(_terms_over_labels, terms.auc), title="macro AUC", decimals=3, lacks=NO_LABEL, least=0.0,
+           most=1.0),
+    Metric("macro-f1", "", "higher", partial(_over_labels, _macro_f1), kind="labels",
+           terms=partial(_terms_over_labels, _macro_f1_terms), title="macro F1", decimals=3, lacks=NO_LABEL, least=0.0,
+           most=1.0),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
     LOSS,
@@ -385,7 +414,7 @@ def _scored(scorer: Any, seen: Seen) -> float:
 
 def _answered(scorer: Any, seen: Seen) -> float:
     base = _module("sklearn.base")
-    if seen.kind == "numbers":
+    if seen.kind in ("numbers", "labels"):
         predicted, true = seen.numbers
         return float(scorer(_estimator(base.RegressorMixin, {"predict": predicted}), predicted, true))
     if len(np.unique(seen.classes)) < 2:
@@ -427,7 +456,9 @@ def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, 
     for m in asked:
         if not m.fits(tried):
             needs = "targets (time, event) and one output" if m.kind == "survival" else m.kind
-            what = {"survival": "times and events", "numbers": "numbers"}.get(str(tried.kind), f"{labels} classes")
+            what = {"survival": "times and events", "numbers": "numbers", "labels": "labels"}.get(
+                str(tried.kind), f"{labels} classes"
+            )
             raise ConfigError(f"metrics: {m.name} needs {needs}; {f'the targets are {what}' if tried.kind else shapes}")
         if m.kind is None and m.compute is not None:
             m.computed(tried, needed=True)

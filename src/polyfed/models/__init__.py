@@ -17,6 +17,7 @@ from polyfed.models.adapters import adapted, merged
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
 from polyfed.models.linear import linear
+from polyfed.models.mixture import mixture
 from polyfed.models.mlp import mlp
 from polyfed.models.resnet import resnet18
 
@@ -27,7 +28,7 @@ __all__ = ["about", "adapted", "build", "default", "merged", "names", "options",
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)
-for _maker in (linear, mlp, cnn, lenet, resnet18):
+for _maker in (linear, mlp, cnn, lenet, resnet18, mixture):
     MODELS.add(_maker.__name__, _maker)
 
 

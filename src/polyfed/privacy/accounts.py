@@ -8,10 +8,10 @@ many dimensions this is what is proven.
 """
 
 import math
+from importlib import import_module
+from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.stats import binom
 
 
 def epsilon_of(rho: float, delta: float) -> float:
@@ -36,6 +36,7 @@ def epsilon_of(rho: float, delta: float) -> float:
         a = math.exp(t)
         return (1 + a) * rho - math.log1p(1 / a) - (math.log(delta) + math.log1p(a)) / a
 
+    minimize_scalar: Any = import_module("scipy.optimize").minimize_scalar  # slow to import
     near = math.log(max(1e-6, math.sqrt(math.log(1 / delta) / rho)))
     found = minimize_scalar(bound, bounds=(near - 6, near + 6), method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(found.fun))
@@ -166,6 +167,7 @@ def lower_bound(right: int, guesses: int, canaries: int, delta: float, level: fl
 def _chance(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
     """Most probable that so many guesses are right under (epsilon, delta): Steinke et al., Theorem 5.2."""
     p = 1 / (1 + np.exp(-epsilon))
+    binom: Any = import_module("scipy.stats").binom  # slow to import
     beyond = binom.sf(np.arange(-1, right), guesses, p)  # P(at least 0, 1, ..., right)
     i = np.arange(1, right + 1)
     more = float(((beyond[right - i] - beyond[right]) / i).max(initial=0.0))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,6 +26,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.engines.local import pick_device
 from polyfed.metrics.metric import mean_of
 from polyfed.recipes.said import Claim, Setting, claims_table, settings_table
+from polyfed.report import page
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Table
 from polyfed.runs import schema
@@ -48,12 +50,13 @@ SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
 @dataclass
 class Outcome:
-    """Outcome of a recipe. figures: file name without ending -> figure"""
+    """Outcome of a recipe. figures: file name without ending -> figure     captions: of figures, by that name"""
 
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    captions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Recipe:
     also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
     middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
     recorded: whether a record has all that it reads of its runs; not where it needs every test sample's scores
+    scored: whether it reads them, and the record has them: what each test sample adds to the metric that leads
+    joins: whether methods of a user's own can be added
     """
 
     name: str
@@ -82,6 +87,8 @@ class Recipe:
     order: int = 0
     middle: bool = False
     recorded: bool = True
+    scored: bool = False
+    joins: bool = False
 
     def outcome(self, bench: "Bench") -> Outcome:
         """Run it and return what it finds, with how its settings were chosen."""
@@ -130,6 +137,7 @@ class Bench:
     rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
     record: the record (see record.py) that the folder was made from
     portable: one worker for every run, so that no machine's cores decide the order of sums
+    joining: names of a user's own methods that a recipe takes in beside its own
     """
 
     def __init__(
@@ -143,9 +151,10 @@ class Bench:
         rehearse: bool = False,
         record: Path | None = None,
         portable: bool = False,
+        joining: Sequence[str] = (),
     ):
         self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
-        self.record, self.portable = record, portable
+        self.record, self.portable, self.joining = record, portable, joining
         self.where: dict[str, Any] = {"device": device} | ({"workers": 1} if portable else {})
         self.scale: Size = scale
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -418,7 +427,10 @@ def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
 
 
 def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
-    """outcome.md with tables, claims, settings and notes, a CSV per table, an SVG and a PDF per figure; the page."""
+    """outcome.md with tables, claims, settings and notes, a CSV per table, an SVG and a PDF per figure; page.html, the
+    same as one page whose tables can be sorted. Returns the first.
+    """
+    write_atomically(bench.folder / "page.html", _page(r, bench, outcome).encode())
     lines = [f"# {r.name}: {r.title}", "", r.about, "", f"Size: {bench.scale}; seeds: {bench.seeds}.", ""]
     for k, table in enumerate(outcome.tables, 1):
         write_atomically(bench.folder / f"table{k}-{_slug(table.title)}.csv", table.to("csv").encode())
@@ -433,6 +445,25 @@ def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
     lines += [f"- {note}" for note in outcome.notes]
     write_atomically(bench.folder / "outcome.md", "\n".join(lines).encode() + b"\n")
     return bench.folder / "outcome.md"
+
+
+def _page(r: Recipe, bench: Bench, outcome: Outcome) -> str:
+    """The outcome as a page that opens offline."""
+    tables = [*outcome.tables, *([claims_table(outcome.claims)] if outcome.claims else [])]
+    figures = "".join(
+        page.figure(page.Drawing(name, drawn, outcome.captions.get(name, name), ""))
+        for name, drawn in outcome.figures.items()
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
+    sections = [
+        ("", "".join(page.table(t, _slug(t.title)) for t in tables[:1])),
+        ("Figures", f'<div class="figures">{figures}</div>' if figures else ""),
+        ("Tables", "".join(page.table(t, _slug(t.title)) for t in tables[1:])),
+        ("Notes", f'<ul class="notes">{notes}</ul>' if notes else ""),
+        ("Settings", page.table(settings_table(r.settings(bench.scale)), "settings")),
+    ]
+    what = f"size {bench.scale} · seeds {', '.join(map(str, bench.seeds))}"
+    return page.page(f"{r.name}: {r.title}", what, f"<p>{escape(r.about)}</p>", sections, f"polyfed reproduce {r.name}")
 
 
 def _slug(text: str) -> str:

@@ -3,7 +3,8 @@ twice, writes its page again, and any of its runs can be verified.
 
 Lines of JSON, compressed by gzip: what was run; then every comparison with its settings, each followed by its runs that
 are over; then the values that `Bench.once` keeps. A run's line has what is in config.toml, summary.json, metrics.jsonl
-and, without the metrics that do not lead, clients.csv. Its models stay behind: of them it has the digests.
+and, without the metrics that do not lead, clients.csv. Its models stay behind: of them it has the digests. Of a recipe
+that reads them it also has federation.json and what each test sample adds to the metric that leads.
 """
 
 import contextlib
@@ -18,8 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
+from safetensors.numpy import save_file
 
 from polyfed.base.cells import unmarked
 from polyfed.base.checkpoint import reason
@@ -70,6 +73,8 @@ class _Run(_Line):
     history: list[Table]
     clients: dict[str, list[int | float | str | None]]
     common: list[Table] | None = None
+    about: Table | None = None
+    scores: dict[str, list[int | float]] | None = None
 
 
 class _Kept(_Line):
@@ -123,7 +128,7 @@ def _line(path: Path, number: int, text: str) -> _Line:
 
 def pack(bench: Bench, recipe: str) -> Path:
     """Write the record of a bench's folder into it."""
-    folder, lines = bench.folder, list[Table]()
+    folder, lines, scored = bench.folder, list[Table](), find(recipe).scored
     about = About(record=1, recipe=recipe, scale=bench.scale, rehearsal=bench.rehearse, seeds=bench.seeds,
                   device=bench.device, portable=bench.portable)  # fmt: skip
     for path in sorted(folder.rglob("comparison.toml")):
@@ -132,7 +137,7 @@ def pack(bench: Bench, recipe: str) -> Path:
             continue
         lines.append({"comparison": key.as_posix(), "settings": unsealed(path)})
         places = sorted(place for place in path.parent.glob("runs/*") if read_result(place, "", 0) is not None)
-        lines += [{"run": f"{key.as_posix()}/{place.name}", **_numbers(place)} for place in places]
+        lines += [{"run": f"{key.as_posix()}/{place.name}", **_numbers(place, scored)} for place in places]
     for path in sorted(folder.glob("kept/*.json")):
         lines.append({"kept": path.name.removesuffix(".json"), "value": json.loads(path.read_text())})
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about.model_dump(), *lines))
@@ -140,8 +145,8 @@ def pack(bench: Bench, recipe: str) -> Path:
     return folder / NAME
 
 
-def _numbers(place: Path) -> Table:
-    """Lines of a run folder that a record holds."""
+def _numbers(place: Path, scored: bool) -> Table:
+    """Lines of a run folder that a record holds. scored: with every test sample's"""
     summary, rows = reading.summary(place), list(csv.reader(reading.text(place / "clients.csv").splitlines()))
     kept = ("samples", summary.metric)
     found: Table = {
@@ -156,6 +161,10 @@ def _numbers(place: Path) -> Table:
     }
     if (place / "common.jsonl").exists():
         found["common"] = [json.loads(line) for line in (place / "common.jsonl").read_text().splitlines()]
+    if scored and (scores := reading.scores(place)) is not None:
+        found["about"] = json.loads(reading.text(place / "federation.json"))
+        known = {name: scores[name] for name in ("counts", "id", "class", summary.metric) if name in scores}
+        found["scores"] = {name: values.tolist() for name, values in known.items()}
     return found
 
 
@@ -195,7 +204,12 @@ def _unpack(record: Record, line: _Run, place: Path) -> None:
     draft.mkdir(parents=True)
     names = [unmarked(str(name)) for name in columns.get("client", [])]
     (draft / "config.toml").write_bytes(_toml(record, line.run, line.config))
-    (draft / "federation.json").write_text(json.dumps({"clients": [{"name": n} for n in names], "classes": None}))
+    about = line.about or {"clients": [{"name": n} for n in names], "classes": None}
+    (draft / "federation.json").write_text(json.dumps(about))
+    if line.scores is not None:
+        exact = {"counts": np.int64, "id": np.int64, "class": np.int64}
+        terms = {name: np.array(values, exact.get(name, np.float32)) for name, values in line.scores.items()}
+        save_file(terms, draft / "scores.safetensors")
     with (draft / "clients.csv").open("w", newline="") as f:
         csv.writer(f, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=False)])
     for name, rows in (("metrics.jsonl", line.history), ("common.jsonl", line.common)):

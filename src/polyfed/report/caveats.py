@@ -15,7 +15,7 @@ def brier_scores(study: Study, label: str) -> dict[int, float]:
 
 
 def calibration(study: Study, method: str) -> list[str]:
-    """Warn where the leading method's Brier score is a tenth or more worse, in every seed, than another's."""
+    """Warn where a method's Brier score is a tenth or more worse, in every seed, than another's."""
     if study.metric.name == "brier":
         return []
     shared = [*study.verdicts.mean.gains, *([study.verdicts.mean.reference] if study.verdicts.mean.reference else [])]
@@ -33,8 +33,7 @@ def calibration(study: Study, method: str) -> list[str]:
     mine, theirs = map(words.figures, worse[other])
     often = "in every seed" if len(study.seeds) > 1 else "in the one seed"
     return [
-        f"{method} leads by {words.Scale(study.metric).name}, but check its calibration: its Brier score is {mine}, "
-        f"against {theirs} with {other}, worse {often}."
+        f"Check the calibration of {method}: its Brier score is {mine}, against {theirs} with {other}, worse {often}."
     ]
 
 

@@ -28,9 +28,9 @@ def client_table(study: Study, every: bool | None = None) -> Table:
     Returns
     -------
     Table
-        A row per client: the verdict, the gain over the client's own model (or the common one, where no run trains
-        clients alone) paired over seeds, its 95 % interval, test samples, the metric under every method (mean ± sample
-        standard deviation over seeds) and the best method.
+        A row per client: of the method in the lead, the verdict, the gain over the client's own model (or the common
+        one, where no run trains clients alone) paired over seeds and its 95 % interval; test samples, the metric under
+        every method (mean ± sample standard deviation over seeds), and which model would clearly be better there.
     """
     return _compared(study, every) if len(study.verdicts.grids) > 1 else _single(study, every)
 
@@ -43,7 +43,7 @@ def _compared(study: Study, every: bool | None) -> Table:
     first, names = study.verdicts.lead, study.names
     ends = first is not None and (every is False or (every is None and len(names) > NAMED))
     if first:
-        gain = {n: v.gains[x].mean for n, v in verdicts.items() if (x := _beside(v, first[0] if ends else None))}
+        gain = {n: v.gains[first[0]].mean for n, v in verdicts.items() if first[0] in v.gains}
         known = [n for n in names if math.isfinite(gain.get(n, math.nan))]
         order = sorted(known, key=lambda n: -gain[n])
         cut = ends and len(order) > 2 * ENDS
@@ -55,20 +55,22 @@ def _compared(study: Study, every: bool | None) -> Table:
         else ""
     )
     columns = ["client<", *["verdict<", f"gain over {against}", "95 % interval"] * bool(reference)]
-    columns += [f"{study.split} samples", *found, "best<"]
+    columns += [f"{study.split} samples", *found, *["advice<"] * bool(reference)]
     rows = []
     for n in names:
         v = verdicts[n]
         cells = [Cell(n, {"client": n})]
-        if reference:
-            cells += _gain(v, scale, first[0] if ends and first else None)
+        if first:
+            cells += _gain(v, scale, first[0])
         cells.append(Cell(f"{samples[n]:.0f}", {"samples": samples[n]}))
         for label, grid in found.items():
             mean, std = mean_of(grid.of(n)), sample_std(grid.of(n))
             raw = {f"{label}_mean": mean, f"{label}_std": std}
             shown = scale.spread(mean, std) if math.isfinite(mean) or not samples[n] else "n/a"
             cells.append(Cell(shown, raw, "best" if label == v.best else ""))
-        cells.append(Cell(v.best or "–", {"best": v.best}))
+        if first:
+            mark = "quiet" if v.choice is None else "loss" if v.choice == v.reference else "gain"
+            cells.append(Cell(v.text, {"advice": v.text, "best": v.best}, mark))
         rows.append(tuple(cells))
     what = (
         f"Clients: the {ENDS} that gain most and the {ENDS} that gain least"
@@ -78,23 +80,16 @@ def _compared(study: Study, every: bool | None) -> Table:
     return Table(what, tuple(columns), tuple(rows), tuple(_notes(study, verdicts, reference, first, ends)))
 
 
-def _beside(v: Verdict, fixed: str | None) -> str | None:
-    """The method whose gain stands beside a verdict."""
-    return fixed if fixed in v.gains else v.shown
-
-
-def _gain(v: Verdict, scale: words.Scale, fixed: str | None) -> list[Cell]:
-    shown = _beside(v, fixed)
-    if shown is None:
+def _gain(v: Verdict, scale: words.Scale, lead: str) -> list[Cell]:
+    g = v.gains.get(lead)
+    if g is None or not math.isfinite(g.mean):
         nothing = {"gain": None, "gain_of": None}
         return [Cell(v.text, {"verdict": v.text}, "quiet"), Cell("–", nothing), Cell("–", {"low": None, "high": None})]
-    g = v.gains[shown]
-    name = f" ({shown})" if len(v.gains) > 1 and not fixed else ""
     span = scale.range(g.low, g.high) if g.known else "–"
-    mark = "quiet" if v.choice is None else "loss" if v.choice == v.reference else "gain"
+    said = g.word or v.text
     return [
-        Cell(v.text, {"verdict": v.text}, mark),
-        Cell(scale.signed(g.mean) + name, {"gain": g.mean, "gain_of": shown}, MARKS[g.sign]),
+        Cell(said, {"verdict": said}, MARKS[g.sign] or "quiet"),
+        Cell(scale.signed(g.mean), {"gain": g.mean, "gain_of": lead}, MARKS[g.sign]),
         Cell(span, {"low": g.low, "high": g.high}),
     ]
 
@@ -105,10 +100,12 @@ def _notes(
     notes = oracles(study)
     if reference and first:
         tally = ", ".join(f"{t}: {k}" for t, k in study.verdicts.choices().items())
-        notes.append(f"Verdicts over all {words.count(len(verdicts), 'client')}: {tally}.")
+        notes.append(f"Verdict, gain and interval: of {first[0]} over {reference}.")
+        notes.append(
+            f"Advice, where one model is clearly best: over all {words.count(len(verdicts), 'client')}, {tally}."
+        )
         if ends:
             notes.append(f"Shown are the {ENDS} clients that gain most and the {ENDS} that gain least.")
-            notes.append(f"The gain shown is that of {first[0]} over {reference}.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
         known = any(g.known for v in verdicts.values() for g in v.gains.values())

@@ -2,7 +2,7 @@
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.report import words
 from polyfed.report.table import Cell, Table
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def departure_table(found: "Departure") -> Table:
-    """One row per client that stays: its score and its bytes before and after."""
+    """One row per client that stays: its score and its bytes before and after; methods that send messages first."""
     scale, several = words.Scale(found.metric), found.table["method"].nunique() > 1
     columns = (
         "client<",
@@ -27,8 +27,8 @@ def departure_table(found: "Departure") -> Table:
         "bytes before",
         "bytes after",
     )
-    rows = []
-    for r in found.table.to_dict("records"):
+    order, rows = _ranked(found), []
+    for r in sorted(found.table.to_dict("records"), key=lambda r: order.index(r["method"])):
         mark = ("gain" if r["change"] > 0 else "loss") if r["clear"] else ""
         limits = scale.range(r["low"], r["high"]) if math.isfinite(r["low"]) else "–"
         texts = (scale.number(r["before"]), scale.number(r["after"]))
@@ -36,7 +36,7 @@ def departure_table(found: "Departure") -> Table:
             Cell(str(r["client"])), *[Cell(str(r["method"]))] * several, *map(Cell, texts),
             Cell(scale.signed(r["change"]), {"change": r["change"]}, mark),
             Cell(limits, {"low": r["low"], "high": r["high"]}),
-            *(Cell(words.size(r[f"bytes_{k}"]), {f"bytes_{k}": r[f"bytes_{k}"]}) for k in ("before", "after")),
+            *(Cell(_size(r[f"bytes_{k}"]), {f"bytes_{k}": r[f"bytes_{k}"]}) for k in ("before", "after")),
         ))  # fmt: skip
     who = words.listed(list(found.left))
     seeds = int(found.table["seeds"].max())
@@ -68,7 +68,7 @@ def departure_page(found: "Departure") -> str:
         said[method] = (
             f"{text}{scale.difference_unit}{limits}; {' and '.join(each) or 'no client clearly gains or loses'}."
         )
-    lead = _lead(found, rows)
+    lead = _ranked(found)[0]
     rest = "".join(f"<li>{escape(text)}</li>" for method, text in said.items() if method != lead)
     others = f'<details><summary>The other methods</summary><ul class="caveats">{rest}</ul></details>' if rest else ""
     top = f'<div class="answer"><p class="headline">{escape(said[lead])}</p>{others}</div>'
@@ -81,8 +81,12 @@ def departure_page(found: "Departure") -> str:
     return page(f"What does the leaving of {who} cost?", about, top, sections, "polyfed leave")
 
 
-def _lead(found: "Departure", rows: list[dict[Any, Any]]) -> str:
-    """The method with the best mean before, of those that send messages where some do."""
-    mean = {r["method"]: r for r in rows if r["client"] == MEAN}
-    sends = [m for m, r in mean.items() if r["bytes_before"] > 0] or list(mean) or [rows[0]["method"]]
-    return max(sends, key=lambda m: found.metric.merit(mean[m]["before"]) if m in mean else 0.0)
+def _ranked(found: "Departure") -> list[str]:
+    """The methods: those that send messages before the others, the best mean before first."""
+    rows = found.table[found.table["client"] == MEAN]
+    merit = {r["method"]: (r["bytes_before"] > 0, found.metric.merit(r["before"])) for r in rows.to_dict("records")}
+    return sorted(found.table["method"].unique(), key=lambda m: merit.get(m, (False, -math.inf)), reverse=True)
+
+
+def _size(size: float) -> str:
+    return words.size(size) if math.isfinite(size) else "–"

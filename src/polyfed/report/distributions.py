@@ -1,58 +1,102 @@
-"""Figure of the audit: every column of numbers at every site, with the sites that are flagged in another colour."""
+"""Figure of the audit: columns at every site, with the sites that are flagged in another colour."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polyfed.data.audit import Parts
-from polyfed.report.style import BLUE, VERMILLION, styled
+from polyfed.data.said import Part
+from polyfed.report.style import BLUE, INK, NAMED, VERMILLION, hover, short, styled
 
-MOST, ACROSS = 24, 4  # columns that are drawn, and in a row
+MOST = 24  # columns that are drawn
+LEGIBLE = 0.14  # least share of rows whose value is written on its bar
 
 
-def distribution_figure(parts: Parts, flagged: Sequence[str] = ()) -> Figure | None:
-    """Draw the distribution of each column of numbers, one line per site.
+def distribution_figure(parts: Parts, flagged: Mapping[str, Sequence[str]], across: int = 4) -> Figure | None:
+    """Draw the distribution of each column, one line per site.
 
     Parameters
     ----------
     parts : mapping
-        Columns, and in each the sites with their quantiles.
-    flagged : sequence of str
-        Sentences of the audit; what they name is drawn in another colour.
+        Columns, and in each the sites with their quantiles or rows of each value.
+    flagged : mapping
+        Columns, and in each the sites that the audit flags; they are drawn in another colour.
+    across : int
+        Columns of the data that stand side by side.
 
     Returns
     -------
     Figure or None
-        Dot: median; thick: the middle half; thin: the middle nine tenths. None where no column holds numbers. Of many
-        columns the first 24 are drawn, flagged ones first.
+        Numbers, dot: median; thick: the middle half; thin: the middle nine tenths. Other values: shares of the rows.
+        None where no column has either. Of many columns the first 24 are drawn, flagged ones first; of many sites 30,
+        likewise.
     """
-
-    def odd(name: str, site: str) -> bool:
-        return any(line.startswith(f"{site}: ") and f" {name}" in line for line in flagged)
-
-    drawn = {n: at for n, at in parts.items() if any(p.quantiles is not None and p.distinct > 2 for p in at.values())}
-    names = sorted(drawn, key=lambda n: not any(odd(n, site) for site in drawn[n]))[:MOST]
+    drawn = {name: at for name, at in parts.items() if any(map(_spread, at.values())) or _shared(at)}
+    names = sorted(drawn, key=lambda name: name not in flagged)[:MOST]
     if not names:
         return None
-    rows, sites = -(-len(names) // ACROSS), list(dict.fromkeys(site for n in names for site in drawn[n]))
+    every = list(dict.fromkeys(site for name in names for site in drawn[name]))
+    first = sorted(every, key=lambda site: not any(site in flagged.get(name, ()) for name in names))[:NAMED]
+    sites = [site for site in every if site in first]
+    across = min(across, len(names))
+    rows = -(-len(names) // across)
     with styled():
-        figure = Figure(figsize=(9.6, rows * (0.75 + 0.2 * len(sites))), layout="constrained")
-        axes = figure.subplots(rows, ACROSS, squeeze=False, sharey=True)
-        for k, ax in enumerate(axes.flat):
-            if k >= len(names):
-                ax.set_axis_off()
-                continue
-            for y, site in enumerate(sites):
-                part = drawn[names[k]].get(site)
-                if part is None or part.quantiles is None:
-                    continue
-                low, first, middle, third, high = part.quantiles
-                colour = VERMILLION if odd(names[k], site) else BLUE
-                ax.plot([low, high], [y, y], color=colour, linewidth=0.8)
-                ax.plot([first, third], [y, y], color=colour, linewidth=3, solid_capstyle="butt")
-                ax.plot(middle, y, "o", color=colour, markersize=4)
-            ax.set_title(names[k], loc="left")
-            ax.set_yticks(range(len(sites)), sites)
+        figure = Figure(figsize=(2.4 * max(across, 2), rows * (0.75 + 0.2 * len(sites))), layout="constrained")
+        axes = figure.subplots(rows, across, squeeze=False, sharey=True)
+        for ax, name in zip(axes.flat, names, strict=False):
+            colours = [VERMILLION if site in flagged.get(name, ()) else BLUE for site in sites]
+            found = [drawn[name].get(site) for site in sites]
+            _bars(ax, found, colours) if _shared(drawn[name]) else _lines(ax, found, colours)
+            said = [
+                f"{site}: {part.shown}" if part is not None else site for site, part in zip(sites, found, strict=True)
+            ]
+            hover(ax, [sum(ax.get_xlim()) / 2] * len(sites), range(len(sites)), said)
+            ax.set_title(short(name, 30), loc="left")
+            ax.set_yticks(range(len(sites)), [short(site) for site in sites])
             ax.set_ylim(len(sites) - 0.5, -0.5)
             ax.grid(False, axis="y")
+        for ax in axes.flat[len(names) :]:
+            ax.set_axis_off()
     return figure
+
+
+def _spread(part: Part) -> bool:
+    return part.quantiles is not None and part.distinct > 2
+
+
+def _shared(at: Mapping[str, Part]) -> bool:
+    """Whether a column is drawn as shares: every site has few values, and no site more than two numbers."""
+    return all(part.values for part in at.values()) and not any(map(_spread, at.values()))
+
+
+def _lines(ax: Axes, found: Sequence[Part | None], colours: Sequence[str]) -> None:
+    for y, (part, colour) in enumerate(zip(found, colours, strict=True)):
+        if part is None or part.quantiles is None:
+            continue
+        low, first, middle, third, high = part.quantiles
+        ax.plot([low, high], [y, y], color=colour, linewidth=0.8)
+        ax.plot([first, third], [y, y], color=colour, linewidth=3, solid_capstyle="butt")
+        ax.plot(middle, y, "o", color=colour, markersize=4)
+
+
+def _bars(ax: Axes, found: Sequence[Part | None], colours: Sequence[str]) -> None:
+    """Shares of each value, the same value at the same place of the order at every site."""
+    total: dict[str, int] = {}
+    for part in found:
+        for text, rows in (part.values or {} if part is not None else {}).items():
+            total[text] = total.get(text, 0) + rows
+    order = sorted(total, key=lambda text: -total[text])
+    for y, (part, colour) in enumerate(zip(found, colours, strict=True)):
+        left, values = 0.0, (part.values or {}) if part is not None else {}
+        for k, text in enumerate(order):
+            share = values.get(text, 0) / max(1, sum(values.values()))
+            ax.barh(y, share, left=left, height=0.7, color=colour, alpha=(0.5, 0.2)[k % 2], linewidth=0)
+            if share >= LEGIBLE:
+                ax.text(
+                    left + share / 2, y, short(text, int(18 * share) + 1), color=INK, size=7.5, ha="center", va="center"
+                )
+            left += share
+    ax.set_xlim(0, 1)
+    ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    ax.grid(False)

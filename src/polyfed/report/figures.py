@@ -92,7 +92,8 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """Draw what every client gains over its own model (or the common one), the largest gain on top.
 
     A forest plot: a dot per client with its 95 % interval, filled and in colour where clear jointly over clients, and
-    below them a diamond for the mean over clients. Up to 30 clients are named; up to 400 have their intervals drawn.
+    below them a diamond for the mean over clients. An arrow: the interval goes on beyond the axis. Up to 30 clients are
+    named; up to 400 have their intervals drawn.
 
     Parameters
     ----------
@@ -138,9 +139,15 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         if named:
             axes.axvline(0, color=INK, linewidth=1)
             rows = _mean_row(axes, overall, scale) if len(names) > 1 else []
+            left, right = _limits(mean, low, high)
+            cut = ((left, "<", spans & (low < left)), (right, ">", spans & (high > right)))
+            for end, arrow, beyond in cut:
+                axes.plot(np.full(beyond.sum(), end), place[beyond], arrow, color=QUIET, markersize=5, clip_on=False)
+            if any(beyond.any() for *_, beyond in cut):
+                text += "\nan arrow: the interval goes on"
             axes.set_yticks(np.r_[rows, place], [*(["mean over clients"] * len(rows)), *map(short, names)])
             axes.set_ylim(min(rows, default=0) - 0.7, len(names) - 0.3)
-            axes.set_xlim(*_limits(mean, low, high))
+            axes.set_xlim(left, right)
             axes.set_xlabel(text)
         else:
             axes.axhline(0, color=INK, linewidth=1)

@@ -21,10 +21,12 @@ from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
+from polyfed.data.tables import CHECK
 from polyfed.report import words
 from polyfed.report.caveats import brier_scores
 from polyfed.report.clients import client_table, gain_table
 from polyfed.report.curves import BANDS, metric_figure
+from polyfed.report.distributions import distribution_figure
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
 from polyfed.report.pairs import reason
@@ -214,7 +216,8 @@ def _what(study: Study) -> str:
 
 
 def _notes(study: Study) -> list[str]:
-    return list(dict.fromkeys(n for r in study.runs for n in r.about.notes))
+    found = dict.fromkeys(n for r in study.runs for n in r.about.notes)
+    return sorted(found, key=lambda note: not note.startswith(CHECK))
 
 
 def _caveats(study: Study) -> str:
@@ -362,8 +365,15 @@ def _data_figure(study: Study) -> list[Drawing]:
         which = "Samples of every client."
     if len(study.seeds) > 1:
         which += f" Seed {study.first.seed}; the split differs between seeds."
-    drawn = partition_figure(study)
-    return [Drawing("partition", drawn, "What each client holds", which)] if drawn is not None else []
+    found = [("partition", partition_figure(study), "What each client holds", which)]
+    audit = study.first.about.audit
+    columns, flagged = {n: a.sites for n, a in audit.items()}, {n: a.flagged for n, a in audit.items()}
+    which = (
+        "Numbers: median, the middle half and the middle nine tenths; values: shares of rows. In red: sites of which "
+    )
+    which += f"the notes above say \u201c{CHECK.rstrip(': ')}\u201d."
+    found.append(("audit", distribution_figure(columns, flagged, across=2), "Columns that differ between sites", which))
+    return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
 
 
 def _settings(study: Study) -> str:

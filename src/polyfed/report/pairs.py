@@ -44,6 +44,11 @@ class Interval:
         return None if self.enough or not self.known else int(np.sign(self.mean)) if self.clear else 0
 
     @property
+    def word(self) -> str:
+        """The verdict on this gain alone; "" where there can be none."""
+        return {1: "gains", -1: "loses"}.get(self.sign or 0, "undecided" if self.sign == 0 or self.enough else "")
+
+    @property
     def known(self) -> bool:
         """True where there is an interval."""
         return math.isfinite(self.low)

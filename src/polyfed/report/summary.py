@@ -108,7 +108,6 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         if g is None or not math.isfinite(g.mean):
             found.append((math.nan, Line(name, "", v.text)))
             continue
-        verdict = {1: "gains", -1: "loses"}.get(g.sign or 0, "undecided" if g.sign == 0 or g.enough else "")
         text = _signed(g.mean, scale)
         if g.known:
             text += f" ({scale.range(g.low, g.high)}{f'; a verdict would take {g.enough}' if g.enough else ''})"
@@ -119,7 +118,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
             text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
         if common and common != method and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
-        found.append((g.mean, Line(name, verdict, text)))
+        found.append((g.mean, Line(name, g.word, text)))
     return found
 
 

@@ -197,8 +197,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         near = closest(path.name, [p.name for p in path.parent.glob("*.toml")])
         raise ConfigError(f"{path}: no such file{near}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read ({e.strerror or e})") from None
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
         raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
     plain(found, lambda key: f"{path}: {key}")

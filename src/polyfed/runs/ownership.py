@@ -137,6 +137,8 @@ def is_ours(folder: Path) -> bool:
 
 def config_of(folder: Path) -> Path:
     """The experiment file inside a run or comparison folder."""
+    if folder.is_file():
+        raise RunError(f"{folder}: a file, expected the folder of a run or of a comparison")
     if not folder.is_dir():
         near = closest(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
         raise RunError(f"{folder}: no such folder{near}")

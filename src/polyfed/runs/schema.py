@@ -29,6 +29,7 @@ from polyfed.base.cells import unmarked
 from polyfed.base.errors import RunError
 from polyfed.base.settings import is_list, is_table, kebab
 from polyfed.base.values import unboxed
+from polyfed.data.said import Part
 from polyfed.metrics.metric import BETTER, Metric, mean_of
 from polyfed.metrics.scores import known
 
@@ -157,6 +158,13 @@ class Client(_File):
         return self.train + self.validation + self.test
 
 
+class Flagged(_File):
+    """A column that the audit between sites flags, in federation.json: where, and what it is at every site."""
+
+    flagged: list[str]
+    sites: dict[str, Part]
+
+
 class About(_File):
     """federation.json: who took part, on which data; see `Federation.describe`."""
 
@@ -173,6 +181,7 @@ class About(_File):
     notes: list[str] = []
     scaling: Any = None
     preparation: Table | None = None
+    audit: dict[str, Flagged] = {}
 
     @property
     def names(self) -> list[str]:

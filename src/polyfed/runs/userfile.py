@@ -28,10 +28,12 @@ def blamed(error: BaseException, own: str | tuple[str, ...] = PREFIX) -> MethodE
     """
     frames = traceback.walk_tb(error.__traceback__)
     mine = [(f.f_code, line) for f, line in frames if str(f.f_globals.get("__name__")).startswith(own)]
-    if isinstance(error, PolyfedError) or not mine:
+    argument = isinstance(error, ConfigError)  # that the file has given to one of our functions
+    if not mine or (isinstance(error, PolyfedError) and not argument):
         return None
     code, line = mine[-1]
-    return MethodError(f"{code.co_filename}, line {line}: {code.co_qualname} failed with {_reason(error)}")
+    said = str(error) if argument else f"{code.co_qualname} failed with {_reason(error)}"
+    return MethodError(f"{code.co_filename}, line {line}: {said}")
 
 
 def algorithms_of(path: Path) -> list[str]:

@@ -43,14 +43,14 @@ class Consent:
         more; that is the server's program and no cryptography. "none": they stay here
     ask: shown the text before anything is sent; True goes on. None: yes, to whatever the policy allows
     agreed: digests of the terms that the operator has agreed to, who is not asked then; others are refused
-    once: whether a yes that the vault remembers is enough
+    dry: nothing is answered: the text is shown though the vault may remember a yes, and a refusal is raised
     """
 
     allow: frozenset[str] = frozenset()
     metrics: Literal["none", "aggregate", "own"] = "own"
     ask: Callable[[str], bool] | None = None
     agreed: frozenset[str] = frozenset()
-    once: bool = True
+    dry: bool = False
 
     def check(self, needs: Mapping[str, str]) -> None:
         """Raise Refusal for what is made of samples, asked for, and not allowed."""

@@ -27,7 +27,7 @@ from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
-from polyfed.data.audit import flags
+from polyfed.data.audit import Flag, flags, kept
 from polyfed.data.federation import Outline
 from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, settle
@@ -140,7 +140,8 @@ class Server:
         self.names: list[str] = []
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
-        self.flags: list[str] = []
+        self.flags: list[Flag] = []
+        self.audited: dict[str, Any] = {}
         self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
@@ -177,9 +178,10 @@ class Server:
         parts = {n: {s: r.head.columns[n] for s, r in found.items() if n in r.head.columns} for n in names}
         files = [about.file for about in self.said.values()]
         outcome = {file.target for file in files if isinstance(file, Csv)}
-        self.flags = [printable(line) for line in flags(parts, self.experiment.columns, [*outcome])]
-        for line in self.flags:
-            self.say(f"{CHECK}{line}")
+        self.flags = flags(parts, self.experiment.columns, [*outcome])
+        self.audited = kept(parts, self.flags)
+        for flag in self.flags:
+            self.say(f"{CHECK}{printable(str(flag))}")
 
     def _wrong_audit(self, name: str, reply: Message[m.Audited]) -> str:
         rows = sum(self.said[name].counts.model_dump(exclude_none=True).values())
@@ -211,7 +213,7 @@ class Server:
             self.settled, self.billed = pooled(
                 self.asking, self.heads, self.settled, blank, self.said, self.peers, self._opener()
             )
-        self.federation = _outline(self.experiment, self.said, self.settled, self.flags)
+        self.federation = _outline(self.experiment, self.said, self.settled, self.flags, self.audited)
         if "labels" in needs:
             asked = {
                 name: Message(m.Labels(joined=head, peers=self.peers, settled=self.settled))
@@ -373,7 +375,9 @@ def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:
     return str(says["run"])
 
 
-def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flagged: Sequence[str] = ()) -> Outline:
+def _outline(
+    e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flagged: Sequence[Flag], audit: Mapping[str, Any]
+) -> Outline:
     """The sites as a federation without samples."""
     names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
@@ -389,9 +393,10 @@ def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flag
         "notes": [
             *settled.notes,
             *starmap(repairs_said, e.columns.site.items()),
-            *(f"{CHECK}{line}" for line in flagged),
+            *(f"{CHECK}{printable(str(flag))}" for flag in flagged),
             "every client's samples are at its own site",
         ],
+        "audit": audit,
         **prepared,
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}

@@ -131,13 +131,16 @@ class Site:
         try:
             return self._answer(data).pack()
         except PolyfedError as e:
+            if self.consent.dry:
+                raise
             whole, outside = str(e), e.outside if isinstance(e, Refusal) else f"{e.outside}; the site's screen says why"
         except Exception as e:  # a bug; the server hears no more of it than that
             whole = f"this is a bug in polyfed: {type(e).__name__}: {reason(e)}"
             outside = f"a bug in polyfed ({type(e).__name__}); the site's screen says more"
         finally:
             torch.set_num_threads(threads)
-        self.show(f"{self.name}: {whole}")
+        if whole != outside:
+            self.show(f"{self.name}: {whole}")
         self.say(outside := f"{self.name}: {outside}")
         return Message(m.Failed(error=outside[: m.LINE])).pack()
 
@@ -312,7 +315,7 @@ class Site:
             then = f"read them, then agree with --yes {terms}"
             known = ", ".join(sorted(consent.agreed))
             raise Refusal(f"its operator has agreed to {known}, and the terms are {terms}; {then}")
-        if consent.ask is None or consent.agreed or (consent.once and self._spent.knows("agreed", terms)):
+        if consent.ask is None or consent.agreed or (not consent.dry and self._spent.knows("agreed", terms)):
             return
         if join != self._refused and not consent.ask(text):
             self._refused = join  # asked again, the answer is the same
@@ -432,6 +435,8 @@ class Site:
     def _going(self) -> Begun:
         """What has begun here, by the vault's word after the site was stopped."""
         if self._begun is None:
+            if self.consent.dry:
+                raise self._of_vault("is of a run under way; --dry-run takes a new one")
             path = self.vault / BEGUN
             if not path.is_file():
                 raise self._of_vault("has no run; start the server again, so that this site joins")

@@ -7,6 +7,7 @@ two bytes, and a server can go back to its last checkpoint.
 
 import json
 import os
+from bisect import bisect
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,11 @@ class Vault:
         try:
             return load_file(self._at(version))
         except FileNotFoundError:
-            have = [v for v in self.versions() if v < version]
-            older = (
-                f"it ends with round {have[-1][0]}" if have else "it is empty" if not self.versions() else "it is newer"
-            )
+            there = self.versions()
+            older = bisect(there, version)  # how many
+            said = f"it ends with round {there[older - 1][0]}" if older else "it is newer" if there else "it is empty"
             raise self._refusal(
-                f": no state of round {version[0]}, which the server builds on; {older}. Restore the vault's latest "
+                f": no state of round {version[0]}, which the server builds on; {said}. Restore the vault's latest "
                 "copy, or start the run again"
             ) from None
         except (OSError, SafetensorError) as e:

@@ -51,7 +51,7 @@ class Departure:
     table : DataFrame
         One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
         change (positive when better without those who left), low, high (95 %), clear (jointly over the clients), seeds,
-        bytes_before, bytes_after.
+        bytes_before, bytes_after (NaN for what is not available in practice).
     metric : Metric
         The leading metric.
     split : str
@@ -189,7 +189,8 @@ def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[d
         was, now = (mean_of(np.array(v)) for v in zip(*pairs, strict=True))
         known.append(evidence(metric, [m for m in means if math.isfinite(m)], parts, samples[name], abs(was)))
         moved = {
-            f"bytes_{k}": float(np.mean([r[i].moved[name] for r in runs])) for i, k in enumerate(("before", "after"))
+            f"bytes_{k}": math.nan if first.role == "oracle" else float(np.mean([r[i].moved[name] for r in runs]))
+            for i, k in enumerate(("before", "after"))
         }
         rows.append({"method": label, "client": name, "before": was, "after": now} | moved)
     found = jointly([e.interval() for e in known])

@@ -178,7 +178,7 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
     except BaseException as e:
-        known = e if isinstance(e, errors.PolyfedError) else blamed(e)
+        known = blamed(e) or (e if isinstance(e, errors.PolyfedError) else None)
         told = (
             {"error": type(known).__name__, "text": str(known)}
             if known

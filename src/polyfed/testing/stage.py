@@ -1,8 +1,10 @@
 """The stage of the conformance table: a small federation, a network, an event loop, and a wire that keeps a record."""
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +25,7 @@ from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
 from polyfed.models.adapters import adapted
+from polyfed.models.mixture import Mixture
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 
@@ -78,15 +81,25 @@ def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 5), *between, nn.Sigmoid(), nn.Linear(5, outputs))
 
 
+def opposite(net: nn.Module) -> nn.Module:
+    """The same net with every parameter negated."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.neg_()
+    return other
+
+
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
-    """`network`, with an adapter or a normalisation layer for a method that refuses a network without."""
+    """`network`, or where a method refuses it, with an adapter, with a normalisation layer, or two as a mixture."""
     if method.adapter:
         return adapted(network(outputs), f"lora:r=2,train={method.adapter}")
-    task = Task(network(), device="cpu")
-    try:
-        method.init_server(task, task.w0.clone(), N)
-    except PolyfedError:
-        return network(outputs, norm=True)
+    mixed = Mixture(network(outputs), opposite(network(outputs)))
+    for net in (network(outputs), network(outputs, norm=True), mixed):
+        task = Task(net, device="cpu")
+        with suppress(PolyfedError):
+            method.init_server(task, task.w0.clone(), N)
+            return net
     return network(outputs)
 
 

@@ -1,0 +1,39 @@
+"""Mixtures: several nets whose probabilities are mixed, which FedEM trains."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.base.arguments import checked
+from polyfed.base.errors import ModelError
+from polyfed.base.values import COUNT
+from polyfed.models.mlp import WIDTH, mlp
+
+
+class Mixture(nn.Module):
+    """p(y | x) = sum_k pi_k softmax(f_k(x))_y of nets f_1, f_2, ... with the same outputs; it returns the logarithm.
+
+    Parameters
+    ----------
+    *parts : nn.Module
+        The nets, each with a start of its own.
+    """
+
+    def __init__(self, *parts: nn.Module):
+        super().__init__()
+        if not parts:
+            raise ModelError("mixture: found no net, expected at least one")
+        self.parts = nn.ModuleList(parts)
+        self.mixing = nn.Parameter(torch.full((len(parts),), -math.log(len(parts))))  # logarithms of the weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, ...] -> [b, C] logarithms of probabilities, which cross-entropy takes as they are."""
+        each = torch.stack([part(x).log_softmax(-1) for part in self.parts], -2)
+        return (each + self.mixing.log_softmax(-1)[:, None]).logsumexp(-2)
+
+
+@checked
+def mixture(input_shape: tuple[int, ...], outputs: COUNT, parts: COUNT = 3, hidden: WIDTH = 32) -> nn.Module:
+    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM."""
+    return Mixture(*(mlp(input_shape, outputs, hidden) for _ in range(parts)))

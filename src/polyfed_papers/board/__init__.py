@@ -1,0 +1,285 @@
+"""The board: every registered method on the same settings, with one budget of gradients and one number of trials.
+
+Here is what is compared and how a cell is made; `board.py` has the tables and pictures.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import Any
+
+from torch import nn
+
+import polyfed.algorithms as known
+from polyfed.base.errors import ConfigError, Diverged, PolyfedError
+from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.data import load
+from polyfed.data.federation import Federation
+from polyfed.models import build
+from polyfed.recipes.recipe import Bench
+from polyfed.runs.result import Result
+from polyfed.runs.trainer import fit, prepare
+from polyfed.runs.training import Training
+from polyfed.studies.compare import Comparison
+from polyfed.studies.ladder import At, Ladder
+
+UNCOUNTED = 1000  # the seed of the draw that settings are chosen by
+HELD = 0.25  # of the training samples, to choose by
+WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
+RATES = (0.03, 0.1, 0.3)
+OTHER_RATES = {"pfedme": (0.01, 0.02, 0.05)}  # below 1 / lam
+OWN, TUNED = "local", "fedavg-ft"  # what gains are taken over
+REHEARSED = ("local", "fedavg", "fedavg-ft", "ifca")
+
+APART = {
+    "fedasync": "asynchronous: made for replies that come one at a time",
+    "fedbuff": "asynchronous: made for replies that come one at a time",
+    "gpgd": "a step of FedSLR alone, its paper's yardstick",
+    "lpgd": "a step of FedSLR alone, its paper's yardstick",
+    "hypcluster": "IFCA with weights",
+}
+
+# the second setting that is tuned, and where the search begins; the first is the step size
+SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
+    "apfl": ("alpha", (0.25, 0.5, 0.75)),
+    "apple": ("weight_lr", (1e-4, 1e-3, 1e-2)),
+    "cfl": ("eps1", (0.1, 0.2, 0.4)),
+    "ditto": ("lam", (0.03, 0.1, 0.3)),
+    "fedacs": ("quantile", (0.5, 0.75, 0.9)),
+    "fedadagrad": ("server_lr", (0.01, 0.03, 0.1)),
+    "fedadam": ("server_lr", (0.01, 0.03, 0.1)),
+    "fedala": ("eta", (0.3, 1.0, 3.0)),
+    "fedamp": ("lam", (0.1, 1.0, 10.0)),
+    "fedas": ("align_lr", (0.003, 0.01, 0.03)),
+    "fedavgm": ("beta", (0.5, 0.8, 0.9)),
+    "feddbe": ("kappa", (0.1, 1.0, 10.0)),
+    "feddyn": ("alpha", (0.01, 0.03, 0.1)),
+    "fedfomo": ("models", (2, 3, 5)),
+    "fedlc": ("tau", (0.3, 1.0, 3.0)),
+    "fedntd": ("beta", (0.3, 1.0, 3.0)),
+    "fedpac": ("lam", (0.1, 1.0, 10.0)),
+    "fedproto": ("lam", (0.1, 1.0, 10.0)),
+    "fedprox": ("mu", (0.01, 0.1, 1.0)),
+    "fedrep": ("head_epochs", (1, 2, 3)),
+    "fedrod": ("personal_lr", (0.03, 0.1, 0.3)),
+    "fedslr": ("lam", (1e-5, 1e-4, 1e-3)),
+    "fedsoft": ("lam", (0.03, 0.1, 0.3)),
+    "fedspa": ("density", (0.25, 0.5, 0.75)),
+    "fedyogi": ("server_lr", (0.01, 0.03, 0.1)),
+    "fesem": ("k", (1, 2, 3)),
+    "flexcfl": ("k", (1, 2, 3)),
+    "fpfc": ("lam", (0.1, 0.3, 0.6)),
+    "heurfedamp": ("self_weight", (0.25, 0.5, 0.75)),
+    "ifca": ("k", (1, 2, 3)),
+    "moon": ("mu", (0.1, 1.0, 10.0)),
+    "pacfl": ("threshold", (5.0, 10.0, 20.0)),
+    "per-fedavg": ("alpha", (0.01, 0.03, 0.1)),
+    "pfedhn": ("server_lr", (0.003, 0.01, 0.03)),
+    "pfedme": ("personal_lr", (0.01, 0.03, 0.1)),
+    "q-fedavg": ("q", (0.1, 0.3, 1.0)),
+    "stocfl": ("tau", (0.25, 0.5, 0.75)),
+}
+
+# what is not at its default: work outside the rounds that would use the whole budget up, and steps that go together
+OTHER: dict[str, dict[str, Any]] = {
+    "stocfl": {"anchor_epochs": 2},
+    "fedala": {"passes": 5},
+    "fedpac": {"body_epochs": 1},
+}
+TOGETHER = {"fedavg-ft": "finetune_lr", "fedpac": "head_lr"}  # takes the step size too
+
+PARTS = {"fedem": 3}  # nets of a mixture, each like the others' one net
+
+# gradients to a batch that the engine counts once (below 1: some batches that it counts are not used), and passes over
+# all samples in every round, which it does not count
+GRADIENTS: dict[str, Callable[[Any], float]] = {
+    "apfl": lambda method: 2,
+    "fedem": lambda method: PARTS["fedem"],
+    "fedrod": lambda method: 2,
+    "pfedme": lambda method: method.inner_steps,
+    "per-fedavg": lambda method: 2 / 3 if method.order == "first" else 1,
+}
+PASSES = ("fedas", "fedlin", "fedspa", "fedtrack", "per-fedavg")
+
+
+def gradients(method: Algorithm, run: Result) -> float:
+    """Gradients that a client took in a run, on average: of a batch one, of all its samples as many as they make
+    batches.
+    """
+    batches = GRADIENTS.get(method.name, lambda _: 1)(method) * run.ledger["steps"].sum()
+    counts = run.federation.train.counts[run.ledger["client"].to_numpy(dtype=int)]
+    passes = counts.sum() / WORK["batch_size"] if method.name in PASSES else 0.0
+    return float(batches + passes) / run.federation.n
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where methods are compared.
+
+    data: name and options of the data set, a seed where it is generated     partition: None for natural clients
+    hidden: units of the perceptron     share: of the clients that take part in a round
+    """
+
+    data: str
+    partition: str | None = None
+    clients: int | None = None
+    hidden: int = 32
+    share: float = 1.0
+    options: tuple[tuple[str, Any], ...] = ()
+    generated: bool = False
+
+    def federation(self, seed: int, held: float = 0.0) -> Federation:
+        """The clients under a seed. held: share of the training samples to choose settings by"""
+        return _federation(self, seed, held)
+
+    def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
+        data = self.federation(seed)
+        assert data.classes is not None
+        kind, more = ("mixture", {"parts": PARTS[cls.name]}) if cls.name in PARTS else ("mlp", {})
+        return build(kind, data.input_shape, data.classes, seed=seed, hidden=self.hidden, **more)
+
+    @property
+    def said(self) -> str:
+        """The setting in words."""
+        options = "".join(f", {k} {v}" for k, v in self.options)
+        clients = f", {self.clients} clients" if self.clients else ""
+        cohort = f", {100 * self.share:.0f} % of them a round" if self.share < 1 else ""
+        return f"{self.data}{options}, {self.partition or 'natural clients'}{clients}{cohort}; {self.hidden} units"
+
+
+@cache
+def _federation(setting: Setting, seed: int, held: float) -> Federation:
+    options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
+    data = load(setting.data, **options)
+    return data.partition(setting.partition, setting.clients, seed, "own", validation_fraction=held)
+
+
+SMALL = {
+    "digits": Setting("digits", "dirichlet:0.3", 10, options=(("flat", True),)),
+    "hospitals": Setting("heart-disease", hidden=8),
+    "synthetic": Setting("synthetic", options=(("clients", 12),), generated=True),
+}
+FULL = SMALL | {
+    "two-classes": Setting("digits", "pathological:2", 20, options=(("flat", True),)),
+    "cohorts": Setting("digits", "dirichlet:0.1", 40, share=0.25, options=(("flat", True),)),
+    "turned": Setting("digits", "iid+rotation:0/90/180/270", 12),
+    "swapped": Setting("digits", "dirichlet:1.0+label-swap:4", 12, options=(("flat", True),)),
+    "noisy": Setting("digits", "dirichlet:0.5+noise:4.0", 12, options=(("flat", True),)),
+    "mixtures": Setting("mixtures", options=(("clients", 20),), generated=True),
+    "fpfc-s1": Setting("fpfc-s1", options=(("scale", "small"),), generated=True),
+}
+SHIFTS = {  # of which the groups are known
+    "label": Setting("digits", "pathological:2", 10),
+    "feature": Setting("digits", "iid+rotation:0/90/180/270", 10),
+    "concept": Setting("digits", "iid+label-swap:4", 10),
+    "all-three": Setting("digits", "dirichlet:1.0+rotation:0/180+label-swap:4", 10),
+}
+CLUSTERED = (
+    "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
+    "fedem",
+)  # fmt: skip
+
+
+def contenders(bench: Bench, some: Sequence[str] = ()) -> dict[str, type[Algorithm]]:
+    """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
+    root = known.__name__
+    methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
+    found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(root)}
+    names = REHEARSED if bench.rehearse else some or [name for name in found if name not in APART]
+    return {name: methods[name] for name in (*names, *bench.joining)}
+
+
+def ladders(cls: type[Algorithm]) -> list[tuple[str, Ladder]]:
+    """The settings of a method that are tuned, and where the search of each begins."""
+    some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
+    names = {f.name for f in fields(cls)}
+    return [(name, Ladder.of(cls, name, values)) for name, values in some if name in names]
+
+
+def made(cls: type[Algorithm], at: At) -> Algorithm:
+    """The method at the values of its ladders."""
+    given: dict[str, Any] = {name: value for (name, _), value in zip(ladders(cls), at, strict=True)}
+    given = {k: int(v) if ladder.whole else v for (k, ladder), v in zip(ladders(cls), given.values(), strict=True)}
+    if cls.name in TOGETHER:
+        given[TOGETHER[cls.name]] = given["lr"]
+    return cls(**OTHER.get(cls.name, {}), **given)
+
+
+def start(cls: type[Algorithm]) -> At:
+    """Where a search begins: the middle of every ladder."""
+    return tuple(ladder.values[len(ladder.values) // 2] for _, ladder in ladders(cls))
+
+
+def refusal(setting: Setting, method: Algorithm) -> str:
+    """Why a method cannot be trained in a setting; "": it can."""
+    try:
+        prepare(
+            setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED), method, Training(**work(setting))
+        )
+    except PolyfedError as e:
+        return str(e)
+    return ""
+
+
+def work(setting: Setting) -> dict[str, Any]:
+    """What all methods of a setting are trained with."""
+    return WORK | ({"fraction": setting.share} if setting.share < 1 else {})
+
+
+def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
+    """Rounds of a method that take at most a budget of gradients per client, at least one, and how many they take, by
+    the first and the two after it.
+    """
+    model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
+    spent = []
+    for rounds in (1, 3):
+        try:
+            run = fit(model, data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED, **work(setting))
+        except Diverged:
+            return 1, math.nan
+        spent.append(gradients(method, run))
+    each = max((spent[1] - spent[0]) / 2, 1e-9)
+    rounds = max(1, 1 + math.floor((budget - spent[0]) / each + 1e-9))
+    return rounds, spent[0] + (rounds - 1) * each
+
+
+def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> Comparison:
+    """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
+
+    def within(method: Algorithm) -> tuple[int, float]:
+        return rounds_within(setting, method, 1 if bench.rehearse else budget)
+
+    def score(at: At) -> float:
+        data = setting.federation(UNCOUNTED, HELD)
+        try:
+            method = made(cls, at)
+            run = fit(
+                setting.model(cls, UNCOUNTED), data, method, rounds=within(method)[0], evaluate_every=0, seed=UNCOUNTED,
+                **work(setting),
+            )  # fmt: skip
+        except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
+            return -math.inf
+        return float(run.final["validation"]["accuracy"].mean())
+
+    some = ladders(cls)
+    key = f"{name}-{cls.name}"
+    at = bench.choose(key, score, [ladder for _, ladder in some], trials) if some else ()
+    method = made(cls, at)
+    rounds, _ = bench.once(f"{key}-rounds", partial(within, method))
+    often = max(1, rounds // 10)
+    return bench.compare(
+        f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
+        evaluate_every=often, metrics="accuracy", **work(setting),
+    )  # fmt: skip
+
+
+def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str, float], int]:
+    """(the values that were chosen, how many are at an edge of what was tried)."""
+    names = [setting for setting, _ in ladders(cls)]
+    if not names:
+        return {}, 0
+    key = f"{name}-{cls.name}"
+    _, edges = bench.choices[key]
+    kept = bench.once(key, dict)
+    return dict(zip(names, kept["best"], strict=True)), edges

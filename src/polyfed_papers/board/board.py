@@ -1,0 +1,349 @@
+"""The board's recipes: a table per setting, what holds over all of them, and pictures."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from polyfed.core.algorithm import Algorithm
+from polyfed.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
+from polyfed.recipes.said import Setting as Said
+from polyfed.report import read, words
+from polyfed.report.pairs import Interval, mean_of, sample_std
+from polyfed.report.read import Study
+from polyfed.report.style import GREEN, INK, QUIET, VERMILLION, canvas, hover, styled
+from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
+from polyfed_papers.board import (
+    APART,
+    CLUSTERED,
+    FULL,
+    HELD,
+    OTHER,
+    OWN,
+    SECOND,
+    SHIFTS,
+    SMALL,
+    TUNED,
+    UNCOUNTED,
+    WORK,
+    Setting,
+    cell,
+    contenders,
+    made,
+    refusal,
+    start,
+    tuned_to,
+)
+from polyfed_papers.pfllib import PRINTED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MINUTES = {"small": (15, 60), "full": (50, 480)}
+
+
+class Budget(NamedTuple):
+    """Work of every method. gradients: per client     trials: of settings"""
+
+    gradients: int
+    trials: int
+
+
+BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000, 12)}
+
+
+def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
+    budget = BUDGETS[scale]
+    other = "; ".join(f"{name} {k} {v}" for name, given in OTHER.items() for k, v in given.items())
+    return (
+        *(Said(name, setting.said, "ours") for name, setting in board.items()),
+        Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
+        Said("local work", f"{WORK['local_steps']} steps a round, batches of {WORK['batch_size']}, plain SGD", "ours"),
+        Said("trials", f"{budget.trials} of every method: step size, and of {len(SECOND)} methods a second setting; "
+             f"by {100 * HELD:.0f} % of the training samples of a draw that does not count; edges extended", "ours"),
+        Said("deployed", "the model of the last round; 20 % of each client's samples are tested", "ours"),
+        Said("not at defaults", f"{other}; fedavg-ft and fedpac take one step size for both of their parts", "ours"),
+        Said("left out", "; ".join(f"{name} ({why})" for name, why in APART.items()), "ours"),
+    )  # fmt: skip
+
+
+@recipe("board/small", "Every method on digits, hospitals and synthetic clients", minutes=MINUTES["small"],
+        settings=partial(settings, SMALL), seeds=5, scored=True, joins=True)  # fmt: skip
+def small(bench: Bench) -> Outcome:
+    """Which methods are told apart when all have the same gradients and the same trials, and which of them is better
+    than a client's own model?
+    """
+    return board(bench, SMALL)
+
+
+@recipe("board/full", "Every method in ten settings", minutes=MINUTES["full"],
+        settings=partial(settings, FULL), seeds=5, scored=True, joins=True)  # fmt: skip
+def full(bench: Bench) -> Outcome:
+    """Which methods are told apart over ten kinds of clients when all have the same gradients and the same trials, and
+    where is none of them better than a client's own model?
+    """
+    return board(bench, FULL)
+
+
+@recipe("board/clusters", "Clustered methods under three shifts with known groups", minutes=(8, 30),
+        settings=partial(settings, SHIFTS), seeds=5, scored=True, joins=True)  # fmt: skip
+def clusters(bench: Bench) -> Outcome:
+    """Which clustered methods find the groups when clients differ in their labels, their inputs, their concepts or all
+    of them, on one protocol, and does that make better models than FedAvg with fine-tuning?
+    """
+    return board(bench, SHIFTS, CLUSTERED)
+
+
+def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:
+    """Train what is missing, and make tables and pictures of all. some: the methods, where it is not all of them"""
+    if bench.rehearse:
+        places = dict(islice(places.items(), 1))
+    budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
+    cells = []
+    for name, setting in places.items():
+        for label, cls in methods.items():
+            if why := refusal(setting, made(cls, start(cls))):
+                refused[label] = why
+            else:
+                work = partial(cell, bench, name, setting, cls, budget.trials, budget.gradients)
+                cells.append((name, label, work))
+    found = bench.all_of([(f"{name}/{label}", UNCOUNTED, work) for name, label, work in cells])
+    tables, figures, captions, studies = [], {}, {}, {}
+    for name in places:
+        parts = {label: part for (at, label, _), part in zip(cells, found, strict=True) if at == name}
+        study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
+        studies[name] = study
+        tables.append(one(bench, name, study, methods, parts))
+        figures[f"{name}-gain"], captions[f"{name}-gain"] = dots(study), f"{name}: gain over a client's own model"
+        figures[f"{name}-bytes"], captions[f"{name}-bytes"] = costs(study), f"{name}: accuracy and bytes"
+    notes = [
+        "Groups: the best method and all that are not clearly below it are A; the best of the others and all that are "
+        "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
+        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
+        "digits and hospitals are one data set each, of which that draw is another split.",
+        "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the "
+        "same if the cell is trained again.",
+        "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
+        "nothing is decided by it.",
+        "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
+        "samples as many as they make batches, is added (a test counts both). Losses that choose or weigh are no "
+        "gradients, but they are in the time.",
+        "FL-bench's page prints no figures.",
+        *(f"Not trained: {label}: {why}" for label, why in refused.items()),
+    ]
+    return Outcome([over_all(studies), *tables, printed()], figures, notes=notes, captions=captions)
+
+
+# ---- one setting -----------------------------------------------------------------------------------------------------
+
+
+def gain(study: Study, label: str, reference: str) -> Interval:
+    """Gain in the mean over clients, jointly over all methods of the setting."""
+    return study.verdicts.mean_gain(label, reference, max(len(study.verdicts.means) - 1, 1))
+
+
+def groups(study: Study) -> dict[str, str]:
+    """{method: its group}, which the best of those left leads; whoever is not clearly below it is in it."""
+    left, found = [k for k in study.verdicts.ranked if k in study.verdicts.means], dict[str, str]()
+    while left:
+        head, letter = left[0], _letter(len(set(found.values())))
+        beside = [k for k in left if k == head or not gain(study, k, head).high < 0]
+        found |= dict.fromkeys(beside, letter)
+        left = [k for k in left if k not in beside]
+    return found
+
+
+def _letter(k: int) -> str:
+    return chr(ord("A") + k) if k < 26 else f"Z{k - 25}"
+
+
+def worst_decile(values: Sequence[float]) -> float:
+    """Mean of the tenth of the clients that are served worst, at least one of them."""
+    known = sorted(v for v in values if math.isfinite(v))
+    return mean_of(known[: math.ceil(len(known) / 10)])
+
+
+def below(study: Study, label: str) -> float:
+    """Share of the clients, over seeds, that are below their own model."""
+    one, own = (study.verdicts.merits[k] for k in (label, OWN))
+    seeds = study.verdicts.paired(label, OWN)
+    gaps = [one.values[one.seeds.index(s)] - own.values[own.seeds.index(s)] for s in seeds]
+    gaps = np.concatenate(gaps) if gaps else np.array([])
+    known = gaps[np.isfinite(gaps)]
+    return float((known < 0).mean()) if len(known) else math.nan
+
+
+def digest(part: Comparison) -> str:
+    """Eight digits of the digests of the models of all seeds."""
+    models = [(r.seed, (r.summary.digest or {}).get("models", "")) for r in part.results if r.summary is not None]
+    return hashlib.sha256(repr(sorted(models)).encode()).hexdigest()[:8]
+
+
+def one(
+    bench: Bench, name: str, study: Study, methods: Mapping[str, type[Algorithm]], parts: Mapping[str, Comparison]
+) -> Table:
+    """The table of a setting, the best first; where groups are known, with those that were found."""
+    grouped = {k: tuple(map(mean_of, grouping_of(part, k))) for k, part in parts.items()}
+    shown = any(math.isfinite(score) for _, score in grouped.values())
+    order, letters, history = study.verdicts.ranked, groups(study), {}
+    for label, part in parts.items():
+        curve = curves(part)
+        history[label] = [] if curve.empty else curve.groupby("seed")["accuracy"].max().tolist()
+    rows = []
+    for label in order:
+        runs = study.counted(label)
+        at, edges = tuned_to(bench, name, methods[label])
+        tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
+        last = (
+            tuned,
+            Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet"),
+            Cell(digest(parts[label]), {}, "quiet"),
+        )
+        if not runs:
+            rows.append(
+                (
+                    Cell(label),
+                    Cell("–"),
+                    Cell("diverged", {"accuracy": None}, "loss"),
+                    *[Cell("–")] * (8 + 2 * shown),
+                    *last,
+                )
+            )
+            continue
+        means = list(study.verdicts.grids[label].per_seed().values())
+        tenth = mean_of([worst_decile(list(r.values().values())) for r in runs])
+        _, work = bench.once(f"{name}-{label}-rounds", tuple)
+        moved = mean_of([(r.summary.down_bytes + r.summary.up_bytes) / r.n for r in runs])
+        rows.append((
+            Cell(label, {"method": label}),
+            Cell(letters.get(label, "–"), {"group": letters.get(label)}),
+            _share(mean_of(means), sample_std(means), "accuracy", "best" if letters.get(label) == "A" else ""),
+            _share(tenth, math.nan, "worst_decile"),
+            _share(below(study, label), math.nan, "below_own", decimals=0),
+            _gained(gain(study, label, OWN) if label != OWN else None, "over_local"),
+            _gained(gain(study, label, TUNED) if label != TUNED else None, "over_fedavg_ft"),
+            Cell(words.size(moved), {"bytes_per_client": moved}),
+            Cell(f"{work:.0f}", {"gradients": work}),
+            Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
+            _share(mean_of(history[label]), math.nan, "best_round", "quiet"),
+            *(_grouped(*grouped[label]) if shown else ()),
+            *last,
+        ))  # fmt: skip
+    heads = (
+        "method<", "group", "accuracy, %", "worst tenth, %", "below own, % of clients", "gain over local",
+        "gain over fedavg-ft", "bytes per client", "gradients", "time", "best round by test, %",
+        *(("groups", "ARI") if shown else ()), "tuned<", "cell<", "digest<",
+    )  # fmt: skip
+    return Table(f"{name}: {len(study.names)} clients", heads, tuple(rows))
+
+
+def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
+    known = math.isfinite(count)
+    return (
+        Cell(f"{count:.1f}" if known else "–", {"groups": count}),
+        Cell(f"{score:.2f}" if known else "–", {"ari": score}),
+    )
+
+
+def _share(mean: float, spread: float, key: str, mark: str = "", decimals: int = 1) -> Cell:
+    text = f"{100 * mean:.{decimals}f}" + (f" ± {100 * spread:.{decimals}f}" if math.isfinite(spread) else "")
+    return Cell(text if math.isfinite(mean) else "–", {key: mean}, mark)
+
+
+def _gained(g: Interval | None, key: str) -> Cell:
+    if g is None or not g.known:
+        return Cell("–", {key: None if g is None else g.mean})
+    text = f"{100 * g.mean:+.1f} ({100 * g.low:+.1f} to {100 * g.high:+.1f})"
+    mark = "gain" if g.low > 0 else "loss" if g.high < 0 else ""
+    return Cell(text, {key: g.mean, f"{key}_low": g.low, f"{key}_high": g.high}, mark)
+
+
+# ---- over all settings -----------------------------------------------------------------------------------------------
+
+
+def over_all(studies: Mapping[str, Study]) -> Table:
+    """In how many settings a method is in the first group, and clearly above or below the own models and FedAvg-FT."""
+    letters = {name: groups(study) for name, study in studies.items()}
+    labels, rows = dict.fromkeys(k for study in studies.values() for k in study.labels), []
+    for label in labels:
+        where = [name for name in studies if label in letters[name]]
+        first = sum(letters[name][label] == "A" for name in where)
+        cells = [Cell(f"{first} of {len(where)}", {"first_group": first})]
+        for reference in (OWN, TUNED):
+            found = [gain(studies[name], label, reference) for name in where if label != reference]
+            up, down = sum(g.low > 0 for g in found), sum(g.high < 0 for g in found)
+            cells.append(
+                Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down})
+            )
+        means = [100 * mean_of(studies[name].verdicts.grids[label].per_seed().values()) for name in where]
+        cells += [Cell(f"{mean_of(means):.1f}" if means else "–", {"accuracy": mean_of(means)}, "quiet")]
+        rows.append((first, mean_of(means), (Cell(label, {"method": label}), *cells)))
+    rows.sort(key=lambda row: (-row[0], -row[1] if math.isfinite(row[1]) else math.inf))
+    heads = ("method<", "in the first group", "above / below local", "above / below fedavg-ft", "mean accuracy, %")
+    note = "Settings in which a gain is clear jointly over the methods; the mean over settings is no result of its own."
+    return Table(f"Over {words.count(len(studies), 'setting')}", heads, tuple(row for *_, row in rows), (note,))
+
+
+def printed() -> Table:
+    """PFLlib's figures, which stand beside and enter nothing."""
+    rows = tuple((Cell(name), *(Cell(text, {}, "quiet") for text in both)) for name, both in PRINTED.items())
+    note = (
+        "Other data, other models, defaults, and the best round by test accuracy: they enter no group. What of that "
+        "protocol comes out here is polyfed reproduce pfllib/fashion-mnist-dirichlet."
+    )
+    return Table("Printed by PFLlib, Fashion-MNIST", ("method<", "two classes, %", "Dirichlet(0.1), %"), rows, (note,))
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def dots(study: Study) -> "Figure":
+    """A dot and its joint interval for every method's gain over the own models, the best on top."""
+    order = [k for k in study.verdicts.ranked if k in study.verdicts.means and k != OWN]
+    with styled():
+        figure, (axes,) = canvas(5.6, 1.0 + 0.16 * len(order))
+        axes.axvline(0, color=INK, linewidth=0.9)
+        for i, label in enumerate(order):
+            g = gain(study, label, OWN)
+            colour = GREEN if g.low > 0 else VERMILLION if g.high < 0 else QUIET
+            if g.known:
+                axes.plot([100 * g.low, 100 * g.high], [i, i], color=colour, linewidth=1.2)
+            axes.plot(100 * g.mean, i, "o", color=colour, markersize=3.5)
+        axes.set_yticks(range(len(order)), order, fontsize=6)
+        axes.invert_yaxis()
+        axes.set_xlabel("gain over local, points; 95 % jointly over the methods")
+    return figure
+
+
+def costs(study: Study) -> "Figure":
+    """Accuracy against bytes, a dot per method; named are those that nothing cheaper equals."""
+    found = {
+        k: (
+            sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs),
+            study.verdicts.means[k],
+        )
+        for k in study.verdicts.ranked
+        if k in study.verdicts.means and (runs := study.counted(k))
+    }
+    best, front = -math.inf, []
+    for label, (_, mean) in sorted(found.items(), key=lambda item: item[1]):
+        if mean > best:
+            best, front = mean, [*front, label]
+    with styled():
+        figure, (axes,) = canvas(5.6, 3.6)
+        for label, (moved, mean) in found.items():
+            axes.plot(moved / 1000, 100 * mean, "o", color=GREEN if label in front else QUIET, markersize=4)
+            if label in front:
+                axes.annotate(label, (moved / 1000, 100 * mean), (3, 3), textcoords="offset points", fontsize=6)
+        texts = [f"{label}: {100 * mean:.1f} %, {words.size(moved)}" for label, (moved, mean) in found.items()]
+        hover(axes, [m / 1000 for m, _ in found.values()], [100 * a for _, a in found.values()], texts)
+        axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        axes.set_xlabel("kB per client, down and up")
+        axes.set_ylabel("accuracy, %")
+    return figure

@@ -1,0 +1,138 @@
+"""The board: its budget, its groups, and that a cell comes out again."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from polyfed.compute import task as tasks
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import REGISTRY
+from polyfed.data import load
+from polyfed.models import build
+from polyfed.recipes import Bench
+from polyfed.report.pairs import Interval
+from polyfed.runs.trainer import fit
+from polyfed.runs.userfile import algorithms_of
+from polyfed_papers.board import (
+    APART,
+    FULL,
+    PARTS,
+    SECOND,
+    SMALL,
+    WORK,
+    cell,
+    contenders,
+    gradients,
+    made,
+    rounds_within,
+    start,
+)
+from polyfed_papers.board import board as boards
+
+MINE = """
+from dataclasses import dataclass
+from polyfed.algorithms import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    "FedAvg of another name."
+    name = "mine"
+"""
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Gradients of batches that are taken, by torch alone; of a whole client as many as its samples make batches."""
+    found, plain = [0.0], Task._undecayed
+
+    def count(task, w, batch, need_loss, also=None):
+        sizes = [1.0] * len(w) if batch.live is None else batch.live.reshape(-1).tolist()
+        if batch.sizes is not None and batch.x.shape[1] > WORK["batch_size"]:
+            sizes = [float(size) / WORK["batch_size"] for size in batch.sizes]
+        found[0] += sum(sizes)
+        return plain(task, w, batch, need_loss, also)
+
+    monkeypatch.setattr(Task, "_undecayed", count)
+    for name in ("gradient_on", "descent_on"):
+        monkeypatch.setattr(Task, name, lambda *args: None)
+    for name in ("gradient", "descend_", "train"):
+        monkeypatch.setattr(tasks.compiled, name, lambda *args, **given: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg", "ditto", "fedrep", "apfl", "fedem", "fedrod", "pfedme", "per-fedavg", "fedlin", "fedtrack", "fedspa"],
+)
+def test_gradients_are_counted(name, counted):
+    """Between one round and three, so that what a rehearsal takes is left out."""
+    data, kind = load("digits", flat=True).partition("iid", 4, seed=0), "mixture" if name == "fedem" else "mlp"
+    model = build(kind, (64,), 10, seed=0, hidden=4)
+    method, spent = made(REGISTRY.find(name), start(REGISTRY.find(name))), []
+    for rounds in (1, 3):
+        counted[0] = 0.0
+        run = fit(model, data, method, rounds=rounds, evaluate_every=0, seed=0, **WORK)
+        spent.append((counted[0], data.n * gradients(method, run)))
+    (before, said), (after, said_after) = spent
+    nets = PARTS.get(name, 1)  # a gradient of a mixture is one of each of its nets
+    assert nets * (after - before) == pytest.approx(said_after - said, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "fedlin"])
+def test_the_budget_is_used_up_and_not_exceeded(name):
+    setting, cls = SMALL["hospitals"], REGISTRY.find(name)
+    method, budget = made(cls, start(cls)), 200
+    rounds, said = rounds_within(setting, method, budget)
+    run = fit(
+        setting.model(cls, 1000), setting.federation(1000), method, rounds=rounds, evaluate_every=0, seed=1000, **WORK
+    )
+    spent = gradients(method, run)
+    assert spent == pytest.approx(said)
+    assert budget - spent / rounds < spent <= budget
+
+
+def test_all_methods_are_there_or_left_out_by_name(tmp_path):
+    ours = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms")}
+    assert set(contenders(Bench(tmp_path))) | set(APART) == ours
+    assert not set(contenders(Bench(tmp_path))) & set(APART)
+    assert set(SECOND) <= ours
+    assert len(FULL) == 10
+
+
+def test_a_group_is_whoever_is_not_clearly_below_its_leader(monkeypatch):
+    """b is not below a, c is; d is below both a and c. That b and c are not told apart does not join them."""
+    clear = {("b", "a"): False, ("c", "a"): True, ("d", "a"): True, ("d", "c"): True}
+    monkeypatch.setattr(boards, "gain", lambda _, one, over: Interval(-1, -2, -1 if clear[one, over] else 1, 3))
+    verdicts = SimpleNamespace(ranked=["a", "b", "c", "d", "e"], means=dict.fromkeys("abcd", 0.0))
+    assert boards.groups(SimpleNamespace(verdicts=verdicts)) == {"a": "A", "b": "A", "c": "B", "d": "C"}
+
+
+def test_the_worst_tenth_is_a_mean_of_whole_clients():
+    assert boards.worst_decile([0.5, 0.9, 0.1]) == 0.1
+    assert boards.worst_decile([k / 20 for k in range(20)]) == pytest.approx(0.025)
+
+
+def test_a_cell_has_one_digest_and_a_new_method_joins_by_one_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+
+    names = algorithms_of(tmp_path / "mine.py")
+
+    def one(folder, name):
+        bench = Bench(tmp_path / folder, seeds=2, rehearse=True, joining=names)
+        return boards.digest(cell(bench, "hospitals", SMALL["hospitals"], contenders(bench)[name], 1, 1))
+
+    first = one("one", "fedavg")
+    assert one("two", "fedavg") == one("one", "mine") == first
+    assert one("one", "fedavg-ft") != first
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("summary.json")}
+    assert one("one", "fedavg") == first
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_only_boards_take_further_methods(cli, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    said = cli("reproduce", "fedslr/table2", "--algorithm", str(tmp_path / "mine.py"))
+    assert said.status == 2
+    assert said.err.splitlines() == [
+        "polyfed: --algorithm: fedslr/table2 takes no further method; the boards do: polyfed reproduce board/small"
+    ]
