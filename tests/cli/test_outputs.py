@@ -1,5 +1,6 @@
 """What a command is given to write, or to read, by name: an output is never an input, and no name is a bug."""
 
+import json
 import os
 
 import numpy as np
@@ -84,3 +85,13 @@ def test_a_name_that_no_file_can_have_is_one_short_line(cli, sites, words):
     assert "bug" not in said.err
     assert any(why in said.err for why in ("file name too long", "not a directory", "at most 255 bytes"))
     assert len(said.err) < 300
+
+
+def test_the_model_of_a_comparison_is_that_of_its_answer(cli, sites):
+    """By name commonest comes first, by accuracy on these rows it is last."""
+    words = ("commonest", "local", "fedavg", "--data", "h", "--rounds", 20, "--seeds", 2, "--out", "c", "-q")
+    assert cli("compare", *words).status == 0
+    said = cli("export", "c", "--client", "east", "--out", "m.safetensors")
+    assert said.status == 0
+    assert said.err.startswith("the model of fedavg, which leads in the answer, trained under seed 0: ")
+    assert json.loads((sites / "m.json").read_text())["algorithm"]["name"] == "fedavg"

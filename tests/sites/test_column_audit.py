@@ -8,8 +8,8 @@ import six_hospitals as six
 from direct import Direct, raw
 from hospitals import OPEN, Sites, at_sites, experiment, on_one_machine, same
 
+from polyfed.base.part import Part
 from polyfed.data.audit import QUANTILES, withheld
-from polyfed.data.said import Part
 from polyfed.studies.predict import Predictor
 
 NAMES = tuple(six.SIZES)

@@ -29,8 +29,8 @@ class FedEM(Partial):
 
     Notes
     -----
-    The M step goes down -log sum_k pi_ik exp(-l(theta_k)), whose gradient is that of the box with q at the present
-    models instead of the received ones: the two are one in the first step. A client that has not taken part deploys
+    The M step goes down -log sum_k pi_ik exp(-l(theta_k)), whose gradient is that of the box with q at the renewed
+    weights and the present models instead of the received ones: it follows the models as they move. A client that has not taken part deploys
     equal weights; the weights of one that has are those of its last round, as in the released code. The code averages
     the last models of all clients, of those that did not take part too; here it is those of the round.
     """

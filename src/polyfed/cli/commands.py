@@ -183,6 +183,8 @@ class Report(Command):
 class Export(Command):
     """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
 
+    Of a comparison, that of the method which leads in its answer.
+
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 
     polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module. The command prints
@@ -190,7 +192,7 @@ class Export(Command):
     part is a sparse matrix, which is slower than dense for convolutions and small layers.
     """
 
-    run: Path | None = argument("Folder of a run.", None)
+    run: Path | None = argument("Folder of a run, or of a comparison.", None)
     client: str | None = option("The client's name, or its number from 0.")
     vault: Path | None = option("At a site, in place of RUN: the folder of its private state.", None, "DIR")
     out: Path | None = option(

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from polyfed import report
 from polyfed.base.errors import ConfigError
+from polyfed.base.part import CHECK
 from polyfed.cli.commands import DataInspect, DataList
 from polyfed.cli.describe import package
 from polyfed.cli.given import collect
@@ -19,7 +20,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read, survey
-from polyfed.data.tables import CHECK, Table
+from polyfed.data.tables import Table
 from polyfed.report.distributions import distribution_figure
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve

@@ -1,10 +1,12 @@
 """polyfed export: one client's model as a safetensors file, with a small JSON file that says what it is."""
 
 import json
+from pathlib import Path
 
+from polyfed import report
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Export
-from polyfed.cli.screen import say
+from polyfed.cli.screen import say, stderr
 from polyfed.face import Run
 from polyfed.studies.export import from_vault
 from polyfed.studies.onnx import onnx_from_vault
@@ -24,10 +26,10 @@ def export(o: Export) -> None:
     elif o.run is None or o.client is None:
         raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
     elif o.peft:
-        say(f"{Run.open(o.run).peft(o.client, o.out)}")
+        say(f"{Run.open(_deployed(o.run)).peft(o.client, o.out)}")
         return
     else:
-        path, about = Run.open(o.run).export(o.client, o.out, o.factorised, o.merged)
+        path, about = Run.open(_deployed(o.run)).export(o.client, o.out, o.factorised, o.merged)
     say(f"{path} and {about}")
     if not o.factorised:
         return
@@ -42,13 +44,26 @@ def export(o: Export) -> None:
         say(f"{form:<7} {price}  outputs differ by {row['difference']:.0e}{best}")
 
 
+def _deployed(folder: Path) -> Path:
+    """A run; of a comparison that of the method in the lead of its answer, under the first seed."""
+    if not (folder / "comparison.toml").exists():
+        return folder
+    study = report.read(folder)
+    lead = study.verdicts.lead
+    if lead is None:
+        return folder
+    run = study.of(lead[0])[0]
+    say(f"the model of {lead[0]}, which leads in the answer, trained under seed {run.seed}: {run.folder}", stderr)
+    return run.folder
+
+
 def _onnx(o: Export) -> None:
     if o.vault is not None and o.run is None and o.client is None:
         say(str(onnx_from_vault(o.vault, o.out)))
         return
     if o.vault is not None or o.run is None or o.client is None:
         raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
-    run = Run.open(o.run)
+    run = Run.open(_deployed(o.run))
     say(str(run.onnx(o.client, o.out)))
     if "preparation" not in run.outline.meta:
         say("its input is a prepared one: the data were not CSV files, whose preparation would be part of the graph")

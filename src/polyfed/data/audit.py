@@ -15,8 +15,8 @@ import numpy as np
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import few
+from polyfed.base.part import Part, Parts
 from polyfed.data.readers import number
-from polyfed.data.said import Part
 from polyfed.data.sheets import FEW, Sheet
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -74,9 +74,6 @@ UNITS = (
     Units(365.25, "days and years", ("age", "alter", "day", "duration", "time", "survival")),
     Units(1000.0, "thousands and units, or g and kg", ()),
 )
-
-
-Parts = Mapping[str, Mapping[str, Part]]  # by column and site
 
 
 def described(sheet: Sheet, name: str, columns: Columns) -> Part:

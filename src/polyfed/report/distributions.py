@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polyfed.data.audit import Parts
-from polyfed.data.said import Part
+from polyfed.base.part import Part, Parts
 from polyfed.report.style import BLUE, INK, NAMED, VERMILLION, hover, short, styled
 
 MOST = 24  # columns that are drawn

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
-from polyfed.data.tables import CHECK
+from polyfed.base.part import CHECK
 from polyfed.report import words
 from polyfed.report.caveats import brier_scores
 from polyfed.report.clients import client_table, gain_table

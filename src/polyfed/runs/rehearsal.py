@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.models.adapters import adapted
+from polyfed.models.mixture import Mixture
 from polyfed.threats import Rule
 
 
@@ -65,16 +67,20 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     """Count what a method sends and asks for, in a short run of two small clients."""
     with seeded(0):
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
-    model = nn.Sequential(lower, nn.Sigmoid(), upper)
-    if algorithm.adapter:
-        model = adapted(model, f"lora:r=2,train={algorithm.adapter}")
-    task = Task(model, device="cpu")
+    plain = nn.Sequential(lower, nn.Sigmoid(), upper)
+    others = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), Mixture(plain)
+    task = Task(adapted(plain, f"lora:r=2,train={algorithm.adapter}") if algorithm.adapter else plain, device="cpu")
     try:
         loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
-    except ModelError:  # of a method for normalisation layers
-        task = Task(nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), device="cpu")
-        task.random = False  # it draws nothing; to watch for that loads torch's compiler
-        loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
+    except ModelError:  # of a method for normalisation layers, or for mixtures
+        for net in others:
+            task = Task(net, device="cpu")
+            task.random = False  # it draws nothing; to watch for that loads torch's compiler
+            with suppress(ModelError):
+                loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
+                break
+        else:
+            raise
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     kinds: dict[str, set[str]] = {}

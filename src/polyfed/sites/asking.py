@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from polyfed.base.errors import RunError
+from polyfed.base.part import Strict
 from polyfed.core.engine import Silent
-from polyfed.data.said import Strict
 from polyfed.runs import stop
 from polyfed.sites.message import Failed, Message, Request, reply
 

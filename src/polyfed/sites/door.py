@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.base.errors import Refusal
+from polyfed.base.part import Strict
 from polyfed.core.messages import Form, State
 from polyfed.data.audit import withheld
-from polyfed.data.said import Strict
 from polyfed.sites import message as m
 from polyfed.sites.consent import Consent
 from polyfed.sites.message import Message, misfit

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.base.errors import RunError
+from polyfed.base.part import Strict
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import norm
 from polyfed.compute.batches import Work
@@ -22,7 +23,6 @@ from polyfed.core.engine import Answers, Silent
 from polyfed.core.messages import Form, form_of
 from polyfed.core.uplinks import Part, Tally, Wanted
 from polyfed.core.worker import Plan, Reply, chunks, expand
-from polyfed.data.said import Strict
 from polyfed.metrics.metric import Metric
 from polyfed.sites import message as m
 from polyfed.sites.asking import ANOTHER, Asking, R, Transport, Wrong

@@ -30,10 +30,11 @@ from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVari
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError, RunError
+from polyfed.base.part import LARGE, Count, Part, Strict
 from polyfed.base.settings import shown
 from polyfed.base.values import LONGEST, MOST
 from polyfed.core.messages import Form, State, form_of
-from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Part, Strict
+from polyfed.data.said import DIMS, Csv, Npz
 from polyfed.data.schema import Settled
 
 FORMAT = 5  # of messages: another one is refused at joining, so it changes with whatever changes here

@@ -21,6 +21,7 @@ import torch
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, RunError, printable
+from polyfed.base.part import CHECK
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
@@ -31,7 +32,7 @@ from polyfed.data.audit import Flag, flags, kept
 from polyfed.data.federation import Outline
 from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, settle
-from polyfed.data.tables import CHECK, check_sites, repairs_said
+from polyfed.data.tables import check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, Refusal, RunError
+from polyfed.base.part import Strict
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
@@ -30,7 +31,7 @@ from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.federation import Outline
 from polyfed.data.preparation import Preparation
-from polyfed.data.said import Column, Csv, Dropped, Strict
+from polyfed.data.said import Column, Csv, Dropped
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device

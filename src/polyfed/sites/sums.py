@@ -18,11 +18,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import ConfigError, Refusal, RunError
+from polyfed.base.part import Strict
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Silent
 from polyfed.core.messages import Form, State
 from polyfed.core.uplinks import Wanted
-from polyfed.data.said import Strict
 from polyfed.privacy.masks import derive
 from polyfed.privacy.noise import new_secret
 from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
