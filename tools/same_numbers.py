@@ -91,7 +91,8 @@ WITH_CNN = ("FedAvg", "Scaffold", "FedRep", "FPFC", "FedSLR", "IFCA")
 
 
 def fit(model: nn.Module, federation: pf.Federation, method: Any, **settings: Any) -> pf.Run:
-    return pf.fit(model, federation, method, **settings)
+    adapter = f"lora:r=2,train={method.adapter}" if method.adapter else None
+    return pf.fit(model, federation, method, adapter=adapter, **settings)
 
 
 def private(run: pf.Run) -> dict[str, torch.Tensor]:

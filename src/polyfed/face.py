@@ -22,7 +22,7 @@ from polyfed.studies import admit as admits
 from polyfed.studies import compare as compares
 from polyfed.studies import export as exports
 from polyfed.studies import leave as leaves
-from polyfed.studies import onnx
+from polyfed.studies import onnx, peft
 from polyfed.studies import tune as tunes
 from polyfed.studies.predict import predictor
 
@@ -109,7 +109,9 @@ class Run(Result):
             out.finish(self)
         return out.path
 
-    def export(self, client: int | str, out: str | Path | None = None, factorised: bool = False) -> tuple[Path, Path]:
+    def export(
+        self, client: int | str, out: str | Path | None = None, factorised: bool = False, merged: bool = False
+    ) -> tuple[Path, Path]:
         """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
 
         Parameters
@@ -120,6 +122,8 @@ class Run(Result):
             The file; None: <client>.safetensors in the working folder.
         factorised : bool
             Low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD).
+        merged : bool
+            Of a model with an adapter, the whole model as it was before, with the adapter's updates in its weights.
 
         Returns
         -------
@@ -129,11 +133,39 @@ class Run(Result):
         Raises
         ------
         ConfigError
-            There is no such client, the file has another ending, or the method makes no low-rank model.
+            There is no such client, the file has another ending, the method makes no low-rank model, or the model has
+            no adapter.
         RunError
             The run has no folder, or no models yet.
         """
-        return exports.export(self, client, None if out is None else Path(out), factorised)
+        return exports.export(self, client, None if out is None else Path(out), factorised, merged)
+
+    def peft(self, client: int | str, out: str | Path | None = None) -> Path:
+        """Write one client's low-rank updates as a folder that peft opens.
+
+        ``peft.PeftModel.from_pretrained(model, folder)`` gives the client's model, where `model` is the one that was
+        adapted, in evaluation mode.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        out : str, Path or None
+            The folder; None: <client>-peft in the working folder.
+
+        Returns
+        -------
+        Path
+            The folder, with adapter_config.json and adapter_model.safetensors.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, or its model has no adapter `lora`.
+        RunError
+            The folder cannot be written.
+        """
+        return peft.export_peft(self, client, None if out is None else Path(out))
 
     def onnx(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's model as an ONNX file, which needs the extra `onnx`.

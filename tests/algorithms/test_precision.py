@@ -71,6 +71,8 @@ def narrow(federation, method, **settings) -> set[str]:
     torch.manual_seed(0)
     norm = [nn.LayerNorm(5)] if method.name == "fedbn" else []
     model = nn.Sequential(nn.Linear(4, 5), *norm, nn.ReLU(), nn.Linear(5, 3)).double()
+    if method.adapter:
+        model = pf.models.adapted(model, f"lora:r=2,train={method.adapter}")
     model = Mixture(model, copy.deepcopy(model)).double() if method.name == "fedem" else model
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched

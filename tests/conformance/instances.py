@@ -19,6 +19,7 @@ from polyfed.compute.batches import Work
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
+from polyfed.models import adapted
 from polyfed.models.mixture import Mixture
 from polyfed.testing import stage
 from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
@@ -53,6 +54,10 @@ VARIANTS = {
     "fednova": [{"mu": 0.1}],
     "flexcfl": [{"between": 0.01}],
     "apple": [{"form": "cosine"}],
+    "fedsa-lora": [{"head": "shared"}],
+    "fedex-lora": [{"weighted": False}],
+    "flexlora": [{"least": 1}],
+    "hetlora": [{"least": 1, "gamma": 0.5}],
     "fedproto": [{"pull": "paper", "weighted": True}, {"deployed": "head"}],
     "fedas": [{"fisher": "batch"}],
     "feddbe": [{"kappa": 0.0}],
@@ -94,7 +99,8 @@ def federation(regression: bool = False) -> pf.Federation:
 
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
-    """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "mlp", "cnn", or a mixture of two."""
+    """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
+    adapter), "mlp", "cnn", or a mixture of two."""
     if kind.startswith("mixture"):
         part = model(kind.partition(" ")[2] or "linear", outputs)
         return Mixture(part, stage.opposite(part))
@@ -110,6 +116,8 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, outputs))
         norm = [nn.GroupNorm(2, 4)] if kind == "norm cnn" else []
+        if kind in ("factors", "residual"):
+            return adapted(model("deep", outputs), f"lora:r=2,train={kind}")
         return nn.Sequential(
             nn.Conv2d(1, 4, 3), *norm, nn.ReLU(), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, outputs)
         )
@@ -125,6 +133,8 @@ def kind_of(method: Algorithm) -> str:
     features."""
     if type(method).__name__ == "FedBN":
         return "norm"
+    if method.adapter:
+        return method.adapter
     if type(method).__name__ == "FedEM":
         return "mixture"
     return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
@@ -137,6 +147,7 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
     } | settings  # fmt: skip
     usual = kind_of(method)
     kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture") else kind or usual
+    kind = method.adapter or kind
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)
 

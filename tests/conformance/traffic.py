@@ -15,7 +15,7 @@ class Stated(NamedTuple):
     numbers: most single numbers that go either way beside them     whole: densities are rounded to whole entries of
     layers     less_down: factors or nonzeros go down where they are smaller     before: exchanges more before the
     first round     signature: something more up in a client's first round     entry: vectors down that a newcomer takes
-    before it trains
+    before it trains     merged: down at most, once updates have been merged
     """
 
     down: float
@@ -26,6 +26,7 @@ class Stated(NamedTuple):
     before: int = 0
     signature: bool = False
     entry: float = 1.0
+    merged: float = 0.0
 
 
 FEATURES = ("FedProto", "FedPAC", "FedAS", "FedDBE", "FedNTD", "MOON")
@@ -47,6 +48,8 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         share = float(layout.mask("head" if name == "LGFedAvg" else "body").double().mean())
         assert 0 < share < 1
         return Stated(share, share)
+    if method.adapter:
+        return _of_factors(method, layout)
     if name == "FedBN":
         share = 1 - float(layout.mask("norm").double().mean())
         return Stated(share, share)
@@ -92,6 +95,22 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         "QFedAvg": Stated(1, 1, numbers=2),
     }
     return other[name]
+
+
+def _of_factors(method: Algorithm, layout: Layout) -> Stated:
+    """A, B, a matrix to merge updates into, and the head, which always travels but with FedSA-LoRA's default."""
+    sizes = {e.name.rpartition(".")[2]: e.size / layout.p for e in layout.entries}
+    A, B, R = (sizes.get(name, 0.0) for name in "ABR")
+    head = 1 - A - B - R
+    return {
+        "FFALoRA": Stated(B + head, B + head),
+        "FedSALoRA": Stated(A, A) if getattr(method, "head", "") == "own" else Stated(A + head, A + head),
+        "RoLoRA": Stated(1, min(A, B) + head, numbers=round(abs(A - B) * layout.p)),
+        "FedExLoRA": Stated(1 - R, 1 - R, merged=R),
+        "FLoRA": Stated(head, 1 - R, merged=R),
+        "FlexLoRA": Stated(1, 1, numbers=1),
+        "HetLoRA": Stated(1, 1, numbers=1),
+    }[type(method).__name__]
 
 
 def _kept(share: float | None, p: int, size: int) -> float:

@@ -136,6 +136,7 @@ class Face:
             "data.about.name": "digits", "data.options.name": "digits", "data.load.name": "digits",
             "data.fetch.name": "adult", "threats.make_attack.name": "sign-flip", "threats.make_rule.name": "median",
             "report.save.path": folder / "x.svg", "Run.scored.name": "test", "Run.export.client": 0,
+            "Run.peft.client": 0,
             "frames": {"a": tables_frame, "b": tables_frame}, "adapter": "probe",
             "data.fpfc.scenario": "s1", "models.lenet.input_shape": (1, 28, 28), "models.cnn.input_shape": (1, 28, 28),
             "models.resnet18.input_shape": (3, 8, 8), "Metric.name": "m",

@@ -1,8 +1,11 @@
 """Runs on kept features: the same numbers as through the backbone, which is run once."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import polyfed as pf
@@ -110,3 +113,36 @@ def test_dropout_of_a_frozen_backbone_is_off_and_of_the_head_on():
     plain = trained(nn.Dropout(0.0), nn.Identity())
     assert torch.equal(trained(nn.Dropout(0.5), nn.Identity()), plain)
     assert not torch.equal(trained(nn.Dropout(0.0), nn.Dropout(0.5)), plain)
+
+
+@pytest.mark.parametrize("words", ["probe", "lora:r=2", "lora:r=2,train=factors"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_in_memory_and_computes_as_if_widened(words, half, tmp_path):
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    net = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Linear(4, 8), nn.Tanh(), encoder, nn.Flatten(), nn.Linear(8, 3))
+    narrow = pf.models.adapted(net.to(half), words)
+    wide = copy.deepcopy(narrow).float()
+    runs = [pf.fit(m, FED, pf.Ditto(lr=0.1), rounds=2, out=tmp_path / str(i)) for i, m in enumerate((narrow, wide))]
+    assert torch.equal(runs[0].personal, runs[1].personal)
+    assert np.array_equal(runs[0].clients["test_loss"], runs[1].clients["test_loss"])
+    kept = [{name: t.dtype for name, t in run.trained.task.fixed.items()} for run in runs]
+    assert kept[0]["1.base.weight" if "lora" in words else "1.weight"] == half
+    sizes = [(tmp_path / str(i) / "fixed.safetensors").stat().st_size for i in range(2)]
+    assert sizes[0] < sizes[1]
+    x = torch.as_tensor(RNG.normal(size=(5, 4))).float()
+    with torch.no_grad():
+        outs = [pf.models.merged(run.model(1)).eval()(x) for run in runs]
+    assert torch.allclose(*outs, rtol=0, atol=1e-5)
+
+
+def test_exports_share_one_file_of_the_backbone(tmp_path):
+    found = run(out=tmp_path / "run")
+    paths = [found.export(i, tmp_path / "home" / f"{i}.safetensors")[0] for i in range(4)]
+    (shared,) = (tmp_path / "home").glob("backbone-*.safetensors")
+    assert (tmp_path / "run" / "fixed.safetensors").samefile(shared)
+    assert all(load_file(path).keys() == {"head.weight", "head.bias"} for path in paths)
+    whole = model()
+    whole.load_state_dict(load_file(shared) | load_file(paths[2]))
+    x = torch.as_tensor(RNG.normal(size=(5, 4)))
+    assert torch.equal(whole(x), found.model(2)(x))

@@ -388,6 +388,24 @@ def test_a_site_that_is_named_twice_is_refused(tmp_path):
         at_sites(file, sites)
 
 
+def test_another_backbone_at_one_site_is_refused_by_its_name(tmp_path):
+    """A frozen tensor of riga's is another; its start, which is what it trains, is the server's."""
+    sites = Sites(tmp_path, folder(tmp_path / "data"))
+
+    def answer(name, message):
+        said = sites.answer(name, message)
+        found = raw(said)
+        if name == "riga" and found.head["kind"] == "begun":
+            found.head["frozen"]["1.base.weight"] = "0" * 16
+            return found.pack()
+        return said
+
+    model = '[model]\nname = "mlp"\nhidden = [5]\nadapter = "lora:r=2"'
+    file = experiment(tmp_path / "study.toml", FEDAVG, f"{CLIENT}\n{model}")
+    with pytest.raises(PolyfedError, match=r"riga: its frozen 1\.base\.weight is not that of the server's model"):
+        at_sites(file, sites, Direct(NAMES, answer))
+
+
 def test_a_dry_run_answers_nothing_also_where_the_site_would_not_join(heard):
     """A refusal would end the run for the others, which wait until this site's operator has read the text."""
     shown = []

@@ -26,8 +26,8 @@ KEPT = {
     "moon", "pfedme", "scaffold",
 }  # fmt: skip
 HEADS = {
-    "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
-    "parameters", "aggregate", "peer", "audit",
+    "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",
+    "metrics", "parameters", "frozen", "aggregate", "peer", "audit",
 }  # fmt: skip
 
 
@@ -50,6 +50,8 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
         return sent[name][-1]
 
     tables = '[columns]\nstandardise = "client"\n[model]\nname = "mlp"\nhidden = [5]'
+    if words := REGISTRY[method].adapter:
+        tables += f'\nadapter = "lora:r=2,train={words}"'
     file = experiment(tmp_path / "study.toml", f'name = "{method}"', tables, rounds=2)
     at_sites(file, sites, Direct(NAMES, answer))
     for name in NAMES:

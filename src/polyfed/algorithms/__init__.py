@@ -20,6 +20,7 @@ from polyfed.algorithms.fedcet import FedCET as FedCET
 from polyfed.algorithms.feddbe import FedDBE as FedDBE
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
 from polyfed.algorithms.fedem import FedEM as FedEM
+from polyfed.algorithms.fedexlora import FedExLoRA as FedExLoRA
 from polyfed.algorithms.fedexp import FedExP as FedExP
 from polyfed.algorithms.fedfomo import FedFomo as FedFomo
 from polyfed.algorithms.fedlc import FedLC as FedLC
@@ -35,14 +36,19 @@ from polyfed.algorithms.fedproto import FedProto as FedProto
 from polyfed.algorithms.fedprox import FedProx as FedProx
 from polyfed.algorithms.fedrep import FedRep as FedRep
 from polyfed.algorithms.fedrod import FedRoD as FedRoD
+from polyfed.algorithms.fedsalora import FedSALoRA as FedSALoRA
 from polyfed.algorithms.fedslr import FedSLR as FedSLR
 from polyfed.algorithms.fedsoft import FedSoft as FedSoft
 from polyfed.algorithms.fedspa import FedSpa as FedSpa
 from polyfed.algorithms.fedtrack import FedTrack as FedTrack
 from polyfed.algorithms.fesem import FeSEM as FeSEM
+from polyfed.algorithms.ffalora import FFALoRA as FFALoRA
 from polyfed.algorithms.flexcfl import FlexCFL as FlexCFL
+from polyfed.algorithms.flexlora import FlexLoRA as FlexLoRA
+from polyfed.algorithms.flora import FLoRA as FLoRA
 from polyfed.algorithms.fpfc import FPFC as FPFC
 from polyfed.algorithms.gpgd import GPGD as GPGD
+from polyfed.algorithms.hetlora import HetLoRA as HetLoRA
 from polyfed.algorithms.hypcluster import HypCluster as HypCluster
 from polyfed.algorithms.ifca import IFCA as IFCA
 from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
@@ -55,5 +61,6 @@ from polyfed.algorithms.pfedhn import PFedHN as PFedHN
 from polyfed.algorithms.pfedme import PFedMe as PFedMe
 from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
 from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
+from polyfed.algorithms.rolora import RoLoRA as RoLoRA
 from polyfed.algorithms.scaffold import Scaffold as Scaffold
 from polyfed.algorithms.stocfl import StoCFL as StoCFL

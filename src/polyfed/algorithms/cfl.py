@@ -58,6 +58,8 @@ class CFL(Clustered):
     other: where that leaves a tie, the order of the clients decides on which side of a split they come.
     """
 
+    linear = "its cosines between updates, and so its clusters,"
+
     lr: float = setting(0.1, source="code", doc="Step size of local SGD.")
     eps1: float = setting(
         0.4,

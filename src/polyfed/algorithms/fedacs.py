@@ -84,6 +84,8 @@ class FedACS(Personal):
     and groups are always reported.
     """
 
+    linear = "its similarities between models"
+
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     quantile: float | None = setting(
         0.75,

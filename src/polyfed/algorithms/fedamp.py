@@ -50,6 +50,8 @@ def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
 class Mixed(Personal, abstract=True):
     """Base of FedAMP and HeurFedAMP: the server keeps n models and sends each client its own mixture u_i of them."""
 
+    linear = "its distances and cosines between models"
+
     lr: float
 
     def weights(self, W: Tensor, ids: Tensor | None = None) -> Tensor:

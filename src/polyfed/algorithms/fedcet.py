@@ -80,6 +80,8 @@ class FedCET(Personal):
     that the figure shows, but every single x_i by 0.938.
     """
 
+    linear = "its linear rate and its exact optimum"
+
     lr: float | Literal["adaptive", "paper"] = setting(
         "adaptive",
         gt=0,

@@ -22,6 +22,8 @@ class FedDyn(Algorithm):
     All duals start at zero, and g_i -> grad f_i(x*). The clients count equally, whatever their number of samples.
     """
 
+    linear = "its exact optimum"
+
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     alpha: float = setting(
         0.1,

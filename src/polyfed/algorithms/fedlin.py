@@ -44,6 +44,8 @@ class FedLin(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
+    linear = "its linear rate and its exact optimum"
+
     lr: float = setting(
         0.5,
         source="ours",

@@ -26,6 +26,8 @@ class FedTrack(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
+    linear = "its linear rate and its exact optimum"
+
     lr: float = setting(0.1, source="ours", doc="Local step size.")
 
     needs = Needs(exchanges=2, plain_sgd="its linear rate is that of gradient steps with a tracked gradient")

@@ -29,6 +29,8 @@ class FeSEM(Clustered):
     the model farthest from the others. A centre without a client stays. The released code clusters on one chosen layer.
     """
 
+    linear = "its distances between models, and so its clusters,"
+
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(
         2, ge=1, le=10000, source="of the problem", doc="Number of centres, which the method does not find."

@@ -22,6 +22,8 @@ class Scaffold(Algorithm):
     Karimireddy et al. (2020), Algorithm 1, equations (3) to (5).
     """
 
+    linear = "its fixed point and its rate"
+
     lr: float = setting(0.1, source="ours", doc="Local step size.")
     server_lr: float = setting(1.0, ge=0, source="paper", doc="Global step size.")
     option: Literal[1, 2] = setting(

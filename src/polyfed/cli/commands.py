@@ -195,8 +195,12 @@ class Export(Command):
     run: Path | None = argument("Folder of a run, or of a comparison.", None)
     client: str | None = option("The client's name, or its number from 0.")
     vault: Path | None = option("At a site, in place of RUN: the folder of its private state.", None, "DIR")
-    out: Path | None = option("File to write. Default: <client>.safetensors here.", None, "FILE.safetensors|FILE.onnx")
+    out: Path | None = option(
+        "File to write. Default: <client>.safetensors here.", None, "FILE.safetensors|FILE.onnx|DIR"
+    )
     factorised: bool = option("Write low-rank layers as two factors and a sparse part (FedSLR).", False)
+    merged: bool = option("Write the whole model, with an adapter's updates in its weights.", False)
+    peft: bool = option("Write a folder in their place that peft's PeftModel.from_pretrained opens.", False)
     onnx: bool = option(
         "Write FILE.onnx in their place: columns of a CSV file go in by name, the prediction comes out.", False
     )

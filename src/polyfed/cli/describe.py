@@ -69,6 +69,7 @@ def portrait(name: str) -> RenderableType:
         words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
         parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]
         parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
+        parts += [Text("\nAdapters", "bold"), Text(adapters(cls))] if cls.linear or cls.adapter else []
     if proofs := certificates(cls):
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in proofs)]
     if found["Notes"]:
@@ -115,6 +116,16 @@ def steps(cls: type[Algorithm]) -> str:
     """Which local optimisers a method takes."""
     why = cls().needs.plain_sgd
     return f"Plain SGD only: {why}." if why else "Any local optimiser."
+
+
+def adapters(cls: type[Algorithm]) -> str:
+    """The adapter that it is for, or under which parametrisation of one its guarantee holds."""
+    if cls.adapter:
+        return f"For adapters of two trained factors alone: --adapter lora:r=8,train={cls.adapter}."
+    return (
+        f"With the model's own parameters and on a chart (--adapter lora) {cls.linear} are those of the updates "
+        "themselves; with train=factors they are not."
+    )
 
 
 def _toml(value: typing.Any) -> str:

@@ -13,17 +13,23 @@ from polyfed.studies.onnx import onnx_from_vault
 
 
 def export(o: Export) -> None:
+    forms = [f"--{name}" for name in ("factorised", "merged", "peft", "onnx") if getattr(o, name)]
+    if len(forms) > 1:
+        raise ConfigError(f"{forms[-1]}: found {forms[0]} too, expected one of them")
     if o.onnx:
         _onnx(o)
         return
     if o.vault is not None:
-        if o.run is not None or o.client is not None or o.factorised:
-            raise ConfigError("--vault: found RUN, --client or --factorised too, expected --out at most")
+        if o.run is not None or o.client is not None or o.factorised or o.merged or o.peft:
+            raise ConfigError("--vault: found RUN, --client or another form too, expected --out at most")
         path, about = from_vault(o.vault, o.out)
     elif o.run is None or o.client is None:
         raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
+    elif o.peft:
+        say(f"{Run.open(_deployed(o.run)).peft(o.client, o.out)}")
+        return
     else:
-        path, about = Run.open(_deployed(o.run)).export(o.client, o.out, o.factorised)
+        path, about = Run.open(_deployed(o.run)).export(o.client, o.out, o.factorised, o.merged)
     say(f"{path} and {about}")
     if not o.factorised:
         return
@@ -52,8 +58,6 @@ def _deployed(folder: Path) -> Path:
 
 
 def _onnx(o: Export) -> None:
-    if o.factorised:
-        raise ConfigError("--onnx: found --factorised too, expected one of them")
     if o.vault is not None and o.run is None and o.client is None:
         say(str(onnx_from_vault(o.vault, o.out)))
         return

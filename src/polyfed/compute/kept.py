@@ -88,7 +88,7 @@ def kept(task: Task, x: Tensor) -> Kept | None:
     """
     if task.bf16 or task.tf32 or not _frozen(task.model):
         return None
-    x = x[torch.linspace(0, len(x) - 1, min(len(x), TRIED)).long()].to(task.device)
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), TRIED), dtype=torch.float64).long()].to(task.device)
     x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x
     calls, output = _watched(task, x)
     names = {name for name, m in named_modules(task.model) if any(q.requires_grad for q in m.parameters(recurse=False))}

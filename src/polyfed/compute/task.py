@@ -25,6 +25,7 @@ from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
+from polyfed.compute.narrow import placed
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
@@ -101,7 +102,7 @@ class Task:
         try:
             self.model = copied(model, of=lambda q: nn.Parameter(q.detach(), requires_grad=False))
             check_structure(self.model, lambda m: _training(m, self._parts(m)))
-            self.model = self.model.to(device=device, dtype=dtype)
+            self.model = placed(self.model, device, dtype)
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.weight_decay, self.optimizer = weight_decay, optimizer

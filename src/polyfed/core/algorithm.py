@@ -51,6 +51,8 @@ class Contender(Configured):
     table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
     needs: Needs = Needs()  # no field, as this class is no dataclass
+    linear: str = ""  # what it states of models that holds where updates are linear in the vector
+    adapter: str = ""  # of a method for LoRA adapters, what their `train` has to be
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):

@@ -21,27 +21,33 @@ from polyfed.base.errors import ConfigError, ModelError, closest
 from polyfed.base.randomness import generator, key_of
 from polyfed.base.typed import named_modules
 from polyfed.compute.layout import NORMS
+from polyfed.compute.narrow import HALF, placed
 
 
 class LoRA(nn.Module):
     """A linear layer with a low-rank update beside it: y = base(x) + scale B (A x).
 
     base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0
+    R: [m, k], which begins at 0, beside B A where a method merges updates: y = base(x) + scale (R x + B (A x))
     """
 
-    def __init__(self, base: nn.Linear, a: Tensor, scale: float, factors: bool):
+    def __init__(self, base: nn.Linear, a: Tensor, scale: float, train: str):
         super().__init__()
+        factors = train != "chart"
         self.base, self.scale = base, scale
-        self.A = nn.Parameter(a.to(base.weight), requires_grad=factors)
-        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, len(a)))
+        self.A = nn.Parameter(a.to(base.weight.device, _wide(base.weight.dtype)), requires_grad=factors)
+        self.B = nn.Parameter(self.A.new_zeros(base.out_features, len(a)))
+        self.R = nn.Parameter(self.A.new_zeros(base.out_features, base.in_features)) if train == "residual" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
+        update = F.linear(F.linear(x, self.A), self.B)
+        return self.base(x) + self.scale * (update if self.R is None else update + F.linear(x, self.R))
 
     @property
     def weight(self) -> Tensor:
         """[m, k] with the update, for modules that read it instead of calling the layer."""
-        return self.base.weight + self.scale * (self.B @ self.A)
+        update = self.B @ self.A
+        return self.base.weight + self.scale * (update if self.R is None else update + self.R)
 
     @property
     def bias(self) -> Tensor | None:
@@ -51,8 +57,7 @@ class LoRA(nn.Module):
     def merged(self) -> nn.Linear:
         """One linear layer that computes the same."""
         layer = copy.deepcopy(self.base)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
+        layer.weight = nn.Parameter(self.weight.detach(), requires_grad=False)  # of the wider type of both
         return layer
 
 
@@ -103,7 +108,7 @@ EXPECTED = {
     "r": "an integer of at least 1",
     "k": "an integer of at least 1",
     "targets": "names of layers, or their ends, such as query+value",
-    "train": "chart (B) or factors (A and B)",
+    "train": "chart (B), factors (A and B) or residual (these, and a matrix to merge updates into)",
     "alpha": "a positive number",
     "scale": "lora (alpha / r) or rs (alpha / sqrt r)",
 }
@@ -111,7 +116,7 @@ KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
     "lora": {
         "r": _count,
         "targets": bool,
-        "train": lambda text: text in ("chart", "factors"),
+        "train": lambda text: text in ("chart", "factors", "residual"),
         "alpha": _positive,
         "scale": lambda text: text in ("lora", "rs"),
     },
@@ -134,7 +139,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         "probe": the head alone. "lora:r=8,targets=query+value": updates of rank r, or a layer's width where that is
         less, beside the linear layers whose names end so; without targets beside all but the head. They are B A with A
         frozen and orthonormal; with `train=factors` they are scale B A with both trained, scale = alpha / r, or with
-        `scale=rs` alpha / sqrt r. "biases": all biases (BitFit). "norms": weights and biases of normalisation layers.
+        `scale=rs` alpha / sqrt r; `train=residual` puts a matrix beside these, into which FedEx-LoRA and FLoRA merge
+        updates. "biases": all biases (BitFit). "norms": weights and biases of normalisation layers.
         "last:K": the last K layers with weights.
     seed : int
         Of A, which follows from it and the layer's name: the same at every client.
@@ -142,20 +148,22 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     Returns
     -------
     nn.Module
-        Everything else is frozen.
+        Everything else is frozen. What is frozen in half precision stays so, and computes in float32.
 
     Raises
     ------
     ConfigError
         The adapter is unknown, an option has no meaning, or no layer has such a name.
     ModelError
-        The model has no layer that the adapter needs.
+        The model has no layer that the adapter needs, or an adapter already.
     """
     asked = Adapter.read(adapter)
     model = copy.deepcopy(model)
     owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
     if not owners:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to adapt")
+    if is_adapted(model):
+        raise ModelError(f"{type(model).__name__} has an adapter; expected the model that it was put into")
     head = owners[-1]
     model.requires_grad_(False)
     if asked.name == "lora":
@@ -166,7 +174,13 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         for name, q in m.named_parameters(recurse=False):
             if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
                 q.requires_grad_(True)
-    return model
+    half = any(q.dtype in HALF for q in model.parameters())
+    return placed(model, None, torch.float32) if half else model
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """True for a model with updates beside its layers."""
+    return any(isinstance(m, LoRA) for m in model.modules())
 
 
 def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
@@ -179,20 +193,24 @@ def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int
             raise ConfigError(
                 f"adapter.targets: no linear layer ends in {end!r}{closest(end, names)}; there are {linear}"
             )
-    factors, r = options.get("train") == "factors", int(options.get("r", "8"))
+    train, r = options.get("train", "chart"), int(options.get("r", "8"))
+    factors = train != "chart"
     alpha = float(options.get("alpha", r))
     scale = alpha / (math.sqrt(r) if options.get("scale") == "rs" else r) if factors else 1.0
     if not factors and ("alpha" in options or "scale" in options):
-        raise ConfigError("adapter: alpha and scale are for train=factors; a chart has scale 1")
+        raise ConfigError("adapter: alpha and scale are for train=factors or residual; a chart has scale 1")
     for name in linear:
         if any(_ends(name, end) for end in ends):
             where, _, last = name.rpartition(".")
             base = model.get_submodule(name)
             assert isinstance(base, nn.Linear)
             rank = min(r, base.in_features, base.out_features)
-            setattr(
-                model.get_submodule(where), last, LoRA(base, _drawn(seed, name, rank, base, factors), scale, factors)
-            )
+            setattr(model.get_submodule(where), last, LoRA(base, _drawn(seed, name, rank, base, factors), scale, train))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What is trained beside half-precision weights is in single precision."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _ends(name: str, end: str) -> bool:

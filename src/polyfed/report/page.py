@@ -208,8 +208,10 @@ def _what(study: Study) -> str:
     if len(study.labels) > 1:
         parts.append(f"{len(study.labels)} methods")
     if name := study.first.config.model.get("name"):
-        size = study.first.summary.parameters
-        parts.append(f"model {name}" + (f" ({size:,} parameters)" if size else ""))
+        found = study.first.summary
+        size, frozen, own = found.parameters, found.frozen_bytes, found.trained_bytes or 0
+        whole = f" trained, {words.size(own)} of {words.size(own + frozen)}" if frozen else ""
+        parts.append(f"model {name}" + (f" ({size:,} parameters{whole})" if size else ""))
     return " · ".join(p for p in parts if p)
 
 

@@ -324,6 +324,8 @@ def summary(run: Result) -> Summary:
         "up_bytes": up,
         "seconds": run.seconds,
         "parameters": run.trained.task.p,
+        "trained_bytes": run.trained.task.w0.nbytes,
+        "frozen_bytes": sum(t.nbytes for t in run.trained.task.fixed.values()),
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric.name),
         "steps": _steps(run),

@@ -33,6 +33,7 @@ from polyfed.data.federation import LEARNT, Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.metrics import scores
 from polyfed.metrics.scores import LOSS
+from polyfed.models.adapters import adapted, is_adapted
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
@@ -170,7 +171,11 @@ class Stored:
         """The model with the parameters that the run began with, and with the frozen tensors of its folder."""
         table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
-            model = copy.deepcopy(self._own)
+            words = table.get("adapter")
+            if words is None or is_adapted(self._own):
+                model = copy.deepcopy(self._own)
+            else:
+                model = adapted(self._own, words, self.settings.seed)
         elif self.settings.data.name is None:
             raise RunError(
                 f"{self.at}: its model was given in Python ({table.get('name')}); open the folder with "

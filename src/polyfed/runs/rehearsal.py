@@ -27,6 +27,7 @@ from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
+from polyfed.models.adapters import adapted
 from polyfed.models.mixture import Mixture
 from polyfed.threats import Rule
 
@@ -68,7 +69,7 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
     plain = nn.Sequential(lower, nn.Sigmoid(), upper)
     others = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), Mixture(plain)
-    task = Task(plain, device="cpu")
+    task = Task(adapted(plain, f"lora:r=2,train={algorithm.adapter}") if algorithm.adapter else plain, device="cpu")
     try:
         loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     except ModelError:  # of a method for normalisation layers, or for mixtures

@@ -232,6 +232,7 @@ class Spread(_File):
 class Summary(_File):
     """summary.json: the run in a few numbers. final: of the metric that leads, by split     scores: of every metric
 
+    trained_bytes, frozen_bytes: of one model's numbers, in memory and in messages
     higher_is_better: for those who read it without polyfed
     """
 
@@ -250,6 +251,8 @@ class Summary(_File):
     up_bytes: NonNegativeInt
     seconds: Number = math.nan
     parameters: NonNegativeInt | None = None
+    trained_bytes: NonNegativeInt | None = None
+    frozen_bytes: NonNegativeInt = 0
     described_by: Number = math.nan
     common: dict[str, Number] | None = None
     steps: Number = math.nan

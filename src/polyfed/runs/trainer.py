@@ -41,6 +41,7 @@ from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation, Outline
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
+from polyfed.models.adapters import adapted
 from polyfed.privacy.guard import Guard
 from polyfed.privacy.ledger import Ledger
 from polyfed.privacy.noise import new_secret
@@ -413,6 +414,7 @@ def fit(
     algorithm: Contender,
     training: Training | None = None,
     *,
+    adapter: str | None = None,
     start: Result | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -432,6 +434,9 @@ def fit(
         The method, such as ``polyfed.FedAvg(lr=0.1)``.
     training : Training, optional
         How to train; ``settings`` override it.
+    adapter : str, optional
+        Part of the model to train, such as ``"lora:r=8,targets=query+value"``; the rest is frozen, see
+        `polyfed.models.adapted`.
     start : Result, optional
         A run on the same clients and model to start from. If it is of the same method (settings may differ), its whole
         state is kept and ``rounds`` more are added to its own. If it is of another method, its clients' models are the
@@ -467,7 +472,11 @@ def fit(
     All errors have a one-line message. Ctrl-C ends the run after the round it is in, saved and resumable; the Result's
     status is then "interrupted".
     """
-    trainer = prepare(model, federation, algorithm, training_of(training, settings), start=start, describe=describe)
+    training = training_of(training, settings)
+    if adapter is not None:
+        model = adapted(model, adapter, training.seed)
+        describe = {"model": {"adapter": adapter}, **(describe or {})}
+    trainer = prepare(model, federation, algorithm, training, start=start, describe=describe)
     return trainer.run(out, resume, callbacks or watchers())
 
 

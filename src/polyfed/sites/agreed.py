@@ -9,6 +9,7 @@ import torch
 
 from polyfed.base import plugins
 from polyfed.base.errors import Refusal
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.data.schema import Settled
 from polyfed.models import default_for
@@ -41,6 +42,14 @@ def unlike(here: Mapping[str, str], there: Mapping[str, str], other: str) -> str
 def digest(w: torch.Tensor) -> str:
     """sha256 of a vector."""
     return hashlib.sha256(raw(w)).hexdigest()
+
+
+def frozen(task: Task) -> dict[str, str]:
+    """Digests of what a model does not train, by name. Double precision counts as single: what is drawn and then made
+    orthonormal may differ between processors in its last bits."""
+    return {
+        name: mark(tensors={"": t.float() if t.dtype == torch.float64 else t}) for name, t in sorted(task.fixed.items())
+    }
 
 
 def mark(*parts: Any, tensors: State | None = None) -> str:

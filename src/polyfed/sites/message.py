@@ -37,7 +37,7 @@ from polyfed.core.messages import Form, State, form_of
 from polyfed.data.said import DIMS, Csv, Npz
 from polyfed.data.schema import Settled
 
-FORMAT = 4  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 5  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
@@ -245,10 +245,11 @@ class Audited(Strict):
 
 
 class Begun(Strict):
-    """w0: digest of the start vector"""
+    """w0: digest of the start vector     frozen: digest of each tensor that is not trained, by name"""
 
     kind: Literal["begun"] = "begun"
     w0: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    frozen: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{16}$")]]
 
 
 class Exchanged(Strict):

@@ -46,7 +46,7 @@ from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
 from polyfed.sites import message as m
-from polyfed.sites.agreed import digest, unlike, versions
+from polyfed.sites.agreed import digest, frozen, unlike, versions
 from polyfed.sites.asking import Asking, Transport
 from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Message
@@ -56,6 +56,7 @@ from polyfed.sites.sums import OPENED, Opener, fewest, refuse_rows
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
+FROZEN = 32  # bytes beside the name of a frozen tensor in a reply
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
     "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every", "track",
@@ -244,8 +245,8 @@ class Server:
         about = _describe(e, self.method, self.names)
         trainer = prepare(model, self.federation, self.algorithm, settings, describe=about)
         found = forms(self.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
-        self.transport.most = 2 * found.largest + SLACK
-        start = digest(trainer.task.w0)
+        start, fixed = digest(trainer.task.w0), frozen(trainer.task)
+        self.transport.most = 2 * found.largest + SLACK + sum(len(name) + FROZEN for name in fixed)
 
         def asked(name: str) -> Message[m.Begin]:
             return Message(
@@ -253,7 +254,11 @@ class Server:
             )
 
         def same(name: str, reply: Message[m.Begun]) -> str:
-            return "" if reply.head.w0 == start else "starts from another model than the server"
+            if reply.head.w0 != start:
+                return "starts from another model than the server"
+            has = reply.head.frozen
+            other = [key for key in sorted({*has, *fixed}) if has.get(key) != fixed.get(key)]
+            return f"its frozen {other[0]} is not that of the server's model" if other else ""
 
         self.asking.all({name: asked(name) for name in self.names}, "beginning", m.Begun, same)
         each = ", ".join(f"{name} ({about.counts.train:,} rows)" for name, about in self.said.items())

@@ -46,7 +46,7 @@ from polyfed.runs.rehearsal import Forms, forms, sums
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
-from polyfed.sites.agreed import Experiment, digest, experiment, mark, unlike, versions
+from polyfed.sites.agreed import Experiment, digest, experiment, frozen, mark, unlike, versions
 from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
@@ -379,7 +379,7 @@ class Site:
             f"{self.name}: begins {begun.client.algorithm.name} with {begun.client.task.p:,} parameters; "
             f"what is sent: {', '.join(sorted(sent)) or 'nothing'}, {begun.forms.largest:,} bytes at most"
         )
-        return Message(m.Begun(w0=digest(begun.client.task.w0)))
+        return Message(m.Begun(w0=digest(begun.client.task.w0), frozen=frozen(begun.client.task)))
 
     def _begins(self, head: m.Begin, vault: Vault) -> Begun:
         """The client of the settled experiment, with this site's data."""

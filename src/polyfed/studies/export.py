@@ -1,7 +1,10 @@
-"""One client's model out of a run folder: a safetensors file, and a JSON file that says what it is."""
+"""One client's model out of a run folder: a safetensors file, and a JSON file that says what it is. What is frozen is
+one more file, which exports into the same folder share."""
 
 import json
 import os
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +18,24 @@ from polyfed.base.settings import table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.stated import Portrait
 from polyfed.data.preparation import Preparation
+from polyfed.models.adapters import is_adapted
+from polyfed.models.adapters import merged as put_into
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
-from polyfed.runs.folder import client_model, safe
+from polyfed.runs.folder import client_model, safe, said
 from polyfed.runs.opened import stored
-from polyfed.runs.ownership import spare
+from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 
 
-def export(run: Result, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+def export(
+    run: Result, client: int | str, out: Path | None, factorised: bool = False, merged: bool = False
+) -> tuple[Path, Path]:
     """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
 
+    merged: the whole model as it was before it was adapted, with the adapter's updates in its weights
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
     folder, numbers = run.place(), stored(run).numbers
@@ -45,9 +53,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
     target = target_of(out, name, folder)
-    path = folder / "fixed.safetensors"
     named, shared = found
-    fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
     facts = {
         "client": name,
         "shared_by_all_clients": shared,
@@ -56,7 +62,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         "inputs": federation.inputs,
         "outputs": federation.outputs,
         "loss": config.loss,
-        "tensors": _shapes(named | fixed),
+        "tensors": _shapes(named),
         "dtype": config.dtype,
         "algorithm": config.algorithm,
         "data": {k: v for k, v in config.data.table().items() if k != "dir"},
@@ -77,7 +83,49 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         facts["tensors"] = _shapes(tensors)
         facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
         facts["measured"] = _measured(run, name, tensors)
-    return write_model(target, (named if tensors is None else tensors) | fixed, facts)
+    if merged:
+        whole = _merged(run, name)
+        facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
+        return write_model(target, whole, facts)
+    common = _backbone(folder / "fixed.safetensors", target.parent)
+    if common is not None:
+        facts["backbone"] = common
+    return write_model(target, named if tensors is None else tensors, facts)
+
+
+def _merged(run: Result, name: str) -> dict[str, Tensor]:
+    """A client's model without its adapter, whose updates are in the weights."""
+    model = run.model(name)
+    if not is_adapted(model):
+        raise ConfigError("merged: found a model without low-rank updates, expected one trained with an adapter lora")
+    return put_into(model).state_dict()
+
+
+def _backbone(fixed: Path, place: Path) -> str | None:
+    """Put the frozen tensors that all clients share beside an export, once; the file's name, None where there are none.
+
+    With them a client's tensors are a complete state of the module.
+    """
+    if not fixed.is_file():
+        return None
+    wanted = said(fixed)
+    name = f"backbone-{(wanted or {}).get('digest', '')[:12]}.safetensors"
+    out = place / name
+    try:
+        if not out.is_file() or said(out) != wanted:
+            place.mkdir(parents=True, exist_ok=True)
+            put(out, partial(_linked, fixed))
+    except OSError as e:
+        raise RunError(f"cannot write {out}: {reason(e)}") from None
+    return name
+
+
+def _linked(source: Path, draft: Path) -> None:
+    draft.unlink(missing_ok=True)
+    try:
+        os.link(source, draft)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, draft)
 
 
 def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:

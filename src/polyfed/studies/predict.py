@@ -25,6 +25,7 @@ from polyfed.data.preparation import UNSEEN, Preparation
 from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Where, model_of
+from polyfed.runs.folder import safe
 from polyfed.runs.result import Result, position
 
 
@@ -71,6 +72,8 @@ class Predictor:
         try:
             facts = table_in(about.read_bytes())
             tensors = load_file(target)
+            if "backbone" in facts:
+                tensors |= load_file(target.parent / safe(str(facts["backbone"])))
         except (OSError, ValueError, SafetensorError) as e:
             raise RunError(f"{target}: no exported model with {about.name} beside it ({reason(e)})") from None
         if not is_table(facts.get("model")) or not isinstance(facts.get("client"), str):
@@ -86,10 +89,10 @@ class Predictor:
             table = {k: v for k, v in facts["model"].items() if k != "parameters"}
             shape = tuple(int(k) for k in facts["inputs"])
             found = make_model(model_of(table, Where(about, {}, {})), shape, int(facts["outputs"]), facts["seed"])
-            found.load_state_dict(tensors)
+            found.to(getattr(torch, facts["dtype"])).load_state_dict(tensors)
         except PolyfedError:
             raise
-        except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as e:
             raise RunError(f"{target}: does not fit the model that {about.name} describes ({_line(e)})") from None
         return cls(found, Preparation.read(facts["preparation"], str(about)), facts["client"])
 
@@ -124,7 +127,7 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     known = by.preparation
     sheet = known.repaired(sheet, by.client)
     codes = known.codes(sheet)
-    like = next(by.model.parameters())
+    like = max(by.model.parameters(), key=lambda q: q.element_size())  # of trained numbers; frozen ones may be narrower
     x = torch.as_tensor(known.transform(codes, by.client))
     with torch.no_grad():
         output: Tensor = by.model(x.to(like.device, like.dtype)).cpu().double()

@@ -24,6 +24,7 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
+from polyfed.models.adapters import adapted
 from polyfed.models.mixture import Mixture
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
@@ -90,7 +91,9 @@ def opposite(net: nn.Module) -> nn.Module:
 
 
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
-    """`network`, or where a method refuses it, with a normalisation layer, or two networks as a mixture."""
+    """`network`, or where a method refuses it, with an adapter, with a normalisation layer, or two as a mixture."""
+    if method.adapter:
+        return adapted(network(outputs), f"lora:r=2,train={method.adapter}")
     mixed = Mixture(network(outputs), opposite(network(outputs)))
     for net in (network(outputs), network(outputs, norm=True), mixed):
         task = Task(net, device="cpu")

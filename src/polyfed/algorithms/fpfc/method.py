@@ -53,6 +53,8 @@ class FPFC(Algorithm):
     much.
     """
 
+    linear = "its distances between models, and so its clusters,"
+
     lr: float = setting(0.1, source="paper", doc="Step size of the local solve.")
     lam: float = setting(
         0.6,

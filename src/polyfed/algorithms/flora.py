@@ -1,0 +1,61 @@
+"""FLoRA: clients' factors are stacked, and merged into the weights.
+Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank
+Adaptations", NeurIPS 2024.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from polyfed.algorithms._shared.lora import Merging, known, mean_of_products, without
+from polyfed.algorithms._shared.parts import assemble, split
+from polyfed.base.randomness import generator, key_of
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
+from polyfed.core.algorithm import mean
+
+
+@dataclass(frozen=True)
+class FLoRA(Merging):
+    """New factors in every round, whose exact mean is merged into the weights at its end.
+
+        A drawn anew, B = 0        (A_i, B_i, h_i) <- local SGD on f_i from (A, B, h), R frozen
+        R <- R + [p_1 B_1 ... p_n B_n] [A_1; ...; A_n],   h <- sum_i p_i h_i              p_i = n_i / sum_j n_j
+
+    The model's weights are W0 + c R.
+
+    Notes
+    -----
+    A is drawn from `seed`, the round and the layer's name, the same at every client, and does not travel. R goes down
+    as two factors where these are fewer numbers than the matrix, all of it, so that a client need not have been in the
+    rounds before; after one round that is the paper's stack, of clients x r (m + k) numbers.
+    """
+
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
+    seed: int = setting(0, ge=0, source="ours", doc="Seed of the draws of A.")
+
+    made = "ABR"
+
+    def local_update(self, task, client, down, data, round):
+        w, layers, trained = self.received(task, down)
+        w = w.clone()
+        for name, place in layers.items():
+            draws = generator(self.seed, "flora", round.t, key_of(name)).uniform(-1, 1, (place.r, place.k))
+            place.part(w, "A").copy_(torch.as_tensor(draws / np.sqrt(place.k)))
+        w = local_sgd(task, w, data, self.lr, only=trained.to(w))
+        return {}, {"w": split(trained, w)[0]}
+
+    def aggregate(self, server, up, round):
+        layers, p = known(server), len(server["w"])
+        trained = without(layers.values(), p, "R")
+        weights = round.samples if self.weighted else torch.ones_like(round.samples)
+        own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
+        w = mean(own, weights)
+        more = {}
+        for name, place in layers.items():
+            more[name] = mean_of_products(place.part(own, "B"), place.part(own, "A"), weights)
+            for part in ("A", "B", "R"):
+                w[place.span(part)] = server["w"][place.span(part)]
+        return self.merged(server, w, more)

@@ -1,0 +1,54 @@
+"""Frozen parameters in half precision stay as they are in memory. The module that owns some computes with them in the
+run's precision: they are widened as it is called, and let go of as it returns. The wider type has every half-precision
+number, so the outputs are those of the model widened as a whole, bit for bit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HALF = (torch.bfloat16, torch.float16)
+READS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNNBase)  # what is inside them
+
+
+def placed(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
+    """Move a module to a device and a precision, in place, but for frozen parameters in half precision.
+
+    dtype: None keeps what is there
+    """
+    whole: Any = module  # whose _apply is what its `to` is made of
+    dtype = dtype or next((q.dtype for q in module.parameters() if q.requires_grad), None)
+    kept = set[int]()
+    for part in _alone(module):
+        if own := [name for name, q in part.named_parameters(recurse=False) if _narrow(q, dtype)]:
+            kept |= {id(part.get_parameter(name)) for name in own}
+            if not hasattr(part, "_narrow"):
+                part.register_forward_pre_hook(_widen)
+                part.register_forward_hook(_restore, always_call=True)
+            vars(part).update(_narrow=own, _wide=dtype)
+
+    def move(t: Tensor) -> Tensor:
+        return t.to(device, dtype if t.is_floating_point() and id(t) not in kept else None)
+
+    return whole._apply(move)
+
+
+def _narrow(q: nn.Parameter, dtype: torch.dtype | None) -> bool:
+    return not q.requires_grad and q.dtype in HALF and dtype is not None and dtype not in HALF
+
+
+def _alone(module: nn.Module) -> list[nn.Module]:
+    """The modules in it whose parameters are read by themselves alone, and not by a module around them."""
+    if isinstance(module, READS):
+        return []
+    return [module, *(part for child in module.children() for part in _alone(child))]
+
+
+def _widen(module: Any, _: Any) -> None:
+    module._kept = {name: module._parameters[name] for name in module._narrow}
+    for name, q in module._kept.items():
+        module._parameters[name] = nn.Parameter(q.to(module._wide), requires_grad=False)
+
+
+def _restore(module: Any, *_: Any) -> None:
+    module._parameters.update(module.__dict__.pop("_kept", {}))
