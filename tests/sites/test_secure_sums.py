@@ -15,7 +15,8 @@ from polyfed.sites import sums
 from polyfed.sites.sums import narrow, wide
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
-METHODS = ["scaffold", "ditto"]
+NET = '[model]\nname = "mlp"\nhidden = [5]\n'
+METHODS = ["scaffold", "ditto", "local"]
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 
 
@@ -32,6 +33,12 @@ def study(place, method=FEDAVG, privacy="", **top):
 def test_sites_have_the_bits_of_a_rehearsal(method, data, tmp_path):
     """Server state and every site's model; standardised by sums that are secure too."""
     file, sites = study(tmp_path, method), Secured(tmp_path, data)
+    same(on_one_machine(file, data), at_sites(file, sites), sites)
+
+
+def test_frozen_layers_have_the_bits_of_a_rehearsal(data, tmp_path):
+    """FedRep trains heads on what a frozen body makes of the rows, which lie elsewhere in memory at a site."""
+    file, sites = study(tmp_path, 'name = "fedrep"', NET, rounds=2), Secured(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
 
