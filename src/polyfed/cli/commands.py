@@ -52,19 +52,22 @@ class Compare(Experiment, takes=every(), module="run"):
 
 
 class Privacy(Experiment, takes=every("track"), asks="experiment"):
-    """Show what the table [privacy] of an experiment buys and costs, without training.
+    """Show what the table [privacy] of an experiment buys, without training; with --cost, what it costs.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
-    refused, with the reason.
+    refused, with the reason. --cost trains the first method without privacy and at each epsilon, on the same splits and
+    with all data here: a simulation, which is itself not private.
 
     [dim]polyfed privacy experiment.toml
-    polyfed privacy experiment.toml --set privacy.epsilon=1[/dim]
+    polyfed privacy experiment.toml --set privacy.epsilon=1
+    polyfed privacy experiment.toml --cost 8,4,2,1 --out runs/cost[/dim]
     """
 
     experiment: Path | None = argument("Experiment file (TOML).", None, "[FILE.toml]")
     algorithm: list[str] | None = option(
         "Plan just this method, name or name:key=value; repeatable.", None, "NAME", autocompletion=complete.methods
     )
+    cost: str | None = option("Train, and compare these epsilons with no privacy.", None, "8,4,2,1")
 
 
 class Audit(Command):
