@@ -74,8 +74,8 @@ class Audit(Command):
     """Try to break the promise of a private run with rows that were made for it (canaries).
 
     The run's settings train on rows of which each is there or not by the toss of a coin, and the tosses are guessed
-    from the models: a lower bound on epsilon, which finds noise or clipping that is missing, and not noise that is a
-    little short. Exit status 1: the run is less private than it claims.
+    from the models: a lower bound on epsilon, which finds noise or clipping that is missing. Noise that is a little
+    short is found by its variance and fourth moment. Exit status 1: the run is less private than it claims.
 
     [dim]polyfed audit runs/a[/dim]
     """
