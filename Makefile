@@ -49,9 +49,9 @@ mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ON
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tools/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
 
-torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=port,site METHODS=scaffold SEED=0 STORM=120
+torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=port,site METHODS=scaffold SEED=0 STORM=120 SECURE=20
 	$(BIN)/python tools/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
-	    $(if $(METHODS),--methods $(METHODS)) $(if $(STORM),--storm $(STORM))
+	    $(if $(METHODS),--methods $(METHODS)) $(if $(STORM),--storm $(STORM)) $(if $(SECURE),--secure $(SECURE))
 
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls of all that is public, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))

@@ -1,12 +1,15 @@
 """Kill what carries the messages of real sites, at every moment of a round: do the numbers stay the same, to the bit?
 
-    make torture-network [ONLY=port,site] [METHODS=scaffold,fedcet] [SEED=0] [STORM=120]
+    make torture-network [ONLY=port,site] [METHODS=scaffold,fedcet] [SEED=0] [STORM=120] [SECURE=20]
 
 A server and three sites, each a process of its own, train method after method; in each run something is killed or
 disturbed once. The state of the server and of every site must be that of a run on one machine; where a reply cannot be
 used, that of a run without its site in that round, and the server says so. Prints a line for each case, with what the
 operators of both sides have seen. STORM: instead, so many seconds of each method over a network that refuses, delays
-and cuts connections and changes bits, where calls and answers are lost and calls come twice, at every site.
+and cuts connections and changes bits, where calls and answers are lost and calls come twice, at every site. SECURE:
+instead, so many runs with secure sums, in each round of which server or site is killed twice, before, between or after
+the two exchanges of a sum; every other run has noise. Without it the bits are those of one machine, and in all that was
+carried no exchange, mask or noise is used twice.
 """
 
 import argparse
@@ -26,7 +29,10 @@ import torch
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / n) for n in ("sites", "conformance", "algorithms", "compute")]
 
+from hospitals import experiment, on_one_machine, same
 from network import SITES, Federation, loops, private
+from processes import PLACES, Network, killing, repeated
+from secured import FOUR, SECURE, folder
 
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
@@ -255,14 +261,46 @@ def differences(there: Wired, label: str, here: Loop, far: Loop, mark: str) -> l
     return wrong
 
 
+def secure(place: Path, k: int, rng: random.Random) -> str:
+    """What a run that is killed again and again has repeated, or how it differs; "" if it is right."""
+    noise = k % 2 == 1
+    method = rng.choice(("fedavg", "ditto") if noise else ("fedavg", "scaffold", "ditto", "fedavgm"))
+    table = SECURE + ("epsilon = 2.0\ndelta = 1e-3\nclip = 1.0\n" if noise else "")
+    top = {"rounds": ROUNDS, "batch-size": "full", "local-epochs": 1}
+    data, file = folder(place / "data"), place / "study.toml"
+    experiment(file, f'name = "{method}"', '[columns]\nmissing = "mean"\n' + table, **top)
+    moments = [(who, place) for who in ("server", *FOUR) for place in PLACES]
+    kills = [(*moment, t) for t in range(ROUNDS) for moment in rng.sample(moments, 2)]
+    there = Network(place, file, data, killing(kills))
+    there.run()
+    wrong = repeated(there)
+    if not noise:
+        here = on_one_machine(file, data)
+        try:
+            same(here, here, there.sites)
+        except AssertionError as e:
+            wrong.append(str(e).splitlines()[0])
+    print(f"    {method}: {', '.join(f'{who} {place} {t}' for who, place, t in kills)}")
+    return ", ".join(wrong) + ("" if len(there.killed) == len(kills) else f"; killed {len(there.killed)} times")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(FAULTS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--storm", type=float, default=0)
+    parser.add_argument("--secure", type=int, default=0)
     given = parser.parse_args()
     rng, bad = random.Random(given.seed), 0
+    for k in range(given.secure):
+        with tempfile.TemporaryDirectory() as place:
+            wrong = secure(Path(place), k, rng)
+        bad += bool(wrong)
+        print(f"secure {k}: {wrong or 'right'}", flush=True)
+    if given.secure:
+        print(f"{bad} runs are wrong")
+        return int(bad > 0)
     with tempfile.TemporaryDirectory() as folder:
         there = Wired(Path(folder))
         try:

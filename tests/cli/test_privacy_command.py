@@ -1,8 +1,11 @@
 """polyfed privacy, and what other commands say of a private experiment."""
 
+import tomllib
+
 import pytest
 
 from polyfed.cli import call
+from polyfed.report import read
 
 FILE = """
 rounds = 6
@@ -66,3 +69,27 @@ def test_analyses_that_no_budget_is_kept_for_are_refused(command, tmp_path, caps
     given = ["--data", "heart-disease", "--set", "privacy.sums=secure", "--out", str(tmp_path / "out")]
     assert call([*command, *given]) == 2
     assert f"privacy: not with {command[0]}" in capsys.readouterr().err
+
+
+def test_what_epsilon_costs_is_a_figure_and_a_line_for_each_site(experiment, tmp_path, capsys):
+    """A run without privacy and one at each epsilon, each with its whole budget; what is compared is on the page."""
+    out = tmp_path / "out"
+    assert call(["privacy", str(experiment), "--seeds", "2", "--cost", "1000", "--out", str(out), "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "What privacy costs, by accuracy, against none (simulation):"
+    names = ["mean over sites", "cleveland", "hungarian", "switzerland", "va"]
+    assert [line.split(":")[0].strip() for line in lines[1:6]] == names
+    assert all(": epsilon 1000 " in line for line in lines[1:6])
+    assert sorted(read(out).labels) == ["epsilon-1000", "open"]
+    for label, epsilon in (("open", None), ("epsilon-1000", 1000.0)):
+        table = tomllib.loads((out / "runs" / f"{label}-seed1" / "config.toml").read_text()).get("privacy", {})
+        assert (table.get("epsilon"), table.get("per")) == (epsilon, epsilon and "run")
+    assert "What does privacy cost?" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize("given", ["8,x", "0", "-1"])
+def test_epsilons_that_are_none_are_one_line(given, experiment, tmp_path, capsys):
+    assert call(["privacy", str(experiment), f"--cost={given}", "--out", str(tmp_path / "out"), "-q"]) == 2
+    said = capsys.readouterr().err
+    assert "found" in said
+    assert said.count("\n") == 1

@@ -67,7 +67,7 @@ def settings(rounds: int = 6, privacy: dict | None = None, **more) -> Training:
 @pytest.mark.parametrize("name", [*SUMS, "fedcet"])
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
-    """With everybody, and with each round without one of four; float32 keeps seven digits."""
+    """With everybody, and with each of four sites absent in turn; float32 keeps seven digits."""
     fed = federation()
     plain, secure = (
         prepare(net(), fed, method(name), settings(6, p, local_steps=3, fraction=fraction)).run()
@@ -80,6 +80,9 @@ def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
             )
     up = [run.trained.ledger.totals()[1] for run in (plain, secure)]
     assert up[1] == 2 * up[0]
+    there = secure.trained.ledger.frame().groupby("round")["client"].apply(set)
+    absent = [{0, 1, 2, 3} - who for who in there]
+    assert [who for who in ({0}, {1}, {2}, {3}) if who in absent] == ([{0}, {1}, {2}, {3}] if fraction < 1 else [])
 
 
 @pytest.mark.parametrize(

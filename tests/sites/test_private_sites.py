@@ -11,6 +11,9 @@ from secured import FOUR, SECURE, Secured, folder
 
 from polyfed.base.errors import PolyfedError
 from polyfed.privacy.guard import Guard
+from polyfed.privacy.ledger import Entry, Ledger, Spent
+from polyfed.privacy.planned import Planned
+from polyfed.privacy.settings import Privacy
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 WIDE = '[model]\nname = "mlp"\nhidden = [120]\n'
@@ -115,8 +118,26 @@ def test_a_second_run_on_the_same_rows_is_refused_once_the_budget_is_spent(data,
             line = r"its privacy budget of epsilon 2 at delta 0\.001 is spent \(epsilon 2 so far\)"
             with pytest.raises(PolyfedError, match=line):
                 at_sites(file, sites, out=out)
+            assert not any(head["kind"] == "train" for _, head, _ in sites.seen), "before anything is trained"
         else:
             assert at_sites(file, sites, out=out).status == "finished"
+
+
+def test_what_is_left_of_a_budget_has_to_hold_what_is_left_of_a_plan(tmp_path):
+    """Of four rounds a half is booked: two more fit, and not the four of a run whose rounds were raised to six."""
+
+    def guard(rounds):
+        plan = Planned(Privacy(sums="secure", epsilon=2.0, clip=1.0), True, rounds, float(rounds), 10, 1.0, cohort=4)
+        counts = np.array([20])
+        return Guard(plan, ["bern"], counts, b"0" * 32, Ledger(tmp_path / "ledger"), "d", None, everybody=counts)
+
+    four = guard(4)
+    four.check_budget(0)
+    rho = four.plan.limit / 4
+    four.ledger.book([Entry("bern", "d", f"{four.run} {t}.0", f"{t}", rho) for t in range(2)], four.plan.budget)
+    guard(4).check_budget(0)
+    with pytest.raises(Spent, match=r"budget of epsilon 2 at delta 1e-05 does not hold 4 rounds \(epsilon 1\."):
+        guard(6).check_budget(0)
 
 
 @pytest.mark.parametrize(

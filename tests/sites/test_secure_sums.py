@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from direct import raw
 from hospitals import OPEN, at_sites, experiment, on_one_machine, same
 from secured import FOUR, SECURE, Losing, Secured, folder
@@ -15,7 +16,8 @@ from polyfed.sites import sums
 from polyfed.sites.sums import narrow, wide
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
-METHODS = ["scaffold", "ditto"]
+NET = '[model]\nname = "mlp"\nhidden = [5]\n'
+METHODS = ["scaffold", "ditto", "local"]
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 
 
@@ -32,6 +34,12 @@ def study(place, method=FEDAVG, privacy="", **top):
 def test_sites_have_the_bits_of_a_rehearsal(method, data, tmp_path):
     """Server state and every site's model; standardised by sums that are secure too."""
     file, sites = study(tmp_path, method), Secured(tmp_path, data)
+    same(on_one_machine(file, data), at_sites(file, sites), sites)
+
+
+def test_frozen_layers_have_the_bits_of_a_rehearsal(data, tmp_path):
+    """FedRep trains heads on what a frozen body makes of the rows, which lie elsewhere in memory at a site."""
+    file, sites = study(tmp_path, 'name = "fedrep"', NET, rounds=2), Secured(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
 
@@ -252,3 +260,32 @@ def test_wide_numbers_come_back_to_the_bit(values):
 def test_what_would_wrap_is_refused_with_its_number(value):
     with pytest.raises(PolyfedError, match=r"in a sum over sites, expected a number below"):
         wide([value])
+
+
+@pytest.mark.parametrize("privacy", ["", SECURE])
+def test_the_row_of_a_site_with_one_row_is_read_from_its_reply_and_not_from_a_masked_one(privacy, data, tmp_path):
+    """A step moves the weights of a class along r x and its intercept along r, the residual: x is their ratio."""
+    rows = (data / "wien.csv").read_text().splitlines()
+    alike = [row for row in rows if row.endswith(",ill")][:2]  # one to train on and one to test
+    (data / "wien.csv").write_text("\n".join([rows[0], *alike]) + "\n")
+    columns = '[columns]\nmissing = "mean"\ndrop = ["pain"]\nlabels = ["ill", "well"]\n'
+    one = {"rounds": 1, "batch-size": "full", "local-epochs": 1}
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, columns + privacy, **one), Secured(tmp_path, data)
+    sent, answer = {}, sites.answer
+
+    def between(name, message):
+        found = answer(name, message)
+        if raw(message).head["kind"] == "train" and name == "wien":
+            sent["down"], sent["up"] = raw(message).tensors, raw(found).tensors
+        return found
+
+    sites.answer = between
+    at_sites(file, sites)
+    x = sites.members["wien"]._begun.client.data["train"].x[0].double()
+    up = sent["up"]["words"].double() / 2.0**32 if privacy else sent["up"]["w"].double()
+    move = up - sent["down"]["w"].double()
+    guess = move[: len(x)] / move[-2]  # weights of the first class, and its intercept
+    assert torch.allclose(guess, x, atol=1e-4) == (not privacy)
+    if privacy:
+        assert up.abs().max() > 2.0**20
+        assert (guess - x).abs().max() > 0.1

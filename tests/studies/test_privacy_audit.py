@@ -42,12 +42,51 @@ def test_randomised_response_is_bounded_from_below_in_nineteen_of_twenty():
     assert np.median(found) > 0.75 * eps
 
 
-@pytest.mark.parametrize("noise", ["shared", "own", "server"])
-def test_right_code_keeps_its_promise(noise):
-    found = audit(Privacy(**CLAIM, noise=noise), 20, 1000)
+@pytest.mark.parametrize(("noise", "absent"), [("shared", 0), ("shared", 1), ("own", 0), ("server", 0)])
+def test_right_code_keeps_its_promise(noise, absent):
+    """The canaries are seen as well as Gaussian noise of the claim's size allows, and the noise has that size."""
+    found = audit(Privacy(**CLAIM, noise=noise, absent=absent), 20, 1000)
     assert found.claim == pytest.approx(2.0, rel=1e-6)
     assert not found.broken
-    assert found.right > 0.5 * found.guesses  # the canaries are seen at all
+    assert found.right > 0.5 * found.guesses
+    assert found.auc == pytest.approx(found.best, abs=4 * (1 / 3000) ** 0.5)  # of ranks, 500 and 500
+    assert found.second == pytest.approx(1, abs=4 * (2 / found.moves) ** 0.5)
+    assert found.best > 0.55
+
+
+def halved(patch):
+    sigma = Guard._sigma
+    patch.setattr(Guard, "_sigma", lambda self, *given: sigma(self, *given) / 2)
+
+
+def one_silent(patch):
+    noise = Guard._noise
+
+    def drawn(self, gaussian, secret, like, *rest):
+        return torch.zeros_like(like) if secret == self.site(2) else noise(self, gaussian, secret, like, *rest)
+
+    patch.setattr(Guard, "_noise", drawn)
+
+
+def uniform(patch):
+    """Of the right variance: the fourth moment tells."""
+
+    def drawn(self, key, n):
+        x = np.random.default_rng(int.from_bytes(key[:8], "big")).uniform(-1, 1, n)
+        return np.rint(3**0.5 * self.sigma * x).astype(np.int64)
+
+    patch.setattr(Gaussian, "draw", drawn)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "second", "noise"), [(halved, 0.25, "shared"), (one_silent, 0.75, "shared"), (uniform, 1.0, "server")]
+)
+def test_noise_that_guesses_do_not_miss_is_missed_by_its_moments(wrong, second, noise, monkeypatch):
+    wrong(monkeypatch)
+    found = audit(Privacy(**CLAIM, noise=noise), 20, 1000)
+    assert found.second == pytest.approx(second, abs=4 * second * (2 / found.moves) ** 0.5)
+    assert found.short
+    assert found.broken
 
 
 def test_a_round_without_noise_is_found(monkeypatch):

@@ -17,7 +17,12 @@ def audit(o: Audit) -> int:
     stdout.print(
         f"{found.right} of the {found.guesses} canaries that were guessed with most certainty were guessed rightly\n"
         f"epsilon is at least {found.bound:.2f} (95 % confidence), its settings claim {found.claim:.2f}: "
-        + ("the claim is wrong" if found.broken else "nothing speaks against the claim"),
+        + ("the claim is wrong" if found.bound > found.claim else "nothing speaks against the claim")
+        + f"\nall canaries are told from absent ones with an AUC of {found.auc:.3f}; the claim's noise allows about "
+        f"{found.best:.3f}\n"
+        f"the noise has {found.second:.3f} times the variance that the claim needs, and a fourth moment of "
+        f"{found.fourth:.2f} (Gaussian: 3), over {found.moves:,} numbers: "
+        + ("the noise is wrong" if found.short else "as claimed"),
         markup=False,
         highlight=False,
     )

@@ -76,6 +76,7 @@ def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
     for row, x in zip(w, clients, strict=True):
         task.point(parameters, row)
         x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
+        x = x.clone()  # rows that begin elsewhere in memory may have products with other last bits
         with torch.no_grad(), task.precision():
             out.append(below(x.flatten(1) if task.of_rows else model_input(x)).to(w.dtype))
     return torch.cat(out)

@@ -22,9 +22,9 @@ from polyfed.compute.stacked import shrink
 from polyfed.compute.task import Task
 from polyfed.core.messages import Round, State
 from polyfed.core.uplinks import Wanted
-from polyfed.privacy.accounts import cost, shared_cost
+from polyfed.privacy.accounts import cost, epsilon_of, shared_cost
 from polyfed.privacy.fixed import PLACES, OutOfRange, decode, encode
-from polyfed.privacy.ledger import Entry, Ledger
+from polyfed.privacy.ledger import Entry, Ledger, Spent
 from polyfed.privacy.noise import Gaussian, keyed
 from polyfed.privacy.planned import PLACES as NOISY
 from polyfed.privacy.planned import Planned
@@ -69,6 +69,23 @@ class Guard:
         return keyed(self.secret, ["site", self.names[i]])
 
     # at the sites
+
+    def check_budget(self, i: int) -> None:
+        """Raise Spent where a client's budget does not hold what is left of the plan, before anything is trained."""
+        budget, done = self.budget or self.plan.budget, self.ledger.rounds(self.names[i], self.data, self.run)
+        left = max(0, self.plan.rounds - done)
+        if done and self.plan.privacy.noise == "own":
+            left = 0  # what remains depends on how often a row is used; each release is held to the budget
+        spent = self.ledger.spent(self.names[i], self.data)
+        once = self._once(self.plan.numbers, 0, self.plan.cohort) * self.plan.releases / max(1, self.plan.rounds)
+        if spent + left * once > self.limit * (1 + 1e-6):
+            so_far, then = (epsilon_of(rho, budget.delta) for rho in (spent, spent + left * once))
+            what = "is spent" if spent > self.limit * (1 - 1e-6) else f"does not hold {left} rounds"
+            more = "" if what == "is spent" else f", {then:.3g} with them"
+            raise Spent(
+                f"client {self.names[i]!r}: its privacy budget of epsilon {budget.epsilon:g} at delta {budget.delta:g} "
+                f"{what} (epsilon {so_far:.3g} so far{more})"
+            )
 
     def enter(self, task: Task, received: State, round: Round) -> Task:
         if not self.plan.private or self.plan.privacy.unit == "site":

@@ -59,6 +59,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._known: set[tuple[str, str, str, str]] = set()
         self._total: dict[tuple[str, str], float] = {}
+        self._rounds: dict[tuple[str, str, str], set[str]] = {}
         self._read = 0
         if path is not None:
             with self._file():
@@ -67,6 +68,10 @@ class Ledger:
     def spent(self, site: str, data: str) -> float:
         """rho of all releases of a site's data."""
         return self._total.get((site, data), 0.0)
+
+    def rounds(self, site: str, data: str, run: str) -> int:
+        """Rounds of a run in which a site's data were released."""
+        return len(self._rounds.get((site, data, run), ()))
 
     def book(self, entries: Iterable[Entry], budget: Budget, limit: float | None = None) -> None:
         """Book releases that are about to leave; when this returns, they are on disk.
@@ -108,6 +113,8 @@ class Ledger:
         if e[:4] not in self._known:
             self._known.add(e[:4])
             self._total[e.site, e.data] = self.spent(e.site, e.data) + e.rho
+            run, _, exchange = e.context.partition(" ")
+            self._rounds.setdefault((e.site, e.data, run), set()).add(exchange.partition(".")[0])
 
     def _append(self, file: int, new: list[Entry]) -> None:
         try:

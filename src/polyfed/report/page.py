@@ -25,7 +25,7 @@ from polyfed.base.part import CHECK
 from polyfed.report import words
 from polyfed.report.caveats import brier_scores
 from polyfed.report.clients import client_table, gain_table
-from polyfed.report.curves import BANDS, metric_figure
+from polyfed.report.curves import BANDS, metric_figure, privacy_figure
 from polyfed.report.distributions import distribution_figure
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
@@ -281,6 +281,8 @@ def _figures(study: Study) -> list[Drawing]:
             how = "Too few seeds or samples for intervals."
         how += _missing(study, *first)
         found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
+    against = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
+    found.append(("privacy", privacy_figure(study), "What does privacy cost?", against))
     found += _of_probabilities(study)
     found += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),

@@ -272,7 +272,8 @@ class Server:
         def wanted(round: int, phase: int) -> Wanted:
             return t.sums.get((self.algorithm.needs.phases(round), phase), {})
 
-        summed = t.private is not None and t.private.sends and (t.private.private or t.private.privacy.sums == "secure")
+        p = t.private
+        summed = p is not None and (p.privacy.sums == "secure" or (p.sends and p.private))
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),

@@ -372,7 +372,13 @@ class Site:
         return Message(m.Labelled(rows=self._own.labels(asked.settled)))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
-        self._begun = begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
+        begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
+        if (guard := begun.client.guard) is not None and guard.plan.private:
+            try:
+                guard.check_budget(0)
+            except Spent as e:
+                raise Refusal(str(e)) from None
+        self._begun = begun
         begun.client.vault.keep(BEGUN, data)
         sent = {name for tensors in begun.forms.up.values() for name in tensors}
         self.say(

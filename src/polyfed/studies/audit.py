@@ -3,10 +3,13 @@ Training Run" (NeurIPS 2023).
 
 Rows are made whose gradients have directions of their own, and each is put in or left out by a fair coin. The run's
 privacy trains on them, by the code that trains on patients; whoever guesses the coins from the model more often than
-epsilon allows has shown that epsilon is wrong.
+epsilon allows has shown that epsilon is wrong. Where no canary is, a round moves a model by noise alone, whose moments
+are held against what the claim needs: noise that is a little short changes guesses too little to be seen.
 """
 
+import math
 import secrets
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +19,7 @@ from torch import nn
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.base.errors import ConfigError
 from polyfed.data.federation import Federation
-from polyfed.privacy.accounts import lower_bound
+from polyfed.privacy.accounts import lower_bound, rho_of
 from polyfed.privacy.settings import Privacy
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import Training
@@ -28,18 +31,31 @@ LENGTH, TARGET = 1e3, 1e6  # of a canary: its gradient is far beyond any clip, w
 class Audit(NamedTuple):
     """What an audit has found. claim: the run's epsilon     bound: what it is at least, at 95 % confidence
 
-    right, guesses: of the coins that the auditor was most certain of
+    right, guesses: of the coins that the auditor was most certain of     auc: of telling all canaries that were there
+    from those that were not     best: the AUC that the claim allows with noise of this size
+    moves: numbers that are noise alone     second: their variance over what the claim needs     fourth: their fourth
+    moment over the square of their variance, 3 for a Gaussian
     """
 
     claim: float
     bound: float
     right: int
     guesses: int
+    auc: float
+    best: float
+    moves: int
+    second: float
+    fourth: float
+
+    @property
+    def short(self) -> bool:
+        """True where the noise is less than the claim needs, or no Gaussian, by four standard errors."""
+        return self.second < 1 - 4 * math.sqrt(2 / self.moves) or abs(self.fourth - 3) > 4 * math.sqrt(24 / self.moves)
 
     @property
     def broken(self) -> bool:
         """True where the run is less private than it claims."""
-        return self.bound > self.claim
+        return self.bound > self.claim or self.short
 
 
 def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
@@ -80,19 +96,42 @@ def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
     claim = float(trainer.private.table()["epsilon-of-the-run"])
     models = [torch.zeros(canaries, dtype=torch.float64)]
     trainer.run(callbacks=[lambda progress: models.append(progress.run.server["w"].clone())])
-    score = _scores(np.stack([w.numpy() for w in models]))
+    moves = np.diff(np.stack([w.numpy() for w in models]), axis=0)
+    score, there = _scores(moves), coins == 1
     guesses = min(canaries, max(200, int(60 * claim)))
     certain = np.argsort(-np.abs(score), kind="stable")[:guesses]
-    right = int(((score > 0)[certain] == (coins[certain] == 1)).sum())
-    return Audit(claim, lower_bound(right, guesses, canaries, privacy.delta), right, guesses)
+    right = int(((score > 0)[certain] == there[certain]).sum())
+    rho = rho_of(claim, privacy.delta)
+    several = {"shared": SITES / (SITES - privacy.absent), "own": SITES, "server": 1}[privacy.noise]
+    sigma = float(privacy.clip or 0) * math.sqrt(several * rounds / (2 * rho)) / canaries
+    noise = moves[:, ~there].ravel() / sigma
+    second = float((noise**2).mean())
+    return Audit(
+        claim=claim,
+        bound=lower_bound(right, guesses, canaries, privacy.delta),
+        right=right,
+        guesses=guesses,
+        auc=_auc(score, there),
+        best=NormalDist().cdf(math.sqrt(rho / several)),
+        moves=noise.size,
+        second=second,
+        fourth=float((noise**4).mean()) / max(second**2, 1e-300),
+    )
 
 
-def _scores(models: np.ndarray) -> np.ndarray:
-    """How certain it is of each canary that it was there: [rounds + 1, m] models -> [m], above 0 where it was.
+def _auc(score: np.ndarray, there: np.ndarray) -> float:
+    """The share of pairs of a canary that was there and one that was not which scores order rightly."""
+    ranks = np.empty(len(score))
+    ranks[np.argsort(score, kind="stable")] = np.arange(1, len(score) + 1)
+    some = int(there.sum())
+    return float(ranks[there].sum() - some * (some + 1) / 2) / max(1, some * (len(score) - some))
+
+
+def _scores(moves: np.ndarray) -> np.ndarray:
+    """How certain it is of each canary that it was there: [rounds, m] moves -> [m], above 0 where it was.
 
     Every round's moves count by how little they vary, so that a round without noise decides.
     """
-    moves = np.diff(models, axis=0)
     moves = moves - np.median(moves, axis=1, keepdims=True)
     spread = np.median(np.abs(moves), axis=1, keepdims=True)
     return (moves / np.maximum(spread, 1e-100) ** 2).sum(0)
