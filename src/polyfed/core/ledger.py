@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.messages import Down, State
+from polyfed.core.messages import Down, State, size
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -19,7 +19,7 @@ def row_bytes(state: State) -> int:
 
 def down_bytes(down: Down) -> int:
     """Bytes that one client receives: shared tensors are sent to every client, `each` tensors one row."""
-    return sum(t.numel() * t.element_size() for t in down.shared.values()) + row_bytes(down.each)
+    return size(down.shared) + row_bytes(down.each)
 
 
 COLUMNS = ("round", "client", "exchanges", "down_bytes", "up_bytes", "staleness", "steps", "seconds")

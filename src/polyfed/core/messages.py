@@ -122,6 +122,15 @@ class Form(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
 
 
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of tensors."""
+    return sum(t.nbytes for t in tensors.values())
+
+
+def copied(state: State) -> State:
+    return {name: t.clone() for name, t in state.items()}
+
+
 def form_of(t: Tensor) -> Form:
     """The form of a tensor."""
     return Form(t.dtype, tuple(t.shape), t.numel())

@@ -21,6 +21,7 @@ from polyfed.core.deployed import Deployed, all_finite
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.explosion import Exploded, guarded
 from polyfed.core.ledger import Ledger, down_bytes
+from polyfed.core.messages import copied
 from polyfed.core.schedule import Arrivals, Schedule, Turn
 from polyfed.core.uplinks import Door, Forge, Rule, Tally, Uplinks, Wanted
 from polyfed.core.worker import Reply, expand
@@ -209,7 +210,7 @@ class Attempt:
         if phases == 1:
             found = self._exchange(algorithm, send, take, (1, 0))
         else:
-            self.before = _copy(loop.server)
+            self.before = copied(loop.server)
             while (found := self._exchanges(algorithm, phases, take)) is None:
                 take = np.array([i for i in take if loop.names[i] not in loop.missing], dtype=np.int64)
                 self.undo()
@@ -223,7 +224,7 @@ class Attempt:
         """Put the loop and the clients back to where they were, unless the server has used replies in place."""
         loop = self.loop
         if self.before is not None:
-            loop.server, loop.whole = _copy(self.before), True
+            loop.server, loop.whole = copied(self.before), True
         if loop.whole:
             loop.flights = [replace(f) for f in self.flights]
             loop.engine.abandon()
@@ -363,10 +364,6 @@ def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     """Raise ConfigError for a method that needs its replies in their round. t: from which round on"""
     if why := algorithm.needs.in_step(n, t):
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
-
-
-def _copy(state: State) -> State:
-    return {name: t.clone() for name, t in state.items()}
 
 
 def part(tensors: State, prefix: str) -> State:

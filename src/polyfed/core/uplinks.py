@@ -256,7 +256,7 @@ class Tally:
             if (bad := diverged(up.values())) is not None:
                 return Part({}, {}, 0, bad)
             left = self.door.leave(up, self._at(at), self.round.take(at), self.added, self.cohort)
-            return Part({}, left, sum(t.numel() * t.element_size() for t in left.values()), None)
+            return Part({}, left, sum(t.nbytes for t in left.values()), None)
         sums: dict[tuple[str, str], Tensor] = {}
         for name in self.added.keys() & up.keys():
             if "plain" in self.added[name]:

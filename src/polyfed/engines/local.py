@@ -25,6 +25,7 @@ from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.engine import Answers, Engine
 from polyfed.core.explosion import guarded
+from polyfed.core.messages import size
 from polyfed.core.rounds import part
 from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
 from polyfed.core.uplinks import Tally, rows_of
@@ -223,9 +224,9 @@ def make_rows(
     Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
     """
     start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
-    per_row = sum(t.numel() * t.element_size() for t in start.values())
+    per_row = size(start)
     w = task.p * task.w0.element_size()
-    server = sum(t.numel() * t.element_size() for t in outlined(algorithm, task, n).values())
+    server = size(outlined(algorithm, task, n))
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * per_row
     have = free_memory(task.device)
     if 2 * server + moving > have:

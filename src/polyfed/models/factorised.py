@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import hooked
+from polyfed.core.messages import size
 
 SPARSE = ("merged", "beside")
 
@@ -63,11 +64,6 @@ def as_weight(matrix: Tensor, shape: torch.Size) -> Tensor:
         o, i, kh, kw = shape
         return matrix.view(o, kh, i, kw).transpose(1, 2)
     return matrix.view(shape)
-
-
-def size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of some tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def memory(model: nn.Module) -> int:

@@ -33,7 +33,7 @@ from polyfed.base.errors import PolyfedError, RunError
 from polyfed.base.part import LARGE, Count, Part, Strict
 from polyfed.base.settings import shown
 from polyfed.base.values import LONGEST, MOST
-from polyfed.core.messages import Form, State, form_of
+from polyfed.core.messages import Form, State, form_of, size
 from polyfed.data.said import DIMS, Csv, Npz
 from polyfed.data.schema import Settled
 
@@ -365,11 +365,6 @@ def _misfit(error: ValidationError) -> str:
     says = str(e.get("ctx", {}).get("error", e["msg"]))
     expected = says.removeprefix("Input should be ")
     return f"{where}: found {shown(e['input'])}{'; ' if expected == says else ', expected '}{expected}"
-
-
-def size(tensors: State) -> int:
-    """Bytes of tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def pack(head: Mapping[str, Any], tensors: State) -> bytes:

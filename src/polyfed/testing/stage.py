@@ -18,6 +18,7 @@ from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, State
+from polyfed.core.messages import copied
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.uplinks import Tally
@@ -224,10 +225,6 @@ class Only(Schedule):
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         return np.array(self.ids)
-
-
-def copied(state: State) -> State:
-    return {name: t.clone() for name, t in state.items()}
 
 
 def private(of: Result | Loop) -> State:
