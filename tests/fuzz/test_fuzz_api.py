@@ -73,8 +73,8 @@ def test_hyper_parameters(given):
 # with arguments that happen to be right they take a second; those of `Face` have been called when there is one
 LONG = {"coalitions", "compare", "tune", "window_for", "report.write_report", "Run.report", "Coalitions.save"}
 LONG |= {"data.fpfc", "data.fedcet_quadratics", "data.heterogeneous_quadratics"}
-# need a model of a file, a network, data that were not given in Python
-REFUSED = {"Predictor.open", "data.fetch", "Run.leave", "Run.resume"}
+# need a model of a file, a network, data that were not given in Python, an adapter
+REFUSED = {"Predictor.open", "data.fetch", "Run.leave", "Run.peft", "Run.resume"}
 
 
 def misuses(face: Face):

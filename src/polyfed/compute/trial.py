@@ -33,6 +33,10 @@ class Keyed(TorchDispatchMode):
     device: of a tensor     drew: whether any number was drawn
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # or the first operation of a program loads torch's compiler, which is slow
+        return False
+
     def __init__(self, key: int, device: torch.device):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.key, self.count, self.drew = key, 0, False

@@ -165,9 +165,7 @@ class Partitioner(Configured, ABC):
             raise DataError(f"clients: found {clients!r}, expected an integer of at least 1")
         least = max(min_samples, 1)
         if clients * least > source.size:
-            raise DataError(
-                f"clients: found {clients}, too many for {source.size} samples; each takes {least} at least"
-            )
+            raise DataError(f"{clients} clients are too many for {source.size} samples; each takes {least} at least")
         return int(clients)
 
     @abstractmethod
