@@ -5,9 +5,7 @@ Models", ACL 2025.
 
 from dataclasses import dataclass
 
-import torch
-
-from polyfed.algorithms._shared.lora import Merging, known, mean_of_products, without
+from polyfed.algorithms._shared.lora import Merging, known, means
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -42,14 +40,7 @@ class FedExLoRA(Merging):
         return {}, {"w": split(trained, w)[0]}
 
     def aggregate(self, server, up, round):
-        layers, p = known(server), len(server["w"])
-        trained = without(layers.values(), p, "R")
-        weights = round.samples if self.weighted else torch.ones_like(round.samples)
-        own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
+        own, trained, weights = self.uploaded(server, up, round)
         w = assemble(trained, mean(up["w"], weights), split(trained, server["w"])[1])
         own -= w  # sum_i p_i (B_i - B)(A_i - A) is the mean of products less the product of means
-        more = {
-            name: mean_of_products(place.part(own, "B"), place.part(own, "A"), weights)
-            for name, place in layers.items()
-        }
-        return self.merged(server, w, more)
+        return self.merged(server, w, means(known(server), own, weights))

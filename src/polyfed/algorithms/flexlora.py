@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.algorithms._shared.lora import below, drawn, known, mean_of_products, noted, places, ranks
+from polyfed.algorithms._shared.lora import Ranked, below, known, means, places, ranks
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down, Server, mean
+from polyfed.core.algorithm import mean
 
 
 @dataclass(frozen=True)
-class FlexLoRA(Algorithm):
+class FlexLoRA(Ranked):
     """Client i trains factors of its own rank r_i, and takes the first r_i of the mean's singular vectors.
 
         (A_i, B_i, h_i) <- local SGD on f_i from the first r_i rows of A and columns of B
@@ -39,21 +39,15 @@ class FlexLoRA(Algorithm):
 
     adapter = "factors"
 
-    def init_server(self, task, w0, n):
-        return Server({"w": w0, **noted(places(task.layout, self))}, drawn={"draw": drawn(w0)})
-
-    def downlink(self, server, round):
-        return Down(shared={"w": server["w"]}, each={"draw": server["draw"][round.ids]})
-
     def local_update(self, task, client, down, data, round):
         keep = self._keep(task, down)
         return {}, {"w": local_sgd(task, keep * down["w"], data, self.lr, only=keep)}
 
     def aggregate(self, server, up, round):
         own, weights = up["w"], round.samples if self.weighted else torch.ones_like(round.samples)
-        w = mean(own, weights)
-        for place in known(server).values():
-            left, right = mean_of_products(place.part(own, "B"), place.part(own, "A"), weights)
+        w, layers = mean(own, weights), known(server)
+        for name, (left, right) in means(layers, own, weights).items():
+            place = layers[name]
             q = min(place.r, len(right))
             place.part(w, "A").zero_()[:q] = right[:q]
             place.part(w, "B").zero_()[:, :q] = left[:, :q]

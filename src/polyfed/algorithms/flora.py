@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polyfed.algorithms._shared.lora import Merging, known, mean_of_products, without
-from polyfed.algorithms._shared.parts import assemble, split
+from polyfed.algorithms._shared.lora import Merging, known, means
+from polyfed.algorithms._shared.parts import split
 from polyfed.base.randomness import generator, key_of
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -48,14 +48,9 @@ class FLoRA(Merging):
         return {}, {"w": split(trained, w)[0]}
 
     def aggregate(self, server, up, round):
-        layers, p = known(server), len(server["w"])
-        trained = without(layers.values(), p, "R")
-        weights = round.samples if self.weighted else torch.ones_like(round.samples)
-        own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
+        layers, (own, _, weights) = known(server), self.uploaded(server, up, round)
         w = mean(own, weights)
-        more = {}
-        for name, place in layers.items():
-            more[name] = mean_of_products(place.part(own, "B"), place.part(own, "A"), weights)
+        for place in layers.values():
             for part in ("A", "B", "R"):
                 w[place.span(part)] = server["w"][place.span(part)]
-        return self.merged(server, w, more)
+        return self.merged(server, w, means(layers, own, weights))

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.algorithms._shared.lora import below, drawn, known, noted, places, ranks
+from polyfed.algorithms._shared.lora import Ranked, below, known, places, ranks
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down, Server, mean
+from polyfed.core.algorithm import mean
 
 
 @dataclass(frozen=True)
-class HetLoRA(Algorithm):
+class HetLoRA(Ranked):
     """Client i trains the first r_i rows of A and columns of B, and gives up those that shrink.
 
         (A_i, B_i, h_i) <- local SGD on f_i + lam sum_l ||tail of B_i|| ||tail of A_i||     tail: from gamma r_i on
@@ -40,14 +40,8 @@ class HetLoRA(Algorithm):
 
     adapter = "factors"
 
-    def init_server(self, task, w0, n):
-        return Server({"w": w0, **noted(places(task.layout, self))}, drawn={"draw": drawn(w0)})
-
     def init_client(self, task, w0):
         return {"rank": w0.new_tensor([place.r for place in places(task.layout, self).values()])}
-
-    def downlink(self, server, round):
-        return Down(shared={"w": server["w"]}, each={"draw": server["draw"][round.ids]})
 
     def local_update(self, task, client, down, data, round):
         layers = places(task.layout, self).values()

@@ -32,6 +32,7 @@ from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
+from polyfed.core.messages import size
 from polyfed.metrics.metric import Seen, having, mean_of
 from polyfed.native import kernel
 from polyfed.privacy.noise import new_secret
@@ -325,7 +326,7 @@ def summary(run: Result) -> Summary:
         "seconds": run.seconds,
         "parameters": run.trained.task.p,
         "trained_bytes": run.trained.task.w0.nbytes,
-        "frozen_bytes": sum(t.nbytes for t in run.trained.task.fixed.values()),
+        "frozen_bytes": size(run.trained.task.fixed),
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric.name),
         "steps": _steps(run),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.base.errors import ConfigError, Diverged, ModelError
+from polyfed.base.errors import ConfigError, Diverged, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
@@ -68,19 +68,9 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     with seeded(0):
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
     plain = nn.Sequential(lower, nn.Sigmoid(), upper)
-    others = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), Mixture(plain)
-    task = Task(adapted(plain, f"lora:r=2,train={algorithm.adapter}") if algorithm.adapter else plain, device="cpu")
-    try:
-        loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
-    except ModelError:  # of a method for normalisation layers, or for mixtures
-        for net in others:
-            task = Task(net, device="cpu")
-            task.random = False  # it draws nothing; to watch for that loads torch's compiler
-            with suppress(ModelError):
-                loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
-                break
-        else:
-            raise
+    normed = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper)
+    task = Task(taken(algorithm, plain, normed, Mixture(plain)), device="cpu")
+    loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     kinds: dict[str, set[str]] = {}
@@ -88,6 +78,18 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         for name, asked in of.items():
             kinds.setdefault(name, set()).update(asked)
     return Sent(task.p, first, later, kinds)
+
+
+def taken(algorithm: Algorithm, *nets: nn.Module) -> nn.Module:
+    """The first net that a method does not refuse, or the first of all; with an adapter for a method for adapters."""
+    if algorithm.adapter:
+        return adapted(nets[0], f"lora:r=2,train={algorithm.adapter}")
+    for net in nets:
+        task = Task(net, device="cpu")
+        with suppress(PolyfedError):
+            algorithm.init_server(task, task.w0.clone(), 2)
+            return net
+    return nets[0]
 
 
 def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> Loop:

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
@@ -25,8 +24,8 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
-from polyfed.models.adapters import adapted
 from polyfed.models.mixture import Mixture
+from polyfed.runs.rehearsal import taken
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 
@@ -93,15 +92,8 @@ def opposite(net: nn.Module) -> nn.Module:
 
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
     """`network`, or where a method refuses it, with an adapter, with a normalisation layer, or two as a mixture."""
-    if method.adapter:
-        return adapted(network(outputs), f"lora:r=2,train={method.adapter}")
-    mixed = Mixture(network(outputs), opposite(network(outputs)))
-    for net in (network(outputs), network(outputs, norm=True), mixed):
-        task = Task(net, device="cpu")
-        with suppress(PolyfedError):
-            method.init_server(task, task.w0.clone(), N)
-            return net
-    return network(outputs)
+    plain = network(outputs)
+    return taken(method, plain, network(outputs, norm=True), Mixture(plain, opposite(plain)))
 
 
 def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:

@@ -13,7 +13,8 @@ from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.errors import ModelError
 from polyfed.base.randomness import key_of, uniform
 from polyfed.compute.layout import Layout
-from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.algorithm import Algorithm, Down, Round, Server, State
+from polyfed.core.uplinks import Uplinks
 
 
 class Place(NamedTuple):
@@ -129,6 +130,23 @@ def product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return U * (turn * root), (V * (turn * root)).T
 
 
+def means(layers: dict[str, Place], own: Tensor, weights: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """`mean_of_products` of every layer's factors in the clients' numbers. own: [s, p]"""
+    return {
+        name: mean_of_products(place.part(own, "B"), place.part(own, "A"), weights) for name, place in layers.items()
+    }
+
+
+class Ranked(Algorithm, abstract=True):
+    """Base: every client has a rank of its own, which follows from a draw that it is sent."""
+
+    def init_server(self, task, w0, n):
+        return Server({"w": w0, **noted(places(task.layout, self))}, drawn={"draw": drawn(w0)})
+
+    def downlink(self, server, round):
+        return Down(shared={"w": server["w"]}, each={"draw": server["draw"][round.ids]})
+
+
 class Merging(Algorithm, abstract=True):
     """Base: updates are merged into a matrix R beside B A, which goes down as factors where these are smaller.
 
@@ -137,6 +155,7 @@ class Merging(Algorithm, abstract=True):
     """
 
     adapter = "residual"
+    weighted: bool
     made = "R"  # what of a layer clients make themselves, of factors or anew, and is no part of the message "w"
 
     def init_server(self, task, w0, n):
@@ -169,6 +188,13 @@ class Merging(Algorithm, abstract=True):
             elif int(server[f"rank.{name}"]):
                 message[f"R.{name}"] = place.part(server["w"], "R")
         return Down(shared=message)
+
+    def uploaded(self, server: State, up: Uplinks, round: Round) -> tuple[Tensor, Tensor, Tensor]:
+        """(the clients' numbers [s, p] without R, what of these is trained [p], weights [s]) from what has come in."""
+        p = len(server["w"])
+        trained = without(known(server).values(), p, "R")
+        own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
+        return own, trained, round.samples if self.weighted else torch.ones_like(round.samples)
 
     def received(self, task, down: State) -> tuple[Tensor, dict[str, Place], Tensor]:
         """(models [s, p], layers, what is trained [p]) from what was sent."""
