@@ -10,7 +10,7 @@ from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_
 
 from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
-from polyfed.sites.message import size
+from polyfed.sites.message import FORMAT, size
 from polyfed.sites.site import Site
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
@@ -144,7 +144,10 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         (Raw({"kind": "train"} | turn | {"t": "x"}).pack(), "damaged (t: found 'x', expected a valid integer)"),
         (Raw({"kind": "train"} | turn | {"cells": 1}).pack(), "damaged (it has cells, which this version does not"),
         (Raw({"kind": "begin"}).pack(), "the message is damaged (it lacks joined)"),
-        (Raw({"kind": "train", "format": 5} | turn).pack(), "found messages of format 5, expected 4; install the same"),
+        (
+            Raw({"kind": "train", "format": FORMAT + 1} | turn).pack(),
+            f"found messages of format {FORMAT + 1}, expected {FORMAT}; install the same",
+        ),
     ):
         error = raw(site.answer(message)).head["error"]
         assert said in error

@@ -9,6 +9,7 @@ from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_
 
 from polyfed.base.errors import ConfigError, PolyfedError, Refusal
 from polyfed.sites.consent import Consent
+from polyfed.sites.message import FORMAT
 from polyfed.sites.site import Site
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
@@ -118,14 +119,16 @@ def test_another_version_of_polyfed_or_of_its_messages_is_refused_at_either_end(
     """Before the head is read: it may have other fields in another version."""
     data = folder(tmp_path / "data")
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
-    then = "found messages of format 6, expected 5; install the same version of polyfed at the server and at every site"
+    other = FORMAT + 1
+    then = f"found messages of format {other}, expected {FORMAT}; install the same version of polyfed at the server"
+    then += " and at every site"
 
     def asked(name, message):
-        return sites.answer(name, raw(message).saying(format=6, more=1).pack() if name == "riga" else message)
+        return sites.answer(name, raw(message).saying(format=other, more=1).pack() if name == "riga" else message)
 
     def answered(name, message):
         reply = sites.answer(name, message)
-        return raw(reply).saying(format=6, more=1).pack() if name == "riga" else reply
+        return raw(reply).saying(format=other, more=1).pack() if name == "riga" else reply
 
     def old(name, message):
         found = raw(message)
