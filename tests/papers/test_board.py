@@ -65,7 +65,21 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg", "ditto", "fedrep", "apfl", "fedem", "fedrod", "pfedme", "per-fedavg", "fedlin", "fedtrack", "fedspa"],
+    [
+        "fedavg",
+        "ditto",
+        "fedrep",
+        "fedala",
+        "fedpac",
+        "apfl",
+        "fedem",
+        "fedrod",
+        "pfedme",
+        "per-fedavg",
+        "fedlin",
+        "fedtrack",
+        "fedspa",
+    ],
 )
 def test_gradients_are_counted(name, counted):
     """Between one round and three, so that what a rehearsal takes is left out."""
