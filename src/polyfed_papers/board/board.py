@@ -316,7 +316,7 @@ def dots(study: Study) -> "Figure":
                 axes.plot([100 * g.low, 100 * g.high], [i, i], color=colour, linewidth=1.2)
             axes.plot(100 * g.mean, i, "o", color=colour, markersize=3.5)
         axes.set_yticks(range(len(order)), order, fontsize=6)
-        axes.invert_yaxis()
+        axes.set_ylim(len(order) - 0.4, -0.6)
         axes.set_xlabel("gain over local, points; 95 % jointly over the methods")
     return figure
 
