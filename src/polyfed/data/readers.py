@@ -25,6 +25,7 @@ OTHER = (  # files of data that are not read
 )  # fmt: skip
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
+BLANKS = ' \t\f\v\x1c\x1d\x1e\x1f"'  # one of which a file of ASCII has where a cell has a blank at an end
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
@@ -168,7 +169,8 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
 def read_cells(
     path: str | Path, delimiters: str = ",", encoding: str | None = None
 ) -> tuple[list[str], list[int], list[list[str]], str]:
-    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells, what parts them).
+    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells without blanks
+    around them, what parts them).
 
     delimiters: of these the one that the first line has most of     encoding: of a file that is not in UTF-8
     Raises DataError for a missing header, a column without a name, two of one name, and a line with another number of
@@ -205,6 +207,8 @@ def read_cells(
         raise DataError(f"{path}: two columns are called {twice!r}")
     if ragged:
         raise DataError(f"{path}, {ragged}")
+    if not text.isascii() or any(blank in text for blank in BLANKS):
+        columns = [[*map(str.strip, cells)] for cells in columns]
     return header, lines, columns, delimiter
 
 
