@@ -92,8 +92,8 @@ class Texts:
     """
 
     def __init__(self, cells: Sequence[str], comma: bool):
-        self.comma = comma
-        if len(set(cells[:HEAD])) == len(cells[:HEAD]) and len(set(cells)) == len(cells):
+        self.comma, head = comma, cells[:HEAD]
+        if len(set(head)) == len(head) and (len(head) == len(cells) or len(set(cells)) == len(cells)):
             self.all, self.at = [*cells], np.arange(len(cells))
         else:
             place = defaultdict[str, int]()
