@@ -181,7 +181,7 @@ def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedEr
 
 def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Dataset:
     """The CSV or npz files of a folder, one client each, or of one file."""
-    there = [path] if path.is_file() else readers.client_files(path)
+    there = readers.files_of(path)
     paths, single = [p for p in there if p.stem not in without], len(there) == 1
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")

@@ -145,7 +145,8 @@ class Table:
     @property
     def inputs(self) -> list[Column]:
         """The columns that go in, if nothing stands in the way."""
-        left = [c for c in self.found.values() if c.name not in {*self.columns.apart, *self.outcome}]
+        out = {*self.columns.apart, *self.outcome}
+        left = [c for c in self.found.values() if c.name not in out]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
