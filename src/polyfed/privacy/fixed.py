@@ -1,11 +1,15 @@
 """Fixed point: numbers as integers modulo 2^64, whose sums are exact in any order, with masks or without."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import Refusal, RunError
 
 PLACES = {torch.float32: 24, torch.float64: 40}  # binary places: from here on the rounding is that of the floats
+WHOLE = 64  # binary places of numbers of two words
 
 
 class OutOfRange(RunError):
@@ -92,3 +96,22 @@ def decode(words: Tensor, places: int, dtype: torch.dtype) -> Tensor:
         [...] floats.
     """
     return (words.double() * 2.0**-places).to(dtype)
+
+
+def wide(values: Sequence[float]) -> np.ndarray:
+    """[2 d] words of numbers as integers of 128 bits. Raises Refusal for one whose sum over sites might wrap."""
+    found: list[int] = []
+    for v in values:
+        if not abs(v) < 2.0**50:
+            raise Refusal(f"found {v:.6g} in a sum over sites, expected a number below {2.0**50:.3g}: it would wrap")
+        numerator, denominator = v.as_integer_ratio()
+        x = ((numerator << WHOLE) + denominator // 2) // denominator
+        found += [x % 2**64, (x >> 64) % 2**64]
+    return np.array(found, dtype=np.uint64)
+
+
+def narrow(words: np.ndarray) -> list[float]:
+    """The numbers of `wide`."""
+    pairs = zip(words[::2].tolist(), words[1::2].tolist(), strict=True)
+    whole = [low + (high << 64) for low, high in pairs]
+    return [(x - (x >> 127 << 128)) / 2**WHOLE for x in whole]
