@@ -86,6 +86,32 @@ def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
 
 
 @pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        (pf.HypCluster, {}),
+        (pf.IFCA, {"averaging": "gradient"}),
+        (pf.IFCA, {"averaging": "shrinking"}),
+        (pf.IFCA, {"shared_layers": "body", "restarts": 2}),
+    ],
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+def test_one_hot_sums_are_the_means_within_clusters(cls, given, fraction):
+    """Every model, and the one that each client deploys; no tensor of the server has a row per client."""
+    fed, how = federation(), settings(6, fraction=fraction, local_steps=1)
+    plain = prepare(net(), fed, cls(k=3, init_scale=0.5, **given), how).run()
+    how = settings(6, {"sums": "secure"}, fraction=fraction, local_steps=1)
+    run = prepare(net(), fed, cls(k=3, init_scale=0.5, one_hot=True, **given), how).run()
+    assert (plain.server["w"] - run.server["w"]).abs().max() < 4e-6
+    assert len(set(plain.clusters)) > 1
+    assert run.clusters is None
+    assert np.allclose(plain.personal, run.personal, atol=4e-6)
+    assert not [name for name, t in run.server.items() if len(t) == 4 and name != "known"]
+    bytes_up = [r.trained.ledger.frame().groupby("round")["up_bytes"].max()[5] for r in (plain, run)]
+    p = run.server["w"].shape[1]
+    assert bytes_up == [4 * p + 4, 8 * (3 * p + 3)]
+
+
+@pytest.mark.parametrize(
     ("name", "rounding"), [("scaffold", 1e-10), ("feddyn", 1e-10), ("fedslr", 1e-10), ("fedcet", 1e-13)]
 )
 def test_sums_that_a_method_rests_on_hold_under_secure_sums(name, rounding):

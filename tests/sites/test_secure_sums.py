@@ -12,8 +12,8 @@ from hospitals import OPEN, at_sites, experiment, on_one_machine, same
 from secured import FOUR, SECURE, Losing, Secured, folder
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
+from polyfed.privacy.fixed import narrow, wide
 from polyfed.sites import sums
-from polyfed.sites.sums import narrow, wide
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 NET = '[model]\nname = "mlp"\nhidden = [5]\n'
@@ -30,7 +30,10 @@ def study(place, method=FEDAVG, privacy="", **top):
     return experiment(place / "study.toml", method, COLUMNS + SECURE + privacy, **top)
 
 
-@pytest.mark.parametrize("method", [*(f'name = "{name}"' for name in METHODS), 'name = "fedcet"\nlr = 0.05'])
+SET = ['name = "fedcet"\nlr = 0.05', 'name = "hypcluster"\none-hot = true']
+
+
+@pytest.mark.parametrize("method", [*(f'name = "{name}"' for name in METHODS), *SET])
 def test_sites_have_the_bits_of_a_rehearsal(method, data, tmp_path):
     """Server state and every site's model; standardised by sums that are secure too."""
     file, sites = study(tmp_path, method), Secured(tmp_path, data)

@@ -31,7 +31,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import here
 from polyfed.privacy.planned import Planned
 from polyfed.privacy.settings import Privacy
-from polyfed.runs.rehearsal import counted, rehearsed
+from polyfed.runs.rehearsal import counted, rehearsed, sums_instead
 from polyfed.runs.training import Training
 
 NAMES = ("one", "two")
@@ -142,7 +142,8 @@ def _check_sums(
         asked = loop.kinds.get(kind, {})
         rows = sorted(name for name, of in asked.items() if "rows" in of)
         if rows:
-            raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {', '.join(rows)}")
+            own = ", ".join(rows) + sums_instead(algorithm)
+            raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {own}")
         for name in up:
             if name in asked and name not in wanted.get(kind, {}):
                 raise ConfigError(f"privacy: {algorithm.name} sends {name!r}, which is not summed")

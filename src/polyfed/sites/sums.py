@@ -28,7 +28,7 @@ from polyfed.privacy.masks import derive
 from polyfed.privacy.noise import new_secret
 from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
 from polyfed.privacy.settings import Privacy
-from polyfed.runs.rehearsal import counted
+from polyfed.runs.rehearsal import counted, sums_instead
 from polyfed.sites import journal
 from polyfed.sites import message as m
 from polyfed.sites.agreed import digest
@@ -43,7 +43,8 @@ def refuse_rows(method: Algorithm) -> None:
     """Raise ConfigError for a method whose server needs more than sums, seen on random samples."""
     rows = sorted(name for name, of in counted(method).kinds.items() if "rows" in of)
     if rows:
-        raise ConfigError(f"privacy: the server of {method.name} needs every client's own {', '.join(rows)}")
+        own = ", ".join(rows) + sums_instead(method)
+        raise ConfigError(f"privacy: the server of {method.name} needs every client's own {own}")
 
 
 def fewest(privacy: Privacy, cohort: int) -> int:
