@@ -377,14 +377,15 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_noise_and_pays_once(tmp_pa
     assert (out / "noise.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_rounds_cannot_be_raised_without_budget(tmp_path):
-    fed, out = federation(), tmp_path / "run"
-    prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out)
+@pytest.mark.parametrize("unit", ["row", "site"])
+def test_rounds_cannot_be_raised_without_budget(unit, tmp_path):
+    fed, out, private = federation(), tmp_path / "run", PRIVATE | {"unit": unit}
+    prepare(net(), fed, pf.FedAvg(), settings(3, private)).run(out)
     with pytest.raises(RunError, match=r"its noise was made for 3 rounds, which spend its whole privacy budget"):
-        prepare(net(), fed, pf.FedAvg(), settings(5, PRIVATE)).run(out, resume=True)
+        prepare(net(), fed, pf.FedAvg(), settings(5, private)).run(out, resume=True)
     (out / "noise.key").unlink()
     with pytest.raises(RunError, match=r"noise.key: found no secret"):
-        prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out, resume=True)
+        prepare(net(), fed, pf.FedAvg(), settings(3, private)).run(out, resume=True)
 
 
 def test_a_comparison_shares_the_budget_among_its_runs():
