@@ -41,7 +41,7 @@ def largest(places: int, total: float) -> float:
     return 2.0 ** (62 - places) / max(total, 1.0)
 
 
-def encode(values: Tensor, places: int, total: float, keep: bool = False) -> Tensor:
+def encode(values: Tensor, places: int, total: float, keep: bool = False, out: Tensor | None = None) -> Tensor:
     """Round numbers to the lattice 2^-places.
 
     Parameters
@@ -54,6 +54,8 @@ def encode(values: Tensor, places: int, total: float, keep: bool = False) -> Ten
         As in `largest`.
     keep : bool
         Whether to put the rounded numbers in the place of `values`.
+    out : Tensor or None
+        Memory for the result, whose allocation would take longer than its numbers.
 
     Returns
     -------
@@ -66,15 +68,16 @@ def encode(values: Tensor, places: int, total: float, keep: bool = False) -> Ten
         A number is larger than `largest` allows, or is none. It is never wrapped.
     """
     most = largest(places, total)
-    if values.numel() and not float(torch.linalg.vector_norm(values, torch.inf)) <= most:
+    if values.numel() and not max(float(t.abs()) for t in torch.aminmax(values)) <= most:
         flat = values.abs().reshape(len(values), -1)
         row = int((~(flat <= most)).any(1).nonzero()[0])
         wrong = values[row].reshape(-1)[~(flat[row] <= most)]
         raise OutOfRange(row, float(wrong[0]), most)
-    scaled = (values.double() * 2.0**places).round_()
-    words = scaled.long()
+    # exact in any precision: a factor that is a power of two, and numbers too large for a fraction stay as they are
+    scaled = (values.mul_(2.0**places) if keep else values * 2.0**places).round_()
+    words = scaled.long() if out is None else out.copy_(scaled)
     if keep:
-        values.copy_(scaled.mul_(2.0**-places))
+        values.mul_(2.0**-places)
     return words
 
 

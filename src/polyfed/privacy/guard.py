@@ -103,10 +103,11 @@ class Guard:
         digests = digest_of(received, len(ids)) if self.plan.private else []
         self._book(ids, digests, round, sum(numbers.values()), cohort)
         sums = {(n, kind): t.new_zeros(t.shape[1:], dtype=torch.int64) for n, t in sent.items() for kind in wanted[n]}
-        size = max(1, BLOCK // max(1, sum(numbers.values())))
+        size = min(len(ids), max(1, BLOCK // max(1, sum(numbers.values()))))
+        room = {name: t.new_empty(size, *t.shape[1:], dtype=torch.int64) for name, t in sent.items()}
         for k in range(0, len(ids), size):
             at = slice(k, k + size)
-            words = self._words({name: t[at] for name, t in sent.items()}, received, ids[at])
+            words = self._words({name: t[at] for name, t in sent.items()}, received, ids[at], room)
             weights = round.samples[at].long()
             for (name, kind), total in sums.items():
                 q = words[name]
@@ -121,10 +122,10 @@ class Guard:
                     total += self._noise(gaussian, self.site(i), total, round, name, kind, digest)
         return sums
 
-    def _words(self, sent: State, received: State, ids: list[int]) -> State:
+    def _words(self, sent: State, received: State, ids: list[int], room: State) -> State:
         """[s, ...] integers: what the clients send, or under a clip its change from what all of them received.
 
-        A client that keeps what it sends goes on with the numbers that it has sent.
+        A client that keeps what it sends goes on with the numbers that it has sent. room: memory for words
         """
         lent = {t.untyped_storage().data_ptr() for t in received.values()}
         kept = {name for name, t in sent.items() if t.untyped_storage().data_ptr() not in lent and t.stride(0) != 0}
@@ -134,10 +135,10 @@ class Guard:
             for name in kept:
                 sent[name].copy_(decode(words[name], NOISY, torch.float64) + bases[name])
             return words
-        found: State = {}
+        found, total = State(), float(self._all.sum())
         for name, t in sent.items():
             try:
-                found[name] = encode(t, self.places(t.dtype), float(self._all.sum()), name in kept)
+                found[name] = encode(t, self.places(t.dtype), total, name in kept, room[name][: len(t)])
             except OutOfRange as e:
                 raise RunError(f"client {self.names[ids[e.row]]!r}: uplink {name!r}: {e}") from None
         return found
