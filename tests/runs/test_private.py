@@ -1,6 +1,7 @@
 """Private runs in simulation: the sums are the plain ones, the noise is what the account says, and what cannot be
 private is refused by name."""
 
+import json
 import math
 
 import numpy as np
@@ -198,6 +199,7 @@ def test_what_cannot_be_had_is_said_before_training(given, privacy, line):
         ({"epsilon": 1.0, "clip": 1.0}, "privacy.sums.*expected secure"),
         ({"epsilon": 1.0, "clip": 1.0, "unit": "site", "noise": "own"}, "privacy.noise"),
         ({"delta": 1.0}, "privacy.delta"),
+        ({**PRIVATE, "quantile": 0.5}, "privacy.unit.*site"),
         ({"epsilonn": 1.0}, r"privacy.epsilonn: unknown key \(did you mean 'epsilon'\?\)"),
         ({"threshold": 1}, "privacy.threshold"),
     ],
@@ -252,7 +254,9 @@ def noise_of(
     noise: str, absent: int = 0, unit: str = "row", rounds: int = 1, **more
 ) -> tuple[np.ndarray, float, Guard]:
     """Numbers of noise in the server's model after one round, in units of the deviation that is owed."""
-    fed, algorithm, lr = federation(WIDE), pf.FedAvg(lr=0.5), 0.5
+    if unit == "quantile":
+        unit, more = "site", {**more, "quantile": 0.5}
+    fed, algorithm, lr = federation(WIDE, 1 if unit == "row" else 20), pf.FedAvg(lr=0.5), 0.5  # clips have work to do
     privacy = {**PRIVATE, "noise": noise, "absent": absent, "unit": unit} | more
     trainer = prepare(net(WIDE, None), fed, algorithm, settings(rounds, privacy))
     run = trainer.run()
@@ -269,6 +273,8 @@ def noise_of(
     clean = x[0] + sum(n * m for n, m in zip(weights, moves, strict=True)) / weights.sum()
     gap = (run.server["w"] - clean).numpy()
     z, d = trainer.private.multiplier, len(gap)
+    if "quantile" in more:  # Andrew et al., section 2.3, with the deviation of bits that Following has
+        z = (z**-2 - (2 * max(len(weights) / 20, z)) ** -2) ** -0.5
     if unit == "site":
         owed = z * weights.max() / weights.sum()
     else:
@@ -295,6 +301,7 @@ def _batch(task, fed, i):
         ("shared", 0, "site"),
         ("shared", 1, "site"),
         ("server", 0, "site"),
+        ("shared", 1, "quantile"),
     ],
 )
 def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
@@ -304,6 +311,35 @@ def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
     assert abs(x.mean()) < 4.5 / n**0.5
     assert abs(x.var() - 1) < 4.5 * (2 / n) ** 0.5
     assert abs((x**4).mean() - 3) < 4.5 * (96 / n) ** 0.5
+
+
+@pytest.mark.parametrize("noise", ["shared", "server"])
+def test_a_clip_follows_a_quantile_of_what_sites_send_within_the_budget(noise, tmp_path):
+    """100 sites of one row, whose gradients at zero have lengths of 0.008 to 0.82; the clip begins at five times the
+    middle. Booked is the budget, and a run that was stopped has the same clips."""
+    x = np.random.default_rng(0).normal(size=(100, 8))
+    rows = [(v[None] * (k + 1) / 100 / np.linalg.norm(v), [k % 3]) for k, v in enumerate(x)]
+    fed, model = pf.Federation.from_arrays(rows, classes=3, test_fraction=0), torch.nn.Linear(8, 3, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    private = {**PRIVATE, "unit": "site", "noise": noise, "epsilon": 50.0, "clip": 2.0, "quantile": 0.5, "delta": 1e-3}
+    out = tmp_path / "run"
+
+    def stop(progress):
+        if progress.round == 13:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        prepare(model, fed, pf.FedAvg(lr=1.0), settings(30, private, checkpoint_every=5)).run(out, callbacks=[stop])
+    run = prepare(model, fed, pf.FedAvg(lr=1.0), settings(30, private, checkpoint_every=5)).run(out, resume=True)
+    lines = [json.loads(line) for line in (out / "clips.jsonl").read_text().splitlines()]
+    clips = dict(map(tuple, lines))
+    assert [*clips] == [*range(1, 31)]
+    assert len({(t, c) for t, c in lines}) == 30
+    assert clips[1] == pytest.approx(2 * math.exp(-0.1), rel=0.05)
+    assert 0.25 < clips[30] < 0.6
+    spent = Ledger(out / "privacy.ledger").spent(fed.names[0], "arrays")
+    assert epsilon_of(spent, 1e-3) == pytest.approx(50.0, rel=1e-3)
+    assert run.status == "finished"
 
 
 @pytest.mark.parametrize("noise", ["shared", "server", "own"])

@@ -39,8 +39,8 @@ def model(place, data, monkeypatch, silent, unit="row"):
     place.mkdir()
     noise, of = Guard._noise, Guard._sigma
 
-    def noted(self, kind, numbers, t):
-        sigma.append(of(self, kind, numbers, t))
+    def noted(self, *about):
+        sigma.append(of(self, *about))
         return sigma[-1]
 
     def drawn(self, gaussian, secret, like, *rest):

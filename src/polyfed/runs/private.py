@@ -120,6 +120,8 @@ def planned(
                 "which clipping what a site sends would break; expected row, or another method"
             )
         phases = [algorithm.needs.phases(t) for t in (0, 1)]
+        if p.quantile is not None and max(phases) > 1:
+            raise ConfigError(f"privacy.quantile: {name} has several exchanges a round; leave quantile out")
         return dataclasses.replace(found, releases=float(phases[0] + phases[1] * max(0, rounds - 1)))
     seen = Seen(algorithm, task, federation, work, loop)
     home = seen.home()
