@@ -32,6 +32,7 @@ from polyfed.runs.userfile import algorithms_of
 T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
+MODEL = ("name", "file", "backbone", "backbone-digest", "adapter")  # of [model]; other keys are the model's options
 INFORMATION = (
     "format",
     "plan",
@@ -176,7 +177,7 @@ class Experiment:
 
 def model_of(table: Mapping[str, Any], where: Where) -> Model:
     """A [model] table: what is no setting of `Model` is an option of the model."""
-    known = {key: value for key, value in table.items() if key in ("name", "file", "adapter")}
+    known = {key: value for key, value in table.items() if key in MODEL}
     options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
     return dataclasses.replace(read_table(Model, known, where), options=options)
 
@@ -207,7 +208,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     tables = [found.get("data"), found.get("model"), found.get("algorithm")]
     listed = found.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
-        for key in ("dir", "file", "name"):
+        for key in ("dir", "file", "backbone", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and os.path.exists(place)):

@@ -376,8 +376,14 @@ class Model(Table):
 
     table: ClassVar[str] = "model"
 
-    name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or a class in file.")
+    name: str | None = setting(None, doc="linear, mlp, cnn, lenet, resnet18 or transformers, or a class in file.")
     file: str | None = setting(None, doc="Python file that defines the model.")
+    backbone: str | None = setting(
+        None,
+        doc="Pretrained weights: a folder of the library transformers, which is the model, or a file for the named "
+        "model (safetensors, or a state dict of torch). Nothing is downloaded.",
+    )
+    backbone_digest: str | None = setting(None, doc="Digest of the backbone, which a run writes; another is refused.")
     adapter: str | None = setting(
         None,
         doc="Part of the model to train, the rest is frozen: probe, biases, norms, last:K, or "
