@@ -41,6 +41,11 @@ class Columns(Configured):
     classes: Annotated[int, Limits(ge=2, le=10**6)] | None = setting(
         None, doc="Number of classes, where labels are numbers from 0 and some may not occur."
     )
+    text: str | None = setting(None, doc="Column of texts, which alone go in, as tokens and a mask: [2, length].")
+    tokenizer: str | None = setting(None, doc="Tokenizer of the texts: a tokenizer.json, as pretrained models have it.")
+    length: Annotated[int, Limits(ge=1, le=1 << 20)] = setting(
+        128, doc="Tokens of a text; longer ones are cut, shorter ones padded and masked."
+    )
     weights: str | None = setting(
         None, doc="Column of sample weights: how much a row counts in its client's training loss. Default: all alike."
     )
@@ -99,6 +104,10 @@ class Columns(Configured):
         self.require(
             self.group not in (*self.outcome, self.weights) or self.group is None, "group", "a column of its own"
         )
+        self.require((self.text is None) == (self.tokenizer is None), "tokenizer", "one with a column text, else none")
+        self.require(self.text is None or not survival, "text", "none, for task = survival")
+        self.require(self.text is None or self.text not in {*self.outcome, *self.apart}, "text", "a column of its own")
+        self.require(self.text is None or self.standardise in (None, "none"), "standardise", "none, for texts")
         named = bool(self.outcome) or self.missing_target == "refuse"
         self.require(named, "missing_target", "refuse, or a target that is named")
         for site, columns in self.site.items():

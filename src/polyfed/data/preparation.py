@@ -19,6 +19,7 @@ from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data.moments import filling, median, moments
 from polyfed.data.sheets import Sheet, repaired
+from polyfed.data.text import Text
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
@@ -54,6 +55,7 @@ class Preparation:
     gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
     sites: client -> Statistics; "" where all clients share them
     repairs: client -> what its cells are repaired with     limits: columns in which <5 is a value
+    text: the column of texts that goes in, in the place of all others
     """
 
     inputs: tuple[Input, ...]
@@ -67,6 +69,12 @@ class Preparation:
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
     repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     limits: tuple[str, ...] = ()
+    text: Text | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a row as the model takes it."""
+        return (len(self.names),) if self.text is None else (2, self.text.length)
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +119,12 @@ class Preparation:
         unseen value. Raises DataError where a column is missing, or a cell, named by file, line and column, is no
         number, a gap or unseen where these are refused.
         """
+        if self.text is not None:
+            name = self.text.column
+            if name not in sheet.columns:
+                near = closest(name, sheet.columns)
+                raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
+            return self.text.tokens(sheet.columns[name]).reshape(len(sheet.lines), -1).astype(np.float64)
         return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
 
     def _coded(self, sheet: Sheet, column: Input) -> np.ndarray:
@@ -161,8 +175,11 @@ class Preparation:
         """A client's rows as inputs, by a ColumnTransformer of scikit-learn.
 
         codes: [N, columns] as `codes` gives them     client: whose statistics are used
-        Returns [N, inputs] float32, in the order of `names`. Raises DataError for a number beyond float32.
+        Returns [N, inputs] float32, in the order of `names`; of texts tokens [N, 2, length] int64. Raises
+        DataError for a number beyond float32.
         """
+        if self.text is not None:
+            return codes.astype(np.int64).reshape(-1, *self.shape)
         with np.errstate(over="ignore"):
             out = np.asarray(self._transformer(self.at(client)).transform(codes), dtype=np.float32)
         if not np.isfinite(out).all():
@@ -271,7 +288,7 @@ class Preparation:
         return torch.from_numpy(np.concatenate(some) if some else self._nothing())
 
     def _nothing(self) -> np.ndarray:
-        return np.zeros((0, len(self.names)), dtype=np.float32)
+        return np.zeros((0, *self.shape), dtype=np.float32 if self.text is None else np.int64)
 
     # as JSON
 
@@ -283,6 +300,7 @@ class Preparation:
         inputs = [
             {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
         ]
+        found |= {} if self.text is None else {"text": vars(self.text)}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
         return plain | {"inputs": inputs, "sites": {name: vars(s) for name, s in self.sites.items()}}
 

@@ -205,10 +205,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
         raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
     plain(found, lambda key: f"{path}: {key}")
-    tables = [found.get("data"), found.get("model"), found.get("algorithm")]
+    tables = [found.get(key) for key in ("data", "columns", "model", "algorithm")]
     listed = found.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
-        for key in ("dir", "file", "backbone", "name"):
+        for key in ("dir", "file", "backbone", "tokenizer", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and os.path.exists(place)):
@@ -293,6 +293,8 @@ def resolve(
     if data.dir is not None:
         data = dataclasses.replace(data, dir=_absolute(data.dir))
     columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
+    if columns.tokenizer is not None:
+        columns = dataclasses.replace(columns, tokenizer=_absolute(columns.tokenizer))
     model = model_of(table_of(layers.get("model", {}), "model", where), where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     for m in chosen:

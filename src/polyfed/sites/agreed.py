@@ -89,4 +89,5 @@ def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: 
         if (here := digest_of(backbone.expanduser().resolve())) != found.backbone_digest:
             raise Refusal(f"needs {which}, and the one named with --backbone has {here}")
         found = dataclasses.replace(found, backbone=str(backbone))
+        model["backbone"] = found.backbone
     return Experiment(training, method, model, make_model(found, settled.inputs, settled.outputs, training.seed))

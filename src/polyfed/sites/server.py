@@ -317,11 +317,12 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")
-    if e.columns.standardise in (None, "pooled"):
+    if e.columns.standardise in (None, "pooled") and e.columns.text is None:
         needs.append("pooled")
     parts, model = 2 + (validation > 0), model_table(e.model)
     if "backbone" in model:  # sites have it in a place of their own
         model["backbone"] = Path(model["backbone"]).name
+    tokenizer = None if e.columns.tokenizer is None else Path(e.columns.tokenizer).name
     return {
         name: m.Join(
             versions=versions(e.packages()),
@@ -329,7 +330,9 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
             training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
             algorithm=method.table(),
             model=model,  # without a name where it is the default for what will be settled
-            columns=dataclasses.replace(e.columns, site={k: v for k, v in e.columns.site.items() if k == name}),
+            columns=dataclasses.replace(
+                e.columns, tokenizer=tokenizer, site={k: v for k, v in e.columns.site.items() if k == name}
+            ),
             cut=seed if d.seed is None else d.seed,
             test=d.test_fraction,
             validation=validation,

@@ -5,6 +5,7 @@ Asked again, a site answers the same bits again. What goes wrong comes back as F
 others (see `PolyfedError.outside`); the site's screen has all of it.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -255,7 +256,13 @@ class Site:
     def _read(self, join: m.Join) -> tuple[File, m.Joined]:
         """The file as the terms have it, and what the site says of it."""
         cut = Cut(join.cut, join.test, join.validation)
-        file = File(self.data, self.name, join.columns, cut, self.policy.columns)
+        columns = join.columns
+        if columns.text is not None:
+            if self.backbone is None:
+                raise Refusal("needs the tokenizer of texts; name its folder here with --backbone")
+            place = self.backbone if self.backbone.is_dir() else self.backbone.parent
+            columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
+        file = File(self.data, self.name, columns, cut, self.policy.columns)
         with self.data.open("rb") as f:
             self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
@@ -289,7 +296,8 @@ class Site:
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
         title = f"{method.name}, {join.experiment}; shapes as of this site's own columns"
         local = f"local steps {join.steps}" if join.steps else f"{t.epochs} passes over the training rows"
-        on = f" on the backbone {table['backbone']} ({table['backbone-digest']})" if "backbone" in table else ""
+        asked = join.model
+        on = f" on the backbone {asked['backbone']} ({asked['backbone-digest']})" if "backbone" in asked else ""
         work = (
             f"model {table['name']}{on}; at most {join.rounds} rounds of {local}, "
             f"in steps of {t.batch_size or 'all'} rows",
