@@ -317,7 +317,7 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")
-    if e.columns.standardise in (None, "pooled") and e.columns.text is None:
+    if e.columns.standardise in (None, "pooled") and e.columns.raw is None:
         needs.append("pooled")
     parts, model = 2 + (validation > 0), model_table(e.model)
     if "backbone" in model:  # sites have it in a place of their own

@@ -87,7 +87,7 @@ def test_raw_texts_are_answered_by_an_export(tokenizer, tmp_path, cli):
     assert right > 0.9
     tokenizer.with_name("other.json").write_text(tokenizer.read_text() + "\n")
     facts = json.loads((tmp_path / "oslo.json").read_text())
-    facts["preparation"]["text"]["tokenizer"] = str(tokenizer.with_name("other.json"))
+    facts["preparation"]["raw"]["tokenizer"] = str(tokenizer.with_name("other.json"))
     (tmp_path / "oslo.json").write_text(json.dumps(facts))
     said = cli("predict", "oslo.safetensors", "new.csv")
     assert said.status != 0
@@ -129,3 +129,53 @@ def test_sites_read_texts_with_their_own_tokenizer(tokenizer, tmp_path):
     assert len(model.predict(frame(3, 9))) == 3
     assert not any("id" in line.split() or "severe" in line for line in sites.lines)
     assert str(place) not in (tmp_path / "run" / "federation.json").read_text()
+
+
+def paint(place, labels=("dark", "light"), n=12):
+    """Folders of images, LABEL/IMAGE, of unlike sizes: those of the second label are brighter."""
+    pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    rng = np.random.default_rng(len(place.name))
+    for k, label in enumerate(labels):
+        (place / label).mkdir(parents=True)
+        for i in range(n):
+            shape = (int(rng.integers(9, 14)), 10, 3)
+            image = pillow.fromarray(rng.integers(120 * k, 120 * k + 100, shape).astype(np.uint8))
+            image.save(place / label / f"{i}.{'png' if i % 2 else 'jpg'}")
+    return place
+
+
+def test_folders_of_images_are_clients_and_raw_images_are_answered(tmp_path, cli):
+    for name in ("bern", "oslo"):
+        paint(tmp_path / "data" / name)
+    new = paint(tmp_path / "new", labels=("any",)) / "any"
+    (tmp_path / "study.toml").write_text(
+        'rounds = 20\nseeds = 1\n[data]\nname = "./data"\n[columns]\nsize = 8\npixels = "half"\n'
+        '[model]\nname = "linear"\n[algorithm]\nname = "fedavg"\nlr = 0.05\n'
+    )
+    said = cli("run", "study.toml", "--out", "run")
+    assert said.status == 0, said.err
+    run = pf.Run.open(tmp_path / "run")
+    assert run.outline.input_shape == (3, 8, 8)
+    assert run.history.query("split == 'test'").accuracy.iloc[-1] == 1
+    assert cli("export", "run", "--client", "oslo").status == 0
+    said = cli("predict", "oslo.safetensors", new, "--out", "answers.csv")
+    assert said.status == 0, said.err
+    assert set(pd.read_csv(tmp_path / "answers.csv").prediction) == {"dark"}
+    (new / "text.png").write_text("no image")
+    said = cli("predict", "oslo.safetensors", new)
+    assert said.status != 0
+    assert "text.png: not an image, expected JPEG or PNG" in said.err
+
+
+def test_a_column_names_images_from_its_file_s_folder(tmp_path):
+    """And pixels are those of the image, channels first, scaled."""
+    pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3)).astype(np.uint8)
+    (tmp_path / "scans").mkdir()
+    pillow.fromarray(pixels).save(tmp_path / "scans" / "a.png")
+    (tmp_path / "bern.csv").write_text("scan,age,ill\nscans/a.png,3,0\nscans/a.png,4,1\n")
+    for scale, expected in (("unit", pixels / 255), ("half", pixels / 127.5 - 1)):
+        fed = pf.data.load(tmp_path / "bern.csv", image="scan", size=4, pixels=scale).partition(
+            "iid", 1, test_fraction=0.0
+        )
+        np.testing.assert_allclose(fed.train.x[0], np.moveaxis(expected, -1, 0), atol=1e-6)
