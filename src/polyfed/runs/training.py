@@ -91,8 +91,10 @@ class Training(Table):
     augment: str | FUNCTION | None = setting(
         None, doc="Augmentation of training images, such as flip+crop:4 or flip+crop:4,p=0.5."
     )
-    loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
-        None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
+    loss: Literal["cross-entropy", "mse", "tokens"] | FUNCTION | None = setting(
+        None,
+        doc="The clients' loss. Default: cross-entropy for classes, mse for numbers. tokens: cross-entropy at each "
+        "token, whose classes are targets [T] of floats, -100 where none is wanted.",
     )
     class_weights: Literal["balanced"] | WEIGHTS | BY_LABEL | None = setting(
         None,
