@@ -17,7 +17,7 @@ from polyfed.models.adapters import adapted, merged
 from polyfed.models.backbone import pretrained
 from polyfed.models.backbone import transformers as _transformers
 from polyfed.models.cnn import cnn, lenet
-from polyfed.models.groupnorm import replace_batchnorm
+from polyfed.models.groupnorm import replace_batchnorm, with_statistics
 from polyfed.models.linear import linear
 from polyfed.models.mixture import mixture
 from polyfed.models.mlp import mlp
@@ -26,7 +26,18 @@ from polyfed.models.resnet import resnet18
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
 
-__all__ = ["about", "adapted", "build", "default", "merged", "names", "options", "pretrained", "replace_batchnorm"]
+__all__ = [
+    "about",
+    "adapted",
+    "build",
+    "default",
+    "merged",
+    "names",
+    "options",
+    "pretrained",
+    "replace_batchnorm",
+    "with_statistics",
+]
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)

@@ -179,6 +179,8 @@ def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) 
         made = models.build(m.name, input_shape, outputs, seed=seed, **options)
     if path is not None and not whole:
         made = models.pretrained(made, path)
+    if m.batchnorm is not None:
+        made = models.with_statistics(made) if m.batchnorm == "statistics" else models.replace_batchnorm(made)
     if m.adapter is None:
         return made.float() if is_half(made) else made
     return models.adapted(made, m.adapter, seed)

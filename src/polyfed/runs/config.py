@@ -32,7 +32,14 @@ from polyfed.runs.userfile import algorithms_of
 T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
-MODEL = ("name", "file", "backbone", "backbone-digest", "adapter")  # of [model]; other keys are the model's options
+MODEL = (
+    "name",
+    "file",
+    "backbone",
+    "backbone-digest",
+    "batchnorm",
+    "adapter",
+)  # of [model]; other keys are the model's options
 INFORMATION = (
     "format",
     "plan",

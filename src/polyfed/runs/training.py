@@ -386,6 +386,11 @@ class Model(Table):
         "model (safetensors, or a state dict of torch). Nothing is downloaded.",
     )
     backbone_digest: str | None = setting(None, doc="Digest of the backbone, which a run writes; another is refused.")
+    batchnorm: Literal["groups", "statistics"] | None = setting(
+        None,
+        doc="Put GroupNorm in the place of BatchNorm layers, or make their running statistics parameters, which FedAvg "
+        "averages and FedBN leaves with the client. Default: refused unless frozen.",
+    )
     adapter: str | None = setting(
         None,
         doc="Part of the model to train, the rest is frozen: probe, biases, norms, last:K, or "
