@@ -57,5 +57,5 @@ class Statistics(nn.Module):
             y = F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         else:
             y = F.batch_norm(x, at[0], at[1].clamp(min=0), self.weight, self.bias, False, 0.0, self.eps)
-        follow: Any = Follow.apply  # pyright: ignore[reportUnknownMemberType]
+        follow: Any = Follow.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return follow(y, mean, var, *at)
