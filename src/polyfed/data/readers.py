@@ -264,6 +264,14 @@ def files_of(place: Path) -> list[Path]:
     return [place]
 
 
+def picture_folders(path: Path) -> list[Path]:
+    """The clients' folders of a folder CLIENT/LABEL/IMAGE; none where it has files of its own, or no such images."""
+    inside = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else []
+    if not inside or not all(f.is_dir() for f in inside):
+        return []
+    return inside if all(any(f.glob("*/*.*")) for f in inside) else []
+
+
 def client_files(path: str | Path) -> list[Path]:
     """The CSV files of a folder, or the npz files, by name.
 

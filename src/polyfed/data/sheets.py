@@ -25,6 +25,7 @@ from polyfed.data.said import Cells
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
 FEW = 20  # distinct texts that a column of categories may have without being declared
 HEAD = 1000  # rows of which some repeat a text, where a long column holds one twice
+IMAGE, LABEL = "image", "label"  # columns that folders of images make
 MANY = 10  # rows of a site whose texts, all distinct at every site, identify them
 MONTHS = "january february march april may june july august september october november december"
 MONTH = f"({'|'.join(f'{m[:3]}({m[3:]})?' if m[3:] else m for m in MONTHS.split())}|sept)[.]?"
@@ -170,6 +171,12 @@ class Sheet:
         """The client's name, or else the file's without its ending."""
         return self.client or Path(self.where).stem
 
+    @property
+    def folder(self) -> Path:
+        """The folder that files in its cells are named from."""
+        place = Path(self.where)
+        return place if place.is_dir() else place.parent
+
     def at(self, row: int, column: str) -> str:
         """A place in the file, as errors name it."""
         return f"{self.where}, line {self.lines[row]}, column {column!r}"
@@ -208,11 +215,21 @@ def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> S
 
     site: whose it is, by which its repairs are named; None: as the file
     """
+    if path.is_dir():
+        return _pictures(path)
     repairs = columns.site.get(path.stem if site is None else site, {})
     encoding = repairs.get(ENCODING, columns.encoding)
     header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
     sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter)
     return targeted(repaired(sheet, repairs, columns.limits), columns)
+
+
+def _pictures(folder: Path) -> Sheet:
+    """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
+    files = [f for f in sorted(folder.glob("*/*")) or sorted(folder.iterdir()) if f.is_file() and f.name[0] != "."]
+    cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
+    cells |= {LABEL: [f.parent.name for f in files]} if any(f.parent != folder for f in files) else {}
+    return Sheet(str(folder), [*range(1, len(files) + 1)], cells)
 
 
 def repaired(
