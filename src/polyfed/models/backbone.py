@@ -4,6 +4,7 @@ module. Nothing is downloaded, no object is unpickled, and no code of a folder i
 
 import hashlib
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,10 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     if not (Path(backbone) / "config.json").is_file():
         raise ConfigError(f"model.backbone: found {backbone!r}, expected a folder with config.json and safetensors")
     try:
-        from transformers import AutoModel
-        from transformers.utils import logging
+        library: Any = import_module("transformers").AutoModel
+        logging: Any = import_module("transformers.utils").logging
     except ImportError:
         raise ModelError("model transformers: is not installed; pip install 'polyfed[transformers]'") from None
-    library: Any = AutoModel
     shown, before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a head of the file is not used, which it would report
