@@ -20,6 +20,7 @@ from polyfed.base.settings import is_mapping
 from polyfed.base.typed import named_modules
 from polyfed.compute.narrow import HALF
 
+DROPPING = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # of a configuration
 POOLS = ("mean", "first", "last", "none")
 
 
@@ -66,7 +67,7 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     if not (Path(backbone) / "config.json").is_file():
         raise ConfigError(f"model.backbone: found {backbone!r}, expected a folder with config.json and safetensors")
     try:
-        library: Any = import_module("transformers").AutoModel
+        library: Any = import_module("transformers")
         logging: Any = import_module("transformers.utils").logging
     except ImportError:
         raise ModelError("model transformers: is not installed; pip install 'polyfed[transformers]'") from None
@@ -74,7 +75,12 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a head of the file is not used, which it would report
     try:
-        base = library.from_pretrained(backbone, local_files_only=True, use_safetensors=True, dtype="auto")
+        drops = library.AutoConfig.from_pretrained(backbone, local_files_only=True).to_dict()
+        # attention that drops inside torch's own function has masks without keys
+        eager = {"attn_implementation": "eager"} if any(drops.get(key) for key in DROPPING) else {}
+        base = library.AutoModel.from_pretrained(
+            backbone, local_files_only=True, use_safetensors=True, dtype="auto", **eager
+        )
     except Exception as e:  # whatever a folder's configuration may bring the library to
         raise ModelError(f"model.backbone: {backbone}: transformers cannot read it ({reason(e)})") from None
     finally:
