@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from math import isfinite, prod
 
 import numpy as np
@@ -16,7 +17,7 @@ from polyfed.compute.losses import column
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task, model_input
 from polyfed.compute.trial import reason, train_twice
-from polyfed.compute.vectorised import saved_bytes, stacked_outputs
+from polyfed.compute.vectorised import saved_bytes
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import fitting
 
@@ -78,10 +79,21 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
     if split.weight is not None and callable(task.loss):
         _check_weighted(task, split)
     if task.vectorised:
+        _settle_many(task, x, y, split.weight is not None, who)
+
+
+def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> None:
+    """Settle how many models are computed at once: by vmap, or else grouped, or else not, which is said."""
+    why = "it mixes the samples of a batch"
+    for task.grouped in (False, True):
+        task.vectorised = True
         try:
-            _try_many(task, x, y, split.weight is not None)
-        except Exception:  # an operation that has no rule for many models at once, or random numbers but dropout's
-            task.vectorised = False
+            _try_many(task, x, y, weighted)
+        except Exception as e:  # an operation that has no rule for many models at once, or random numbers but dropout's
+            task.vectorised, why = False, reason(e)
+        if task.vectorised:
+            return
+    log.warning("%s is trained one client after another: %s", who, why)
 
 
 def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
@@ -106,7 +118,8 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
         start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
         drawn = keys[:1] if task.random else None
         with torch.enable_grad(), task.precision():
-            return saved_bytes(lambda: stacked_outputs(module, task.layout, start, some, drawn), (start, some))
+            made = partial(task.many_pass, module, task.layout, start, some, drawn, None)
+            return saved_bytes(lambda: made()[0], (start, some))
 
     task.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
 

@@ -23,6 +23,7 @@ from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.base.typed import add_, copy_, named_modules, plain
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
+from polyfed.compute.grouped import grouped_pass
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
 from polyfed.compute.narrow import placed
@@ -52,7 +53,8 @@ class Task:
     model : nn.Module
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
-        "cross-entropy", "mse", or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
+        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T] of floats, -100 where none is wanted),
+        or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
         outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
         samples only with outputs as they are.
     weight_decay : float
@@ -128,6 +130,7 @@ class Task:
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
+        self.grouped = False  # by one pass of what is frozen, as `check` finds where the other way fails
         self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
         self.random = True
@@ -237,6 +240,7 @@ class Task:
             tf32=self.tf32, class_weights=plain(self.class_weights),
         ).adopt(self.found)  # fmt: skip
         part.asked, part.scores, part.settled = self.asked, self.scores, self.settled
+        part.grouped = self.grouped
         part.vectorised, part.sample_bytes = self.vectorised and part.stacked is None, self.sample_bytes
         return part
 
@@ -520,12 +524,17 @@ class Task:
         with torch.enable_grad():
             with self.precision():
                 seen = None if also is None else Entering(module)
-                output, *features = stacked_pass(module, self.layout, w, batch.x, self._keys(batch), seen)
+                output, *features = self.many_pass(module, self.layout, w, batch.x, self._keys(batch), seen)
             loss = self.criterion.of_models(output.to(w.dtype), batch)
             if also is not None:
                 loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), batch, slice(0, len(w)))
             (g,) = torch.autograd.grad(loss.sum(), w)
         return g, loss.detach()
+
+    @property
+    def many_pass(self) -> Callable[..., tuple[Tensor, ...]]:
+        """What computes many models on their own samples at once."""
+        return grouped_pass if self.grouped else stacked_pass
 
     def _keys(self, batch: Batch) -> np.ndarray | None:
         """[s] uint64, of what the model draws in this step."""
@@ -561,7 +570,7 @@ class Task:
         rows, b = min(most, len(w)), max(1, most // len(w))
         out = [
             [
-                stacked_pass(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
+                self.many_pass(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
                 for i in range(0, len(w), rows)
             ]
             for k in range(0, max(x.shape[1], 1), b)

@@ -21,6 +21,7 @@ from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
+from polyfed.data.sheets import IMAGE, LABEL
 from polyfed.data.tables import check_sites, load_tables
 from polyfed.data.tiny_imagenet import read_folder
 
@@ -181,11 +182,14 @@ def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedEr
 
 def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Dataset:
     """The CSV or npz files of a folder, one client each, or of one file."""
-    there = [path] if path.is_file() else readers.client_files(path)
+    pictures = readers.picture_folders(path)
+    there = pictures or readers.files_of(path)
+    if pictures:
+        columns = replace(columns, image=columns.image or IMAGE, target=columns.target or LABEL)
     paths, single = [p for p in there if p.stem not in without], len(there) == 1
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
-    if all(p.suffix.lower() == ".csv" for p in paths):
+    if pictures or all(p.suffix.lower() == ".csv" for p in paths):
         check_sites(columns, [p.stem for p in there])
         return load_tables(paths, columns, single)
     if wrong := [key for key in columns.given if key not in ARRAYS]:

@@ -1,0 +1,158 @@
+"""Many models that are alike but for small trained parts, in one pass of the rest: what is frozen is called as an
+ordinary module on all samples [s b, ...], so that masks may be of any kind; trained layers are batched products.
+
+A layer that holds a trained parameter has a form here, by its type; one without is refused, and so is a layer whose
+input does not begin with the samples. A parameter that is used elsewhere than in its own layer's call has no gradient
+here, which `check` finds by comparing.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyfed.base.errors import ModelError
+from polyfed.compute.batches import on_device
+from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
+from polyfed.compute.layout import Layout
+from polyfed.compute.terms import Entering
+
+Own = dict[str, Any]  # a layer's trained parameters by name, [s, ...]
+Form = Callable[[Any, Own, int, Tensor], Tensor]  # of a layer, its trained parameters, s, the input [s b, ...]
+
+
+def grouped_pass(
+    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, seen: Entering | None
+) -> tuple[Tensor, ...]:
+    """Every model's outputs on its own samples, as `vectorised.stacked_pass`: [s, p], [s, b, ...] -> [s, b, ...].
+
+    Raises ModelError for a layer that has no form.
+    """
+    s, owned = len(w), dict[str, Own]()
+    for e, view in zip(layout.entries, layout.views(w), strict=True):
+        layer, _, name = e.name.rpartition(".")
+        owned.setdefault(layer, {})[name] = view
+    drawn = None if keys is None else on_device(halves(keys), w.device)
+    with _forms(module, owned, s), Drawn(s, drawn), seen or nullcontext():
+        output: Tensor = module(x.flatten(0, 1))
+        found = [output] if seen is None else [output, seen.entered()]
+    return tuple(t.view(s, -1, *t.shape[1:]) for t in found)
+
+
+@contextmanager
+def _forms(module: nn.Module, owned: dict[str, Own], s: int) -> Generator[None]:
+    """Inside, layers with trained parameters compute by their forms."""
+    changed: list[nn.Module] = []
+    try:
+        for name, own in owned.items():
+            layer = module.get_submodule(name)
+            form = FORMS.get(type(layer).__name__ if type(layer).__module__.startswith("polyfed.") else type(layer))
+            if form is None:
+                raise ModelError(f"layer {name!r} ({type(layer).__name__}) has no grouped form")
+            layer.forward = _called(form, layer, own, s)
+            changed.append(layer)
+        yield
+    finally:
+        for layer in changed:
+            del layer.__dict__["forward"]
+
+
+def _called(form: Form, layer: nn.Module, own: Own, s: int) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        if x.dim() < 2 or len(x) % s:
+            raise ModelError(f"{type(layer).__name__}: its input {list(x.shape)} does not begin with the samples")
+        return form(layer, own, s, x)
+
+    return forward
+
+
+def _by_group(x: Tensor, s: int) -> Tensor:
+    """[s b, ..., k] -> [s, b ..., k]."""
+    return x.reshape(s, -1, x.shape[-1])
+
+
+def _times(x: Tensor, weight: Tensor, s: int) -> Tensor:
+    """[s, n, k] times one weight [m, k], or one for each group [s, m, k], transposed."""
+    return x @ weight.mT if weight.dim() == 3 else F.linear(x, weight)
+
+
+def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
+    weight, bias = own.get("weight", layer.weight), own.get("bias", layer.bias)
+    y = _times(_by_group(x, s), weight, s)
+    y = y if bias is None else y + (bias[:, None] if bias.dim() == 2 else bias)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
+    """The base as it is, and c (R x + B (A x)) for every group."""
+    g, R = _by_group(x, s), own.get("R")
+    A = own.get("A", layer.A)
+    update = _times(_times(g, A, s), own["B"], s)
+    update = update if R is None else update + _times(g, R, s)
+    base: Tensor = layer.base(x)
+    return base + layer.scale * update.view(base.shape)
+
+
+def _layer_norm(layer: nn.LayerNorm, own: Own, s: int, x: Tensor) -> Tensor:
+    shape = [*layer.normalized_shape]
+    y = F.layer_norm(x, shape, None, None, layer.eps).reshape(s, -1, *shape)
+    for name, act in (("weight", torch.mul), ("bias", torch.add)):
+        t = own.get(name, getattr(layer, name))
+        y = y if t is None else act(y, t[:, None] if name in own else t)
+    return y.view(x.shape)
+
+
+def _embedding(layer: nn.Embedding, own: Own, s: int, x: Tensor) -> Tensor:
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+        raise ModelError("Embedding: max_norm, scale_grad_by_freq and sparse have no grouped form")
+    n, d = own["weight"].shape[1:]
+    at = x.view(s, -1) + n * torch.arange(s, device=x.device)[:, None]
+    y = F.embedding(at, own["weight"].reshape(s * n, d)).view(*x.shape, d)
+    return y if layer.padding_idx is None else torch.where((x == layer.padding_idx)[..., None], y.detach(), y)
+
+
+FORMS: dict[Any, Form] = {  # LoRA by its name: it is built from models, which lie above
+    nn.Linear: _linear,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
+    "LoRA": _lora,
+}
+
+
+class Drawn(TorchFunctionMode):
+    """Inside, dropouts have each group's own keyed masks. keys: [2, s] int32; None: nothing may be drawn."""
+
+    def __init__(self, s: int, keys: Tensor | None):
+        super().__init__()
+        self._s, self._keys, self._count = s, keys, 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
+            raise ModelError("attention drops inside torch's own function, whose masks have no keys")
+        if self._keys is not None and func in DROPOUTS:
+            made = self._dropped(func, args, kwargs)
+            if made is not None:
+                self._count += 1
+                return made
+        return func(*args, **kwargs)
+
+    def _dropped(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+        x = args[0] if args else kwargs["input"]
+        if len(x) % self._s:
+            raise ModelError(f"dropout of {list(x.shape)}, which does not begin with the samples")
+        rest, assured = args[1:], self._keys
+        assert assured is not None
+        parts = [
+            dropped(func, Key(low, high), self._count, part, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
+            for part, low, high in zip(x.unflatten(0, (self._s, -1)), *assured.unbind(), strict=True)
+        ]
+        some = [part for part in parts if part is not None]
+        return torch.cat(some) if len(some) == self._s else None
