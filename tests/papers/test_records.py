@@ -36,7 +36,7 @@ def test_the_index_says_how_many_older_choices_are():
     assert said in (PAGES / "index.md").read_text()
 
 
-@pytest.mark.parametrize("board", ["clusters"])
+@pytest.mark.parametrize("board", ["clusters", "small"])
 def test_the_rows_of_a_board_are_those_of_its_record(board):
     """The accuracy of every cell, and the digest of its models, by the lines of its runs alone."""
     digests, means = defaultdict(list), defaultdict(list)
