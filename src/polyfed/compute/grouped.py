@@ -82,8 +82,8 @@ def _times(x: Tensor, weight: Tensor, s: int) -> Tensor:
 
 
 def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    weight, bias = (own.get(name, getattr(layer, name)) for name in ("weight", "bias"))
-    y = _times(_by_group(x, s), weight, s)
+    bias: Any = own.get("bias", layer.bias)
+    y = _times(_by_group(x, s), own.get("weight", layer.weight), s)
     y = y if bias is None else y + (bias[:, None] if bias.dim() == 2 else bias)
     return y.view(*x.shape[:-1], -1)
 
@@ -91,8 +91,7 @@ def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
     """The base as it is, and c (R x + B (A x)) for every group."""
     g, R = _by_group(x, s), own.get("R")
-    A = own["A"] if "A" in own else layer.A
-    update = _times(_times(g, A, s), own["B"], s)
+    update = _times(_times(g, own.get("A", layer.A), s), own["B"], s)
     update = update if R is None else update + _times(g, R, s)
     base: Tensor = layer.base(x)
     return base + layer.scale * update.view(base.shape)
