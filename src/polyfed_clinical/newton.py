@@ -106,7 +106,7 @@ def why(found: Found, model: Model, names: Sequence[str], who: str = "") -> str:
         verb = "separate" if len(slopes) > 1 else "separates"
         return f"{who}no finite estimate; {listed or 'nothing'} {verb} those with events from those without"
     if not slopes:
-        return f"{who}as many rows as coefficients"
+        return f"{who}as many rows as coefficients, or no variance left"
     if len(slopes) == 1 or found.outcome == CONSTANT:
         verb = "column {} is" if len(slopes) == 1 else "columns {} are"
         return f"{who}{verb.format(listed)} constant {'within every site' if who else 'there'}"

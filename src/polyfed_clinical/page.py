@@ -37,7 +37,7 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
         The file cannot be written.
     """
     title = f"{fit.model[:1].upper()}{fit.model[1:]} regression over {words.count(len(fit.sites), 'site')}"
-    patients, rounds = f"{fit.sites['patients'].sum():,} patients", words.count(fit.rounds, "exchange")
+    patients, rounds = f"{fit.totals['patients']:,} patients", words.count(fit.rounds, "exchange")
     caption = (
         f"{100 * fit.level:g} % intervals; the meta-analysis combines the sites' own fits by their inverse variances."
     )
@@ -97,7 +97,7 @@ def _grid(drawn: list[Drawing]) -> str:
 def _forests(fit: ClinicalFit) -> list[Drawing]:
     """A forest plot per coefficient, those first on which the sites disagree most."""
     differ = fit.heterogeneity.loc[fit.single].to_dict("index")
-    order = sorted(differ, key=lambda name: differ[name]["p"])[:FORESTS]
+    order = sorted(differ, key=lambda name: differ[name]["p"])[: 0 if fit.own.empty else FORESTS]
     more = f" Of {len(differ)} coefficients, those {FORESTS} on which sites differ most." * (len(differ) > FORESTS)
     found = []
     for k, name in enumerate(order):
@@ -119,7 +119,11 @@ def _sites(fit: ClinicalFit) -> Table:
             shown = f"{100 * row['baseline']:.1f} %" if fit.model == "logistic" else words.figures(row["baseline"])
             cells.append(Cell(shown if np.isfinite(row["baseline"]) else "left out", {"baseline": row["baseline"]}))
             cells.append(Cell(words.figures(row["intercept"]), {k: row[k] for k in ("intercept", "intercept_se")}))
-        own = Cell("yes" if row["meta"] else f"no: {row['why']}", {"own_fit": bool(row["meta"])})
+        own = (
+            Cell("yes" if row["meta"] else f"no: {row['why']}", {"own_fit": bool(row["meta"])})
+            if "meta" in row
+            else Cell("not known")
+        )
         moved = [Cell(words.size(v), {f"{way}_bytes": v}) for way, v in price[name].items()]
         rows.append((Cell(str(name), {"site": name}), *cells, own, *moved))
     base = (what, "intercept") if "baseline" in fit.sites else ()

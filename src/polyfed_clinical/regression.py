@@ -5,9 +5,8 @@ Columns, and the target of a linear model, are centred and scaled by pooled mean
 sites send first; coefficients are those of the columns as given.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,54 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError, DataError, closest
+from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.values import Limits
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.report import words
 from polyfed.runs.rehearsal import rehearse
 from polyfed.runs.trainer import fit as fit_method
 from polyfed.runs.watching import Progress
 from polyfed_clinical import splines as curves
+from polyfed_clinical.columns import Units, designed, started
 from polyfed_clinical.inference import joint, meta_analysis, wald
 from polyfed_clinical.likelihood import Best, maximum
 from polyfed_clinical.models import Loss, Model, loss, named
 from polyfed_clinical.newton import INTERCEPT, Found, why
-from polyfed_clinical.sites import Design, Wire, check, correction, dispersion, gathered, labelled, pooled
+from polyfed_clinical.secured import fit_sums
+from polyfed_clinical.sites import Design, Wire, check, correction, dispersion, gathered, labelled
 from polyfed_clinical.summary import ARRIVED, ClinicalFit
 
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last
-
-
-class Units(NamedTuple):
-    """Units of coefficients. names: {column: its name with the unit}, of those that have one     sizes: [columns]"""
-
-    names: dict[str, str]
-    sizes: Tensor
-
-    def of(self, intercepts: int) -> Tensor:
-        """[p]: of all coefficients, intercepts first."""
-        return torch.cat([self.sizes.new_ones(intercepts), self.sizes])
-
-    @classmethod
-    def read(
-        cls, per: Mapping[str, float | str], labels: Sequence[str], knots: curves.Knots, deviation: Tensor
-    ) -> "Units":
-        """From what was asked for. deviation: [columns] of the pooled rows. Raises ConfigError."""
-        names, sizes = dict[str, str](), torch.ones(len(labels), dtype=torch.float64)
-        for name, unit in per.items():
-            if name in knots:
-                raise ConfigError(f"per: {name} is a spline, whose terms have no unit")
-            if name not in labels:
-                raise ConfigError(f"per: no column {name!r}{closest(name, labels)}; there are {', '.join(labels)}")
-            if unit != "sd" and not (isinstance(unit, int | float) and 0 < unit < math.inf):
-                raise ConfigError(f"per: {name}: found {unit!r}, expected a number above 0, or 'sd'")
-            size = float(deviation[labels.index(name)]) if unit == "sd" else float(unit)
-            sizes[labels.index(name)] = size
-            names[name] = f"{name} per SD ({words.figures(size)})" if unit == "sd" else f"{name} per {size:g}"
-        return cls(names, sizes)
 
 
 @checked
@@ -80,6 +51,7 @@ def fit(
     names: Sequence[str | int] | None = None,
     columns: Sequence[str | int] | None = None,
     level: Annotated[float, Limits(gt=0, lt=1)] = 0.95,
+    sums: Literal["plain", "secure"] = "plain",
     method: Algorithm | None = None,
     **settings: Any,
 ) -> ClinicalFit:
@@ -117,6 +89,9 @@ def fit(
         Of x.
     level : float
         Of the confidence intervals.
+    sums : str
+        "secure": the server reads sums over all sites, of at least three; intercepts and own fits stay at the sites, so
+        that `sites` and `own` hold nothing of them.
     method : Algorithm or None
         None: Newton's method, which ends at the pooled fit. Or a method of polyfed that trains a common model.
     **settings
@@ -135,7 +110,7 @@ def fit(
         A name or setting is unknown or does not fit.
     """
     kind = named(model, ties)
-    _refuse(kind, intercepts, method, settings, errors if clusters is not None else None)
+    _refuse(kind, intercepts, method, settings, errors if clusters is not None else None, sums)
     robust = errors == "robust" or clusters is not None
     places, given = gathered(sites, kind, names, clusters)
     labels = labelled(columns or given, places[0].x.shape[1])
@@ -144,15 +119,19 @@ def fit(
         places = [site.complete() for site in places]
     for site in places:
         check(site, kind, labels)
+    if sums == "secure":
+        left = [*(whole - [len(site.x) for site in places])] if missing == "complete" else None
+        how: dict[str, Any] = {"intercepts": intercepts, "per": per or {}, "splines": splines or {}, "level": level}
+        return fit_sums(places, kind, labels, robust=robust, clustered=clusters is not None, left_out=left, **how)
     wire, knots = Wire(places), {}
     if splines:
         knots = curves.placed(wire, labels, splines)
         wire.sites = places = [curves.bent(site, labels, knots) for site in places]
         labels = [term for c in labels for term in (curves.terms_of(c, knots[c]) if c in knots else [c])]
     each = wire.ask(lambda site, _: site.sums(kind))
-    design, deviation, alike = _designed(kind, labels, each)
+    design, deviation, alike = designed(kind, labels, each)
     units = Units.read(per or {}, labels, knots, deviation)
-    start = _start(kind, each["target"].sum(0), len(labels) + kind.intercept)
+    start = started(kind, each["target"].sum(0), len(labels) + kind.intercept)
     if method is not None:
         start = design.standardised(_trained(wire, kind, loss(model, ties), design, start, method, settings))
     speak = [i for i, said in enumerate(alike) if not said]
@@ -204,6 +183,7 @@ def fit(
     about["why"] = [
         a or why(f, kind, [INTERCEPT] * kind.intercept + labels) for a, f in zip(alike, blamed, strict=True)
     ]
+    totals = {key: int(about[key].sum()) for key in ("patients", "events", "left_out") if key in about}
     moved = wire.ledger.by_client(len(places))
     return ClinicalFit(
         model=kind.name,
@@ -230,43 +210,8 @@ def fit(
         knots=knots,
         joint=joint(found["estimate"], matrix, {c: curves.terms_of(c, at) for c, at in knots.items()}),
         errors=kept,
+        totals=totals,
     )
-
-
-def _designed(kind: Model, labels: Sequence[str], each: Mapping[str, Tensor]) -> tuple[Design, Tensor, list[str]]:
-    """(means and deviations of the columns, sample deviations, of each site how its outcomes are all alike, or "").
-
-    each: what the sites said of their rows, see `Site.sums`. Raises DataError for outcomes that are alike everywhere.
-    """
-    total, events = each["n"].sum(), each["target"][:, 0 if kind.intercept else 1]
-    if kind.name != "linear" and not events.sum() > 0:
-        raise DataError("no site has an event; at least one is needed")
-    if kind.name == "logistic" and events.sum() == total:
-        raise DataError("every target is 1 at every site; both 0 and 1 are needed")
-    mean, scale = pooled(each["n"], each["x"], each["squares"])
-    if kind.intercept and bool((still := scale == 0).any()):
-        raise DataError(f"column {labels[int(still.nonzero()[0])]!r} is constant over all sites; leave it out")
-    unit = torch.zeros(0, dtype=torch.float64)
-    if kind.name == "linear":
-        unit = torch.cat(pooled(each["n"], each["target"][:, :1], each["target squares"]))
-        unit[1] = unit[1] if unit[1] > 0 else 1.0
-    alike = [""] * len(events)
-    if kind.name != "linear":
-        only = events == each["n"] if kind.name == "logistic" else events < 0
-        alike = ["no event" if e == 0 else "events only" if o else "" for e, o in zip(events, only, strict=True)]
-    design = Design(mean, torch.where(scale > 0, scale, 1.0), unit)
-    return design, scale * (total / (total - 1)).sqrt(), alike
-
-
-def _start(model: Model, target: Tensor, p: int) -> Tensor:
-    """Zero, but for an intercept that fits the mean. target: [2] its sums"""
-    beta = torch.zeros(p, dtype=torch.float64)
-    mean = target[0] / target[1]
-    if model.name == "logistic":
-        beta[0] = mean.logit()
-    if model.name == "poisson":
-        beta[0] = mean.log()
-    return beta
 
 
 def _trained(
@@ -310,7 +255,12 @@ def _trained(
 
 
 def _refuse(
-    kind: Model, intercepts: str | None, method: Algorithm | None, settings: Mapping[str, Any], clustered: str | None
+    kind: Model,
+    intercepts: str | None,
+    method: Algorithm | None,
+    settings: Mapping[str, Any],
+    clustered: str | None,
+    sums: str,
 ) -> None:
     """Raise ConfigError for settings that do not fit together. clustered: errors that are asked for with clusters"""
     if method is None and settings:
@@ -319,6 +269,8 @@ def _refuse(
         raise ConfigError("intercepts: found 'common'; cox is stratified by site, as risk sets never cross sites")
     if method is not None and intercepts == "site":
         raise ConfigError(f"intercepts: found 'site', expected 'common': {method.name} trains one model for all sites")
+    if sums == "secure" and method is not None:
+        raise ConfigError(f"sums: found 'secure' with {method.name}, expected Newton's method")
     if clustered == "model":
         raise ConfigError("errors: found 'model', expected 'robust', which clusters are for")
 

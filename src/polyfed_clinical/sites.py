@@ -17,6 +17,7 @@ from polyfed_clinical.models import Model
 from polyfed_clinical.newton import FEW, FINE, INTERCEPT, SINGULAR, newton
 
 CONSTANTS = 1e-13  # deviation of a column, over its mean, that is rounding
+ROUNDING = 1e-24  # variance beside a fit that leaves none, of a target whose pooled one is 1
 
 
 class Design(NamedTuple):
@@ -90,8 +91,7 @@ class Site:
 
     def sums(self, model: Model) -> State:
         """Squares are about the site's own mean: those of a column far from zero would lose all digits."""
-        n = torch.tensor(len(self.x), dtype=torch.float64)
-        found = {"n": n, "target": self.target.sum(0), "x": self.x.sum(0), "squares": squares(self.x)}
+        found = moments_of(self.x) | {"target": self.target.sum(0)}
         return found | ({"target squares": squares(self.target[:, :1])} if model.name == "linear" else {})
 
     def derivatives(self, model: Model, design: Design, beta: Tensor) -> State:
@@ -125,7 +125,7 @@ class Site:
             middle = full(self.meat(model, design, found.beta)["meat"], len(beta))
             spread = correction(model, self.cluster is not None, self.clusters, len(x), len(beta))
             outcome, covariance = outcome if self.clusters > len(beta) else FEW, covariance @ middle @ covariance
-        if outcome == FINE and not spread > 0:
+        if outcome == FINE and not spread > ROUNDING:
             outcome = SINGULAR
         back, none = design.back(int(model.intercept)), torch.full_like(beta, torch.nan)
         covariance = covariance * max(spread, 0.0)
@@ -205,6 +205,16 @@ class Wire:
         self.rounds += 1
         return {name: torch.cat([r[name] for r in replies]) for name in replies[0]}
 
+    def total(self, answer: Callable[[Site, Tensor], State], beta: Tensor | None = None) -> State:
+        """The sum over all sites of what each answers. beta: [q] what all of them received"""
+        given = None if beta is None else beta.expand(len(self.sites), -1)
+        return {name: t.sum(0) for name, t in self.ask(answer, given).items()}
+
+    def moments(self, values: Callable[[Site], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows, means [c], deviations [c]) over all sites. values: site -> [N, c]"""
+        said = self.ask(lambda site, _: moments_of(values(site)))
+        return said["n"].sum(), *pooled(said["n"], said["x"], said["squares"])
+
     def took(self, ledger: Ledger, rounds: int) -> None:
         """Add what another method's run exchanged."""
         book = ledger.array().copy()
@@ -264,6 +274,11 @@ def gathered(
 def squares(x: Tensor) -> Tensor:
     """[columns]: squares about the mean."""
     return (x - x.mean(0)).square().sum(0)
+
+
+def moments_of(x: Tensor) -> State:
+    """What a site says of its columns: rows, sums, squares about its own means."""
+    return {"n": torch.tensor(len(x), dtype=torch.float64), "x": x.sum(0), "squares": squares(x)}
 
 
 def pooled(n: Tensor, sums: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:

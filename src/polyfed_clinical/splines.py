@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.core.algorithm import State
-from polyfed_clinical.sites import Site, Wire, pooled, squares
+from polyfed_clinical.sites import Site, Wire
 
 QUANTILES = {
     3: (0.1, 0.5, 0.9),
@@ -65,19 +65,14 @@ def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequenc
         return found
     which = [columns.index(name) for name in counted]
 
-    def sums(site: Site, _: Tensor) -> State:
-        x = site.x[:, which]
-        return {"n": torch.tensor(len(x), dtype=torch.float64), "x": x.sum(0), "squares": squares(x)}
-
     def histogram(site: Site, edges: Tensor) -> State:
         x = site.x[:, which].T.contiguous()
         bins = torch.searchsorted(edges.view(len(which), -1).contiguous(), x)
         return {"counts": torch.stack([b.bincount(minlength=BINS + 2) for b in bins])}
 
-    said = wire.ask(sums)
-    mean, scale = pooled(said["n"], said["x"], said["squares"])
+    _, mean, scale = wire.moments(lambda site: site.x[:, which])
     edges = mean[:, None] + scale[:, None] * torch.linspace(-REACH, REACH, BINS + 1, dtype=torch.float64)
-    counts = wire.ask(histogram, edges.flatten().expand(len(wire.sites), -1))["counts"].sum(0)
+    counts = wire.total(histogram, edges.flatten())["counts"]
     for name, count, edge in zip(counted, counts.double(), edges, strict=True):
         below = count.cumsum(0)[:-1] / count.sum()  # at every edge
         at = np.interp(QUANTILES[counted[name]], below.numpy(), edge.numpy())

@@ -74,6 +74,10 @@ class ClinicalFit:
         Wald's tests of every spline, two rows each, `all terms` and `beyond a line`: chi2, df, p.
     errors : str
         What standard errors rest on: "model", "robust", or "robust, 250 clusters".
+    totals : mapping
+        patients, events and left_out over all sites.
+    sums : str
+        "plain", or "secure": the server had sums over all sites alone, so `sites` and `own` hold nothing of any.
     """
 
     model: str
@@ -98,6 +102,8 @@ class ClinicalFit:
     knots: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
     joint: pd.DataFrame = field(default_factory=pd.DataFrame)
     errors: str = "model"
+    totals: Mapping[str, int] = field(default_factory=dict[str, int])
+    sums: str = "plain"
 
     def table(self) -> Table:
         """Every coefficient with its interval, beside the meta-analysis and the heterogeneity between sites."""
@@ -128,13 +134,15 @@ class ClinicalFit:
             "p",
         )
         columns += (f"meta-analysis ({percent})", "p of Q", "I²")
-        title = f"{self.model}, {words.count(len(self.sites), 'site')}, {self.sites['patients'].sum():,} patients"
+        title = f"{self.model}, {words.count(len(self.sites), 'site')}, {self.totals['patients']:,} patients"
         return Table(title, columns, tuple(rows), self.notes)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes beside the table: what was modelled, the sites left out, how far it came, its price."""
-        without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
+        without = [
+            f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row.get("meta", True)
+        ]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
         found = [*([self.about] if self.about else []), *self._model(), f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
@@ -144,6 +152,11 @@ class ClinicalFit:
             found.append("heterogeneity of the intercept: at the mean of every column")
         if without:
             found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
+        if self.sums == "secure":
+            fits = f"{int(self.heterogeneity['sites'].iloc[0])} have fits of their own, which the meta-analysis sums"
+            found.append(
+                f"secure sums over {words.count(len(self.sites), 'site')}, of which {fits}; no site's numbers are known"
+            )
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
         return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
 
@@ -160,12 +173,12 @@ class ClinicalFit:
             )
         elif self.untested:
             found[0] += f"; no test against one per site: {self.untested}"
-        own = {name: row["why"] for name, row in sites.items() if np.isnan(row.get("intercept", 0.0))}
+        own = {name: row.get("why") for name, row in sites.items() if np.isnan(row.get("intercept", 0.0))}
         if silent := [f"{name} ({reason})" for name, reason in own.items()]:
             found.append(f"left out, as one outcome beside an intercept of its own says nothing: {'; '.join(silent)}")
-        if "left_out" in self.sites:
-            gone, kept = (sum(row[key] for row in sites.values()) for key in ("left_out", "patients"))
-            each = [f"{name} {row['left_out']:,}" for name, row in sites.items() if row["left_out"]]
+        if "left_out" in self.totals:
+            gone, kept = (self.totals[key] for key in ("left_out", "patients"))
+            each = [f"{name} {row['left_out']:,}" for name, row in sites.items() if row.get("left_out")]
             found.append(
                 f"complete cases: {kept:,} of {kept + gone:,} rows" + (f"; left out: {', '.join(each)}" if each else "")
             )

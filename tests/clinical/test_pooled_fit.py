@@ -14,8 +14,15 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 
 import polyfed as pf
 import polyfed_clinical as clinical
+from polyfed.base.errors import ConfigError
+from polyfed.privacy.fixed import narrow
+from polyfed_clinical import secured
 
 TIGHT = 1e-8
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray):
+    np.testing.assert_allclose(found, expected, rtol=TIGHT, atol=TIGHT)
 
 
 def module(name: str):
@@ -295,3 +302,41 @@ def test_cox_is_that_of_lifelines_with_strata(k, data_dir):
     near(found.coefficients["estimate"], fitter.params_)
     near(found.coefficients["se"], fitter.standard_errors_)
     near(found.loglik, fitter.log_likelihood_)
+
+
+@pytest.mark.parametrize("model", ["logistic", "poisson", "linear", "cox"])
+@pytest.mark.parametrize("intercepts", ["site", "common"])
+def test_through_secure_sums_the_fit_is_the_pooled_one(model, intercepts, monkeypatch):
+    """Against Newton's method with an intercept for each site, whose matrix the server then has."""
+    if model == "cox" and intercepts == "common":
+        return
+    sites = {"logistic": hospitals, "linear": lambda: hospitals("chol")}.get(model, lambda: synthetic(model))()
+    own, received = set(), []
+    taken, wide = secured.secure.Server.take, secured.wide
+    monkeypatch.setattr(secured, "wide", lambda v: [own.update(np.round(v, 9)), wide(v)][1])
+    monkeypatch.setattr(
+        secured.secure.Server,
+        "take",
+        lambda s, name, answer: (received.append(answer.words), taken(s, name, answer))[1],
+    )
+    errors = "robust" if model == "poisson" else "model"
+    found = clinical.fit(sites, model, intercepts=intercepts if model != "cox" else None, errors=errors, sums="secure")
+    plain = clinical.fit(sites, model, intercepts=intercepts if model != "cox" else None, errors=errors)
+    for name in ("coefficients", "meta", "heterogeneity"):
+        table = getattr(found, name)
+        assert_near(table.to_numpy(float), getattr(plain, name).loc[table.index].to_numpy(float))
+    assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
+    assert found.totals == plain.totals
+    assert (found.test is None) == (plain.test is None)
+    if found.test is not None and plain.test is not None:
+        assert found.test.statistic == pytest.approx(plain.test.statistic, abs=TIGHT)
+    assert found.sites.columns.empty
+    assert found.own.empty
+    read = {round(v, 9) for words in received for v in narrow(words)}
+    assert len(received) > 20
+    assert not read & (own - {0.0, 1.0})
+
+
+def test_secure_sums_of_two_sites_are_refused():
+    with pytest.raises(ConfigError, match="found 2 sites, expected at least 3"):
+        clinical.fit(synthetic("linear")[:2], "linear", sums="secure")

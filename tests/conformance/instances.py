@@ -47,6 +47,7 @@ VARIANTS = {
     "fedlin": [{"keep_up": 0.3}, {"keep_down": 0.1}, {"keep_up": 0.3, "keep_down": 0.1}],
     "fedcet": [{"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}, {"averaging": "shrinking"}],
+    "hypcluster": [{"one_hot": True}],
     "fedsoft": [{"k": 3, "tau": 1}],
     "fedfomo": [{"validation": 0.0, "models": 2}],
     "fedexp": [{"weighted": True, "averaged": False}],

@@ -77,7 +77,7 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
     if name == "FedCET":
         return Stated(1, 1, numbers=2 if method.lr == "adaptive" else 1, before=1)
     if name in ("IFCA", "HypCluster"):
-        return Stated(method.k, 1, numbers=1, entry=method.k)
+        return Stated(method.k, method.k if method.one_hot else 1, numbers=method.k**method.one_hot, entry=method.k)
     if name == "FedSpa":
         return Stated(method.density, method.density + 1 / 32, whole=True)  # the mask: one bit per parameter
     other = {

@@ -1,6 +1,7 @@
 """Private runs in simulation: the sums are the plain ones, the noise is what the account says, and what cannot be
 private is refused by name."""
 
+import json
 import math
 
 import numpy as np
@@ -83,6 +84,32 @@ def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
     there = secure.trained.ledger.frame().groupby("round")["client"].apply(set)
     absent = [{0, 1, 2, 3} - who for who in there]
     assert [who for who in ({0}, {1}, {2}, {3}) if who in absent] == ([{0}, {1}, {2}, {3}] if fraction < 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        (pf.HypCluster, {}),
+        (pf.IFCA, {"averaging": "gradient"}),
+        (pf.IFCA, {"averaging": "shrinking"}),
+        (pf.IFCA, {"shared_layers": "body", "restarts": 2}),
+    ],
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+def test_one_hot_sums_are_the_means_within_clusters(cls, given, fraction):
+    """Every model, and the one that each client deploys; no tensor of the server has a row per client."""
+    fed, how = federation(), settings(6, fraction=fraction, local_steps=1)
+    plain = prepare(net(), fed, cls(k=3, init_scale=0.5, **given), how).run()
+    how = settings(6, {"sums": "secure"}, fraction=fraction, local_steps=1)
+    run = prepare(net(), fed, cls(k=3, init_scale=0.5, one_hot=True, **given), how).run()
+    assert (plain.server["w"] - run.server["w"]).abs().max() < 4e-6
+    assert len(set(plain.clusters)) > 1
+    assert run.clusters is None
+    assert np.allclose(plain.personal, run.personal, atol=4e-6)
+    assert not [name for name, t in run.server.items() if len(t) == 4 and name != "known"]
+    bytes_up = [r.trained.ledger.frame().groupby("round")["up_bytes"].max()[5] for r in (plain, run)]
+    p = run.server["w"].shape[1]
+    assert bytes_up == [4 * p + 4, 8 * (3 * p + 3)]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +199,7 @@ def test_what_cannot_be_had_is_said_before_training(given, privacy, line):
         ({"epsilon": 1.0, "clip": 1.0}, "privacy.sums.*expected secure"),
         ({"epsilon": 1.0, "clip": 1.0, "unit": "site", "noise": "own"}, "privacy.noise"),
         ({"delta": 1.0}, "privacy.delta"),
+        ({**PRIVATE, "quantile": 0.5}, "privacy.unit.*site"),
         ({"epsilonn": 1.0}, r"privacy.epsilonn: unknown key \(did you mean 'epsilon'\?\)"),
         ({"threshold": 1}, "privacy.threshold"),
     ],
@@ -226,7 +254,9 @@ def noise_of(
     noise: str, absent: int = 0, unit: str = "row", rounds: int = 1, **more
 ) -> tuple[np.ndarray, float, Guard]:
     """Numbers of noise in the server's model after one round, in units of the deviation that is owed."""
-    fed, algorithm, lr = federation(WIDE), pf.FedAvg(lr=0.5), 0.5
+    if unit == "quantile":
+        unit, more = "site", {**more, "quantile": 0.5}
+    fed, algorithm, lr = federation(WIDE, 1 if unit == "row" else 20), pf.FedAvg(lr=0.5), 0.5  # clips have work to do
     privacy = {**PRIVATE, "noise": noise, "absent": absent, "unit": unit} | more
     trainer = prepare(net(WIDE, None), fed, algorithm, settings(rounds, privacy))
     run = trainer.run()
@@ -243,6 +273,8 @@ def noise_of(
     clean = x[0] + sum(n * m for n, m in zip(weights, moves, strict=True)) / weights.sum()
     gap = (run.server["w"] - clean).numpy()
     z, d = trainer.private.multiplier, len(gap)
+    if "quantile" in more:  # Andrew et al., section 2.3, with the deviation of bits that Following has
+        z = (z**-2 - (2 * max(len(weights) / 20, z)) ** -2) ** -0.5
     if unit == "site":
         owed = z * weights.max() / weights.sum()
     else:
@@ -269,6 +301,7 @@ def _batch(task, fed, i):
         ("shared", 0, "site"),
         ("shared", 1, "site"),
         ("server", 0, "site"),
+        ("shared", 1, "quantile"),
     ],
 )
 def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
@@ -278,6 +311,35 @@ def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
     assert abs(x.mean()) < 4.5 / n**0.5
     assert abs(x.var() - 1) < 4.5 * (2 / n) ** 0.5
     assert abs((x**4).mean() - 3) < 4.5 * (96 / n) ** 0.5
+
+
+@pytest.mark.parametrize("noise", ["shared", "server"])
+def test_a_clip_follows_a_quantile_of_what_sites_send_within_the_budget(noise, tmp_path):
+    """100 sites of one row, whose gradients at zero have lengths of 0.008 to 0.82; the clip begins at five times the
+    middle. Booked is the budget, and a run that was stopped has the same clips."""
+    x = np.random.default_rng(0).normal(size=(100, 8))
+    rows = [(v[None] * (k + 1) / 100 / np.linalg.norm(v), [k % 3]) for k, v in enumerate(x)]
+    fed, model = pf.Federation.from_arrays(rows, classes=3, test_fraction=0), torch.nn.Linear(8, 3, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    private = {**PRIVATE, "unit": "site", "noise": noise, "epsilon": 50.0, "clip": 2.0, "quantile": 0.5, "delta": 1e-3}
+    out = tmp_path / "run"
+
+    def stop(progress):
+        if progress.round == 13:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        prepare(model, fed, pf.FedAvg(lr=1.0), settings(30, private, checkpoint_every=5)).run(out, callbacks=[stop])
+    run = prepare(model, fed, pf.FedAvg(lr=1.0), settings(30, private, checkpoint_every=5)).run(out, resume=True)
+    lines = [json.loads(line) for line in (out / "clips.jsonl").read_text().splitlines()]
+    clips = dict(map(tuple, lines))
+    assert [*clips] == [*range(1, 31)]
+    assert len({(t, c) for t, c in lines}) == 30
+    assert clips[1] == pytest.approx(2 * math.exp(-0.1), rel=0.05)
+    assert 0.25 < clips[30] < 0.6
+    spent = Ledger(out / "privacy.ledger").spent(fed.names[0], "arrays")
+    assert epsilon_of(spent, 1e-3) == pytest.approx(50.0, rel=1e-3)
+    assert run.status == "finished"
 
 
 @pytest.mark.parametrize("noise", ["shared", "server", "own"])
@@ -351,14 +413,15 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_noise_and_pays_once(tmp_pa
     assert (out / "noise.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_rounds_cannot_be_raised_without_budget(tmp_path):
-    fed, out = federation(), tmp_path / "run"
-    prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out)
+@pytest.mark.parametrize("unit", ["row", "site"])
+def test_rounds_cannot_be_raised_without_budget(unit, tmp_path):
+    fed, out, private = federation(), tmp_path / "run", PRIVATE | {"unit": unit}
+    prepare(net(), fed, pf.FedAvg(), settings(3, private)).run(out)
     with pytest.raises(RunError, match=r"its noise was made for 3 rounds, which spend its whole privacy budget"):
-        prepare(net(), fed, pf.FedAvg(), settings(5, PRIVATE)).run(out, resume=True)
+        prepare(net(), fed, pf.FedAvg(), settings(5, private)).run(out, resume=True)
     (out / "noise.key").unlink()
     with pytest.raises(RunError, match=r"noise.key: found no secret"):
-        prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out, resume=True)
+        prepare(net(), fed, pf.FedAvg(), settings(3, private)).run(out, resume=True)
 
 
 def test_a_comparison_shares_the_budget_among_its_runs():

@@ -33,14 +33,14 @@ def study(place, privacy, rounds=1, model="", name="study"):
     return file
 
 
-def model(place, data, monkeypatch, silent):
+def model(place, data, monkeypatch, silent, unit="row"):
     """The model after a round in which these sites draw no noise, and what the account claims of its noise."""
     sigma = []
     place.mkdir()
     noise, of = Guard._noise, Guard._sigma
 
-    def noted(self, kind, numbers, t):
-        sigma.append(of(self, kind, numbers, t))
+    def noted(self, *about):
+        sigma.append(of(self, *about))
         return sigma[-1]
 
     def drawn(self, gaussian, secret, like, *rest):
@@ -51,16 +51,17 @@ def model(place, data, monkeypatch, silent):
         patch.setattr(Guard, "_sigma", noted)
         patch.setattr(Guard, "_noise", drawn)
         sites = Secured(place, data)
-        w = at_sites(study(place, SECURE + DP, model=WIDE), sites).server["w"].double().numpy()
+        w = at_sites(study(place, f'{SECURE}{DP}unit = "{unit}"\n', model=WIDE), sites).server["w"].double().numpy()
     rows = sum(member._own.counts["train"] for member in sites.members.values())
     return w, sigma[-1] / (rows * 2.0**30)
 
 
-def test_the_noise_in_a_sum_of_sites_has_the_variance_of_the_account(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("unit", ["row", "site"])
+def test_the_noise_in_a_sum_of_sites_has_the_variance_of_the_account(unit, data, tmp_path, monkeypatch):
     """Each site draws its share from its own secret; one of four that draws none is seen."""
-    quiet, sigma = model(tmp_path / "quiet", data, monkeypatch, FOUR)
-    x = (model(tmp_path / "all", data, monkeypatch, ())[0] - quiet) / sigma
-    short = (model(tmp_path / "three", data, monkeypatch, ("oslo",))[0] - quiet) / sigma
+    quiet, sigma = model(tmp_path / "quiet", data, monkeypatch, FOUR, unit)
+    x = (model(tmp_path / "all", data, monkeypatch, (), unit)[0] - quiet) / sigma
+    short = (model(tmp_path / "three", data, monkeypatch, ("oslo",), unit)[0] - quiet) / sigma
     second, fourth, n = (x**2).mean(), (x**4).mean(), len(x)
     assert abs(second - 1) < 4 * (2 / n) ** 0.5
     assert abs(fourth - 3) < 4 * (96 / n) ** 0.5
@@ -121,6 +122,22 @@ def test_a_second_run_on_the_same_rows_is_refused_once_the_budget_is_spent(data,
             assert not any(head["kind"] == "train" for _, head, _ in sites.seen), "before anything is trained"
         else:
             assert at_sites(file, sites, out=out).status == "finished"
+
+
+@pytest.mark.parametrize("unit", ["row", "site"])
+def test_rounds_that_are_raised_on_resume_are_refused_by_every_site(unit, data, tmp_path):
+    """The noise was made for two rounds, which are the whole budget; nothing is asked for beyond them."""
+    privacy, sites = f'{SECURE}{DP}unit = "{unit}"\n', Secured(tmp_path, data)
+    at_sites(study(tmp_path, privacy, rounds=2), sites)
+    booked = (tmp_path / "vaults" / "privacy.ledger").read_text()
+    assert len(booked.splitlines()) == 2 * len(FOUR)
+    line = ".*".join(
+        f"{name}: client '{name}': its privacy budget of epsilon 2 at delta 0.001 is spent" for name in FOUR
+    )
+    with pytest.raises(PolyfedError, match=line):
+        at_sites(study(tmp_path, privacy, rounds=4), sites, resume=True)
+    assert {head["t"] for _, head, _ in sites.seen if head["kind"] == "train"} == {0, 1}
+    assert (tmp_path / "vaults" / "privacy.ledger").read_text() == booked
 
 
 def test_what_is_left_of_a_budget_has_to_hold_what_is_left_of_a_plan(tmp_path):

@@ -86,11 +86,8 @@ class IFCA(Alternating):
             return super()._train(task, w, data)
         return w - self.lr * task.gradient(w, next(iter(data)), need_loss=False)[0]
 
-    def _models(self, w, up, cluster, weights):
-        new = super()._models(w, up, cluster, weights)
+    def _next(self, w, new, share):
         if self.averaging == "model":
             return new
-        mass = torch.ones_like(cluster, dtype=w.dtype) if weights is None else weights.to(w.dtype)
-        share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())[:, None]
         # divided by |S|, not by the cluster's size
         return share * new if self.averaging == "shrinking" else w + share * (new - w)

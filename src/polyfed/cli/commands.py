@@ -288,6 +288,7 @@ class Regress(Experiment, takes=("data_dir", "drop", "encoding", "partition", "c
     cluster: str | None = option("Column of what rows belong to, such as patients, for robust errors.", None, "COLUMN")
     ties: str = option("efron or breslow, for cox.", "efron")
     level: float = option("Of the confidence intervals.", 0.95)
+    sums: str = option("secure: read sums over all sites alone, and no site's gradient, matrix or counts.", "plain")
     out: Path | None = option("Write the table there, or as a page in HTML.", None, "FILE.csv|.html|.md|.tex")
 
 

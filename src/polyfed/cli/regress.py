@@ -58,7 +58,7 @@ def regress(o: Regress) -> None:
     how = {
         "ties": o.ties, "level": o.level, "intercepts": _one_of("intercepts", o.intercepts, ("site", "common")),
         "errors": _one_of("errors", o.errors, ("model", "robust")), "per": _named("per", o.per, _unit),
-        "splines": _named("spline", o.spline, _knots),
+        "splines": _named("spline", o.spline, _knots), "sums": _one_of("sums", o.sums, ("plain", "secure")),
     }  # fmt: skip
     missing = _one_of("missing", o.missing, ("refuse", "complete"))
     dealt = asked.pop("data", {}) | {k: asked.pop(k) for k in ("seed",) if k in asked}
@@ -70,8 +70,11 @@ def regress(o: Regress) -> None:
             clinical.fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about
         )
         if taken.left is not None:
-            found = replace(found, sites=found.sites.assign(left_out=taken.left))
+            sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
+            found = replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
     elif chosen or o.cluster or asked or any(given.values()):
+        if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
+            readers.files_of(Path(data))  # which names a format that is not read
         which = (
             "columns" if chosen else "cluster" if o.cluster else "drop" if o.drop else "encoding" if o.encoding else ""
         )

@@ -22,7 +22,7 @@ from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Entering
 
-Own = dict[str, Tensor]  # a layer's trained parameters by name, [s, ...]
+Own = dict[str, Any]  # a layer's trained parameters by name, tensors [s, ...]
 Form = Callable[[Any, Own, int, Tensor], Tensor]  # of a layer, its trained parameters, s, the input [s b, ...]
 
 

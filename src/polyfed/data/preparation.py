@@ -137,6 +137,8 @@ class Preparation:
         if column.values is None:
             found = sheet.numbers(name)
             odd = np.isnan(found)
+            if not odd.any() and not missing.any():
+                return found
         else:
             found = sheet.positions(name, column.values).astype(np.float64)
             odd = (found < 0) & (self.unseen == "refuse")
@@ -198,9 +200,9 @@ class Preparation:
         from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
         width = [len(i.values or ()) for i in self.inputs]
-        numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
-        categories = [k for k in range(len(width)) if width[k]]
-        gaps = [k for k, i in enumerate(self.inputs) if i.gap]
+        numbers = np.array([k for k, i in enumerate(self.inputs) if i.values is None], dtype=int)
+        categories = np.array([k for k in range(len(width)) if width[k]], dtype=int)
+        gaps = np.array([k for k, i in enumerate(self.inputs) if i.gap], dtype=int)
         values: Any = [np.arange(float(width[k])) for k in categories]
         hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False)
         steps = [
@@ -208,7 +210,7 @@ class Preparation:
             ("gaps", FunctionTransformer(np.isnan), gaps),
             ("categories", make_pipeline(FunctionTransformer(partial(np.nan_to_num, nan=UNSEEN)), hot), categories),
         ]
-        return ColumnTransformer([s for s in steps if s[2]]).fit(np.zeros((1, len(self.inputs))))
+        return ColumnTransformer([s for s in steps if len(s[2])]).fit(np.zeros((1, len(self.inputs))))
 
     # learning it
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,9 @@ def _read(path: Path) -> tuple[Any, str]:
 def _loaded(path: Path, changed: int, size: int) -> tuple[Any, str]:
     """The tokenizer, which neither pads nor cuts, and the digest of its file."""
     try:
-        from tokenizers import Tokenizer
+        maker: Any = import_module("tokenizers").Tokenizer
     except ImportError:
         raise DataError("columns.text: tokenizers is not installed; pip install 'polyfed[transformers]'") from None
-    maker: Any = Tokenizer
     try:
         data = path.read_bytes()
         found = maker.from_str(data.decode())

@@ -163,7 +163,8 @@ class Table:
         """The columns that go in, if nothing stands in the way."""
         if self.columns.raw is not None:
             return []
-        left = [c for c in self.found.values() if c.name not in {*self.columns.apart, *self.outcome}]
+        out = {*self.columns.apart, *self.outcome}
+        left = [c for c in self.found.values() if c.name not in out]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:

@@ -4,6 +4,7 @@ module. Nothing is downloaded, no object is unpickled, and no code of a folder i
 
 import hashlib
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,19 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     if not (Path(backbone) / "config.json").is_file():
         raise ConfigError(f"model.backbone: found {backbone!r}, expected a folder with config.json and safetensors")
     try:
-        from transformers import AutoConfig, AutoModel
-        from transformers.utils import logging
+        library, logging = import_module("transformers"), import_module("transformers.utils").logging
     except ImportError:
         raise ModelError("model transformers: is not installed; pip install 'polyfed[transformers]'") from None
-    library: Any = AutoModel
     shown, before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a head of the file is not used, which it would report
     try:
-        drops = AutoConfig.from_pretrained(backbone, local_files_only=True).to_dict()
+        drops = library.AutoConfig.from_pretrained(backbone, local_files_only=True).to_dict()
         # attention that drops inside torch's own function has masks without keys
         eager = {"attn_implementation": "eager"} if any(drops.get(key) for key in DROPPING) else {}
-        base = library.from_pretrained(backbone, local_files_only=True, use_safetensors=True, dtype="auto", **eager)
+        base = library.AutoModel.from_pretrained(
+            backbone, local_files_only=True, use_safetensors=True, dtype="auto", **eager
+        )
     except Exception as e:  # whatever a folder's configuration may bring the library to
         raise ModelError(f"model.backbone: {backbone}: transformers cannot read it ({reason(e)})") from None
     finally:

@@ -28,6 +28,7 @@ from polyfed.privacy.ledger import Entry, Ledger, Spent
 from polyfed.privacy.noise import Gaussian, keyed
 from polyfed.privacy.planned import PLACES as NOISY
 from polyfed.privacy.planned import Planned
+from polyfed.privacy.quantile import INSIDE, Following
 
 SLACK = 1 + 1e-6  # on sensitivities: more than the rounding of sums in float64
 BLOCK = 1 << 17  # numbers at a time: they stay in a core's cache
@@ -43,7 +44,7 @@ class Guard:
     plan: what was fixed before the first round     names, counts: the clients, and their training samples [n]
     secret: of the run; every site's is made of it in a simulation     ledger, data: where releases are booked, and
     whose factor: round -> what step sizes are multiplied by     train: of which rows batches are made
-    everybody: training samples of all sites, where the clients here are some of them
+    everybody: training samples of all sites, where the clients here are some of them     following: an adaptive clip
     """
 
     plan: Planned
@@ -55,6 +56,7 @@ class Guard:
     train: Split
     factor: Callable[[int], float] = lambda t: 1.0
     everybody: np.ndarray | None = None
+    following: Following | None = None
     _turns: dict[int, "Rows"] = field(default_factory=dict[int, "Rows"])
 
     def __post_init__(self) -> None:
@@ -103,10 +105,14 @@ class Guard:
         digests = digest_of(received, len(ids)) if self.plan.private else []
         self._book(ids, digests, round, sum(numbers.values()), cohort)
         sums = {(n, kind): t.new_zeros(t.shape[1:], dtype=torch.int64) for n, t in sent.items() for kind in wanted[n]}
-        size = max(1, BLOCK // max(1, sum(numbers.values())))
+        if self.following is not None:
+            sums[INSIDE] = torch.zeros(1, dtype=torch.int64)
+            numbers[INSIDE[0]] = 1
+        size = min(len(ids), max(1, BLOCK // max(1, sum(numbers.values()))))
+        room = {name: t.new_empty(size, *t.shape[1:], dtype=torch.int64) for name, t in sent.items()}
         for k in range(0, len(ids), size):
             at = slice(k, k + size)
-            words = self._words({name: t[at] for name, t in sent.items()}, received, ids[at])
+            words = self._words({name: t[at] for name, t in sent.items()}, received, ids[at], room, round.t)
             weights = round.samples[at].long()
             for (name, kind), total in sums.items():
                 q = words[name]
@@ -116,28 +122,34 @@ class Guard:
                     total.add_((q if kind == "plain" else _column(weights, q) * q).sum(0))
         if self.plan.private and self.plan.privacy.noise == "shared":
             for (name, kind), total in sums.items():
-                gaussian = Gaussian(self._sigma(kind, numbers[name], round.t) / math.sqrt(self._honest(cohort)))
+                gaussian = Gaussian(
+                    self._sigma(name, kind, numbers[name], round.t, cohort) / self._honest(cohort) ** 0.5
+                )
                 for i, digest in zip(ids, digests, strict=True):
                     total += self._noise(gaussian, self.site(i), total, round, name, kind, digest)
         return sums
 
-    def _words(self, sent: State, received: State, ids: list[int]) -> State:
+    def _words(self, sent: State, received: State, ids: list[int], room: State, t: int) -> State:
         """[s, ...] integers: what the clients send, or under a clip its change from what all of them received.
 
-        A client that keeps what it sends goes on with the numbers that it has sent.
+        A client that keeps what it sends goes on with the numbers that it has sent. room: memory for words
         """
         lent = {t.untyped_storage().data_ptr() for t in received.values()}
         kept = {name for name, t in sent.items() if t.untyped_storage().data_ptr() not in lent and t.stride(0) != 0}
         if self.plan.private and self.plan.privacy.unit == "site":
             bases = {name: _base(name, t, received) for name, t in sent.items()}
-            words = clipped_words({name: t - bases[name] for name, t in sent.items()}, self._clip)
+            changes, clip = {name: of - bases[name] for name, of in sent.items()}, self._clip(t)
+            words = clipped_words(changes, clip)
             for name in kept:
                 sent[name].copy_(decode(words[name], NOISY, torch.float64) + bases[name])
+            if self.following is not None:
+                inside = lengths({name: of.double() * 2.0**NOISY for name, of in changes.items()}) <= clip
+                words[INSIDE[0]] = (2 * inside.long() - 1)[:, None] << NOISY - 1  # a half, up or down
             return words
-        found: State = {}
-        for name, t in sent.items():
+        found, total = State(), float(self._all.sum())
+        for name, of in sent.items():
             try:
-                found[name] = encode(t, self.places(t.dtype), float(self._all.sum()), name in kept)
+                found[name] = encode(of, self.places(of.dtype), total, name in kept, room[name][: len(of)])
             except OutOfRange as e:
                 raise RunError(f"client {self.names[ids[e.row]]!r}: uplink {name!r}: {e}") from None
         return found
@@ -159,7 +171,10 @@ class Guard:
         if self.plan.privacy.noise != "shared":
             return cost(1, z)
         least = min(self._sensitivity(kind, numbers, t) for kind in ("plain", "weighted"))
-        return shared_cost(least, z * least / math.sqrt(h), h, numbers)
+        if (f := self.following) is None:
+            return shared_cost(least, z * least / math.sqrt(h), h, numbers)
+        z, bit, half = f.multiplier(z, cohort), f.sigma(z, cohort) * 2.0**NOISY, 2.0 ** (NOISY - 1)
+        return shared_cost(least, z * least / h**0.5, h, numbers) + shared_cost(half, bit / h**0.5, h, 1)
 
     def _hits(self, i: int) -> int:
         """How often one row of a client was used in this exchange, at most; 1 for the client itself."""
@@ -183,10 +198,13 @@ class Guard:
         found: Sums = {}
         for (name, kind), words in sums.items():
             if self.plan.private and p.noise == "server":
-                gaussian = Gaussian(self._sigma(kind, words.numel(), round.t))
+                gaussian = Gaussian(self._sigma(name, kind, words.numel(), round.t, m))
                 digest = b"".join(digest_of(received, m))
                 words = words + self._noise(gaussian, keyed(self.secret, ["server"]), words, round, name, kind, digest)
             total = decode(words, self.places(dtype), torch.float64)
+            if self.following is not None and (name, kind) == INSIDE:
+                self.following.move(round.t, float(total), m)
+                continue
             if kind == "weighted":
                 total = total / float(round.samples.sum())
             if self.plan.private and p.unit == "site":
@@ -205,10 +223,9 @@ class Guard:
         assert self.everybody is not None
         return self.everybody
 
-    @property
-    def _clip(self) -> int:
-        """The clip in steps of the lattice."""
-        return int(float(self.plan.privacy.clip or 0) * 2**NOISY)
+    def _clip(self, t: int) -> int:
+        """The clip of round t in steps of the lattice."""
+        return int((self.following.at(t) if self.following else float(self.plan.privacy.clip or 0)) * 2**NOISY)
 
     def _honest(self, cohort: int) -> int:
         """Sites whose noise is surely there and unknown to the server."""
@@ -218,14 +235,17 @@ class Guard:
         """Longest change of a sum by one unit, in steps of the lattice."""
         p, most, least = self.plan.privacy, float(self._all.max()), float(self._all[self._all > 0].min())
         if p.unit == "site":
-            return self._clip * (1.0 if kind == "plain" else most)
+            return self._clip(t) * (1.0 if kind == "plain" else most)
         # a row moves its site's uplink by rate clip / n_i, and rounding adds a step to each number
         step = self.plan.rate * self.factor(t) * float(p.clip or 0) * 2.0**NOISY * SLACK
         return step / least + math.sqrt(numbers) if kind == "plain" else step + most * math.sqrt(numbers)
 
-    def _sigma(self, kind: str, numbers: int, t: int) -> float:
+    def _sigma(self, name: str, kind: str, numbers: int, t: int, cohort: int) -> float:
         """Deviation of the noise in a sum, in steps of the lattice."""
-        return self.multiplier * self._sensitivity(kind, numbers, t)
+        z, f = self.multiplier, self.following
+        if f is not None and (name, kind) == INSIDE:
+            return f.sigma(z, cohort) * 2.0**NOISY
+        return (f.multiplier(z, cohort) if f else z) * self._sensitivity(kind, numbers, t)
 
     def _noise(
         self, gaussian: Gaussian, secret: bytes, like: Tensor, round: Round, name: str, kind: str, digest: bytes
@@ -287,16 +307,17 @@ def clipped_words(changes: State, clip: int) -> State:
     """Round changes [s, ...] to the lattice, each client's together at most `clip` long, as integers exactly."""
     flat = {name: t.double().reshape(len(t), -1) * 2.0**NOISY for name, t in changes.items()}
     numbers = sum(t.shape[1] for t in flat.values())
-
-    def length(of: State) -> Tensor:
-        return torch.stack([t.double().square().sum(1) for t in of.values()]).sum(0).sqrt()
-
-    long = length(flat)
+    long = lengths(flat)
     scale = torch.where(long > clip, shrink(long, max(0.0, clip - math.sqrt(numbers))), 1.0)
     words = {name: (t * scale[:, None]).nan_to_num(0, 0, 0).round() for name, t in flat.items()}
-    over = length(words) > clip * (1 - 1e-12)  # by the rounding alone
+    over = lengths(words) > clip * (1 - 1e-12)  # by the rounding alone
     words = {name: torch.where(over[:, None], w.sign() * (w.abs() - 1).clamp(min=0), w) for name, w in words.items()}
     return {name: w.long().view(changes[name].shape) for name, w in words.items()}
+
+
+def lengths(of: State) -> Tensor:
+    """[s] lengths of each client's numbers, all tensors together."""
+    return torch.stack([t.double().flatten(1).square().sum(1) for t in of.values()]).sum(0).sqrt()
 
 
 def digest_of(received: State, s: int) -> list[bytes]:

@@ -108,6 +108,8 @@ class Planned:
         )
         found.append(TRUST[p.noise].format(stay=_stay(p.absent)))
         assert p.clip is not None
+        if p.quantile is not None:
+            found.append(f"The clip follows the {p.quantile:g} quantile of what sites send, which the noise pays for.")
         if unit == "site":
             ratio = z * math.sqrt(self.numbers) / max(1, self.cohort)
             found.append(

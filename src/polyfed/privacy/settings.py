@@ -25,6 +25,9 @@ class Privacy(Configured):
     clip: float | None = setting(
         None, gt=0, le=1e9, doc="Longest gradient of a row, or change that a site sends; longer ones are scaled down."
     )
+    quantile: float | None = setting(
+        None, gt=0, lt=1, doc="unit = site, in simulation: the clip follows this quantile of what sites send."
+    )
     noise: Literal["shared", "own", "server"] = setting(
         "shared",
         doc="shared: the sites' noise adds up to what is needed (secure sums); own: each site's alone is enough; "
@@ -46,6 +49,8 @@ class Privacy(Configured):
         self.require(self.epsilon is None or self.clip is not None, "clip", "a number, where epsilon is given")
         needs = self.epsilon is not None and self.noise == "shared"
         self.require(not needs or self.sums == "secure", "sums", "secure, or noise = own or server")
+        moving = self.quantile is None or (self.unit == "site" and self.epsilon is not None)
+        self.require(moving, "unit", "site and an epsilon, where quantile is given")
         self.require(self.noise != "own" or self.unit == "row", "noise", "shared or server for unit = site")
 
     def dump(self) -> dict[str, Any]:

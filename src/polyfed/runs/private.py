@@ -31,7 +31,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import here
 from polyfed.privacy.planned import Planned
 from polyfed.privacy.settings import Privacy
-from polyfed.runs.rehearsal import counted, rehearsed
+from polyfed.runs.rehearsal import counted, rehearsed, sums_instead
 from polyfed.runs.training import Training
 
 NAMES = ("one", "two")
@@ -120,6 +120,8 @@ def planned(
                 "which clipping what a site sends would break; expected row, or another method"
             )
         phases = [algorithm.needs.phases(t) for t in (0, 1)]
+        if p.quantile is not None and max(phases) > 1:
+            raise ConfigError(f"privacy.quantile: {name} has several exchanges a round; leave quantile out")
         return dataclasses.replace(found, releases=float(phases[0] + phases[1] * max(0, rounds - 1)))
     seen = Seen(algorithm, task, federation, work, loop)
     home = seen.home()
@@ -142,7 +144,8 @@ def _check_sums(
         asked = loop.kinds.get(kind, {})
         rows = sorted(name for name, of in asked.items() if "rows" in of)
         if rows:
-            raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {', '.join(rows)}")
+            own = ", ".join(rows) + sums_instead(algorithm)
+            raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {own}")
         for name in up:
             if name in asked and name not in wanted.get(kind, {}):
                 raise ConfigError(f"privacy: {algorithm.name} sends {name!r}, which is not summed")

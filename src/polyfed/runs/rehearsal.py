@@ -36,13 +36,14 @@ class Sent(NamedTuple):
     """Messages of a method, counted on a small network.
 
     p: its parameters     first, later: (down, up) per client in the first round and in the last, in units of p numbers
-    kinds: what its server asked of the uplinks, see `Uplinks.kinds`
+    kinds: what its server asked of the uplinks, see `Uplinks.kinds`     instead: the setting that makes do with sums
     """
 
     p: int
     first: tuple[float, float]
     later: tuple[float, float]
     kinds: dict[str, set[str]]
+    instead: str = ""
 
     def words(self) -> str:
         """`1 down, 1 up`, in vectors of p numbers."""
@@ -60,7 +61,9 @@ class Sent(NamedTuple):
         rows = sorted(name for name, kinds in self.kinds.items() if "rows" in kinds)
         if not rows:
             return "The server needs means and sums only: secure aggregation is possible."
-        return f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible."
+        return (
+            f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible{self.instead}."
+        )
 
 
 def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
@@ -77,7 +80,12 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     for of in loop.kinds.values():
         for name, asked in of.items():
             kinds.setdefault(name, set()).update(asked)
-    return Sent(task.p, first, later, kinds)
+    return Sent(task.p, first, later, kinds, sums_instead(algorithm))
+
+
+def sums_instead(algorithm: Algorithm) -> str:
+    """Name the setting by which a method that needs rows makes do with sums, where it has one."""
+    return "; one-hot = true sends sums alone" if getattr(algorithm, "one_hot", None) is False else ""
 
 
 def taken(algorithm: Algorithm, *nets: nn.Module) -> nn.Module:

@@ -46,6 +46,7 @@ from polyfed.privacy.guard import Guard
 from polyfed.privacy.ledger import Ledger
 from polyfed.privacy.noise import new_secret
 from polyfed.privacy.planned import Planned
+from polyfed.privacy.quantile import Following
 from polyfed.runs.features import features
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
@@ -236,7 +237,11 @@ class Trainer:
         draws = self.elsewhere is None or plan.privacy.noise == "server"  # elsewhere sites have secrets of their own
         secret = store.secret(fresh) if store is not None and draws else new_secret()
         factor = self.training.step_sizes.at
-        return Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
+        guard = Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
+        if plan.privacy.quantile is not None:
+            path = here and here.path / "clips.jsonl"
+            guard.following = Following(float(plan.privacy.clip or 0), plan.privacy.quantile, path)
+        return guard
 
     def _engine(self, data: dict[str, Split], rows: Callable[[], Rows], plan: Plan, folder: Path | None) -> Engine:
         t, task, names = self.training, self.task, self.federation.names

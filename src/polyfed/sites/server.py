@@ -301,6 +301,8 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
         refuse_rows(method.algorithm)
         if s.privacy.unit == "row" and s.privacy.epsilon is not None and s.privacy.per == "run":
             raise ConfigError("privacy.per: found run, expected experiment: at sites the budget is that of their data")
+        if s.privacy.quantile is not None:
+            raise ConfigError("privacy.quantile: not with sites, which keep the clip that they agree to; leave it out")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):

@@ -23,11 +23,12 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Silent
 from polyfed.core.messages import Form, State
 from polyfed.core.uplinks import Wanted
+from polyfed.privacy.fixed import narrow, wide
 from polyfed.privacy.masks import derive
 from polyfed.privacy.noise import new_secret
 from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
 from polyfed.privacy.settings import Privacy
-from polyfed.runs.rehearsal import counted
+from polyfed.runs.rehearsal import counted, sums_instead
 from polyfed.sites import journal
 from polyfed.sites import message as m
 from polyfed.sites.agreed import digest
@@ -36,14 +37,14 @@ from polyfed.sites.keys import signed, write
 from polyfed.sites.message import Message, misfit
 
 SECRET, SIGNED, PEERS, NOTED, OPENED = "secret.key", "signed.json", "peers.json", "sums.jsonl", "opened.jsonl"
-WHOLE = 64  # binary places of numbers of two words
 
 
 def refuse_rows(method: Algorithm) -> None:
     """Raise ConfigError for a method whose server needs more than sums, seen on random samples."""
     rows = sorted(name for name, of in counted(method).kinds.items() if "rows" in of)
     if rows:
-        raise ConfigError(f"privacy: the server of {method.name} needs every client's own {', '.join(rows)}")
+        own = ", ".join(rows) + sums_instead(method)
+        raise ConfigError(f"privacy: the server of {method.name} needs every client's own {own}")
 
 
 def fewest(privacy: Privacy, cohort: int) -> int:
@@ -93,25 +94,6 @@ def numbers(head: Strict, tensors: State, names: Sequence[str]) -> list[float]:
             return [v for name, ok in zip(names, there, strict=True) for v in (said[name] if ok else 0.0, float(ok))]
         case _:
             return [v for name in sorted(tensors) for v in tensors[name].reshape(-1).tolist()]
-
-
-def wide(values: Sequence[float]) -> np.ndarray:
-    """[2 d] words of numbers as integers of 128 bits. Raises Refusal for one whose sum over sites might wrap."""
-    found: list[int] = []
-    for v in values:
-        if not abs(v) < 2.0**50:
-            raise Refusal(f"found {v:.6g} in a sum over sites, expected a number below {2.0**50:.3g}: it would wrap")
-        numerator, denominator = v.as_integer_ratio()
-        x = ((numerator << WHOLE) + denominator // 2) // denominator
-        found += [x % 2**64, (x >> 64) % 2**64]
-    return np.array(found, dtype=np.uint64)
-
-
-def narrow(words: np.ndarray) -> list[float]:
-    """The numbers of `wide`."""
-    pairs = zip(words[::2].tolist(), words[1::2].tolist(), strict=True)
-    whole = [low + (high << 64) for low, high in pairs]
-    return [(x - (x >> 127 << 128)) / 2**WHOLE for x in whole]
 
 
 def shared(asked: Message[Any]) -> bytes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from polyfed.algorithms._shared.parts import assemble, part
 from polyfed.base.errors import ConfigError
@@ -116,12 +117,17 @@ class Choosing(Newcomer):
     def enter(self, choice, samples):
         found = {"cluster": choice, KNOWN: samples}
         self.rows = {name: torch.full_like(t, found[name]) for name, t in self.rows.items()}
-        return {}
+        mine = self.algorithm.init_client(self.task, self.task.w0)
+        return {name: torch.full_like(t, found[name]) for name, t in mine.items()}
 
 
 @dataclass(frozen=True)
 class Alternating(Clustered, abstract=True):
-    """The common part of IFCA and HypCluster: k starts, the choice by training loss, training of the chosen model."""
+    """The common part of IFCA and HypCluster: k starts, the choice by training loss, training of the chosen model.
+
+    With `one_hot` client i sends d_i = e_{j_i} (w_i - theta_{j_i})' and e_{j_i}, zeros but in the place of its choice:
+    sums give every cluster's mean, and the server does not learn who chose what.
+    """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(
@@ -147,13 +153,38 @@ class Alternating(Clustered, abstract=True):
         0, ge=0, source="ours", doc="Seed of the k initial models; whether the clusters are found depends on them."
     )
 
+    one_hot: bool = setting(
+        False,
+        source="ours",
+        doc="Send the change of all k models, zero but for the chosen one, so that sums are all that the server needs "
+        "(secure sums) and it does not learn who is where; k times the bytes up.",
+    )
+
+    def init_client(self, task, w0):
+        return {"cluster": torch.tensor(-1, device=w0.device)} if self.one_hot else {}
+
     def init_server(self, task, w0, n):
         w = starts(task, w0, self.k, self.seed, self.init_scale)
-        each = {"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)}
+        where = torch.zeros(1 if self.one_hot else n, dtype=torch.long, device=w0.device)
+        shared, each = ({"w": w, "most": where}, {}) if self.one_hot else ({"w": w}, {"cluster": where})
         if not self.shared_layers:
-            return Server({"w": w}, each)
+            return Server(shared, each)
         own = self._own(task).to(w0.device)
-        return Server({"w": torch.where(own, w, w0), "own": own}, each)
+        return Server(shared | {"w": torch.where(own, w, w0), "own": own}, each)
+
+    def deployment(self, server, round):
+        if self.one_hot:
+            return Down(shared={"w": server["w"], "most": server["most"]})
+        return super().deployment(server, round)
+
+    def personal(self, task, client, down):
+        if self.one_hot:  # a client that was never asked takes the model of the most samples in the last round
+            at = client["cluster"]
+            down = down | {"cluster": torch.where(at < 0, down["most"][:, 0], at)}
+        return super().personal(task, client, down)
+
+    def describe(self, server):
+        return Portrait() if self.one_hot else super().describe(server)
 
     def _own(self, task):
         """[p] bool: True where the clusters have parameters of their own."""
@@ -177,7 +208,12 @@ class Alternating(Clustered, abstract=True):
     def local_update(self, task, client, down, data, round):
         w = self._received(task, down)
         j = losses(task, w, data).argmin(1)
-        return {}, {"w": self._train(task, w[torch.arange(len(j)), j], data), "cluster": j.int()}
+        chosen = w[torch.arange(len(j)), j]
+        new = self._train(task, chosen, data)
+        if not self.one_hot:
+            return {}, {"w": new, "cluster": j.int()}
+        members = one_hot(j, self.k).to(new.dtype)
+        return {"cluster": j}, {"dw": members[:, :, None] * (new - chosen)[:, None], "members": members}
 
     def _train(self, task, w, data):
         return local_sgd(task, w, data, self.lr)
@@ -187,12 +223,25 @@ class Alternating(Clustered, abstract=True):
         return "" if 0 <= cluster < self.k else f"found cluster {cluster}, expected 0 to {self.k - 1}"
 
     def aggregate(self, server, up, round):
-        cluster, weights = up["cluster"].long(), round.samples if self.weighted else None
-        w = self._models(server["w"], up, cluster, weights)
+        weights, w = round.samples if self.weighted else None, server["w"]
+        if self.one_hot:
+            move, share = up.mean("dw", weights), up.mean("members", weights)
+            mass = torch.ones_like(round.samples) if weights is None else weights
+            least = mass[mass > 0].amin() / mass.sum() / 2  # below it none has chosen the model; sums are rounded
+            new = torch.where((share > least)[:, None], w + move / share.clamp(min=least)[:, None], w)
+            common, found = w[0] + move.sum(0), {"most": share.argmax()[None]}
+        else:
+            cluster = up["cluster"].long()
+            new = up.mean("w", weights, within=cluster, out=w.clone())
+            mass = torch.ones_like(cluster, dtype=w.dtype) if weights is None else weights.to(w.dtype)
+            share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())
+            common = up.mean("w", weights) if self.shared_layers else w[0]
+            found = {"cluster": server["cluster"].index_copy(0, round.ids, cluster)}
+        new = self._next(w, new, share[:, None])
         if self.shared_layers:
-            w = torch.where(server["own"], w, up.mean("w", weights))
-        return server | {"w": w, "cluster": server["cluster"].index_copy(0, round.ids, cluster)}
+            new = torch.where(server["own"], new, common)
+        return server | found | {"w": new}
 
-    def _models(self, w, up, cluster, weights):
-        """[k, p]: every cluster's next model."""
-        return up.mean("w", weights, within=cluster, out=w.clone())
+    def _next(self, w, new, share):
+        """[k, p]: every cluster's next model. new: the mean of those who chose it     share: [k, 1] theirs of all"""
+        return new

@@ -1,0 +1,370 @@
+"""A regression through secure sums: the server has sums over all sites, and no site's counts, gradient or matrix.
+
+A site's intercept stays at home. Where the server asks for slopes b, each site goes to the maximum over its intercept
+and answers with value, gradient and information of that profile,
+
+    l_i(b) = max_a l_i(a, b),    dl_i/db,    I_bb - I_ba I_ab / I_aa,
+
+whose sums are those of the pooled likelihood with an intercept per site: its maximum and, by the inverse of a
+partitioned matrix, the covariance of the slopes. Cochran's Q and the meta-analysis are sums too, of the own fits.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor
+
+from polyfed.base.errors import ConfigError, DataError, Refusal
+from polyfed.core.algorithm import State
+from polyfed.privacy.fixed import narrow, wide
+from polyfed_clinical import splines as curves
+from polyfed_clinical.columns import Units, designed, started
+from polyfed_clinical.inference import LikelihoodRatio, joint, wald
+from polyfed_clinical.models import Model
+from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Found, newton, why
+from polyfed_clinical.sites import CONSTANTS, Design, Site, Wire, correction, dispersion, full, upper
+from polyfed_clinical.summary import ClinicalFit
+
+try:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    from polyfed.privacy import secure
+except ImportError:
+    secure = X25519PrivateKey = None
+
+FEWEST = 3  # sites: of two, each knows the other's numbers by subtraction
+
+
+@dataclass(eq=False)
+class Sealed(Wire):
+    """Asks sites a question, of whose answers it reads the sum over all of them.
+
+    Keys and masks are those of real sites (`polyfed.privacy.secure`); here all are in one process, as their rows are.
+    """
+
+    _ends: dict[str, Any] = field(default_factory=dict[str, Any])
+    _run: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def __post_init__(self) -> None:
+        if secure is None or X25519PrivateKey is None:
+            raise ConfigError("sums = 'secure' needs cryptography: pip install cryptography")
+        if len(self.sites) < FEWEST:
+            raise ConfigError(f"sums = 'secure': found {len(self.sites)} sites, expected at least {FEWEST}")
+        keys = {site.name: X25519PrivateKey.generate() for site in self.sites}
+        public = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
+        for name, key in keys.items():
+            others = {j: k for j, k in public.items() if j != name}
+            self._ends[name] = secure.Site(name, key, secrets.token_bytes(32), others, {}, FEWEST)
+
+    def total(self, answer: Callable[[Site, Tensor], State], beta: Tensor | None = None) -> State:
+        given = torch.zeros(0, dtype=torch.float64) if beta is None else beta
+        digest = sha256(given.numpy().tobytes()).digest()
+        names = sorted(self._ends)
+        context = secure.Context(self._run, str(self.rounds), tuple(names), digest, len(names), limbs=2)  # pyright: ignore[reportOptionalMemberAccess]
+        server, said, form, seconds = None, dict[str, Any](), State(), dict[str, float]()
+        for site in self.sites:
+            start = time.perf_counter()
+            form = answer(site, given)
+            try:
+                q = wide([v for name in sorted(form) for v in form[name].double().flatten().tolist()])
+            except Refusal as e:
+                raise DataError(f"site {site.name!r}: {e}") from None
+            said[site.name] = masked = self._ends[site.name].mask(context, q)
+            server = server or secure.Server(context, len(q))  # pyright: ignore[reportOptionalMemberAccess]
+            server.take(site.name, masked)
+            seconds[site.name] = time.perf_counter() - start
+        assert server is not None
+        opened = {name: self._ends[name].open(context, names, server.sealed(name)) for name in names}
+        found = narrow(server.sum(opened))
+        down = np.array([8 * len(given) + size(server.sealed(site.name)) for site in self.sites])
+        sent = {n: said[n].words.nbytes + sum(map(size, said[n][1:])) + size(opened[n].shares) for n in names}
+        up = np.array([sent[site.name] for site in self.sites])
+        who, took = np.arange(len(self.sites)), np.array([seconds[site.name] for site in self.sites])
+        self.ledger.record(self.rounds, who, np.array(2), down, up, np.array(0), took)
+        self.rounds += 1
+        sums, at = State(), 0
+        for name in sorted(form):
+            n = form[name].numel()
+            sums[name] = torch.tensor(found[at : at + n], dtype=torch.float64).view(form[name].shape)
+            at += n
+        return sums
+
+    def moments(self, values: Callable[[Site], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        def first(site: Site, _: Tensor) -> State:
+            x = values(site)
+            return {"n": torch.tensor(float(len(x))), "x": x.sum(0), "size": x.abs().sum(0)}
+
+        said = self.total(first)
+        mean, unit = said["x"] / said["n"], said["size"] / said["n"]
+        unit = torch.where(unit > 0, unit, 1.0)
+
+        def second(site: Site, sent: Tensor) -> State:
+            middle, unit = sent.view(2, -1)
+            return {"squares": ((values(site) - middle) / unit).square().sum(0)}
+
+        spread = self.total(second, torch.cat([mean, unit]))["squares"]
+        scale = (spread / said["n"]).sqrt() * unit
+        return said["n"], mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)
+
+
+def size(of: Mapping[str, bytes]) -> int:
+    """Bytes of shares, keys or hashes."""
+    return sum(map(len, of.values()))
+
+
+@dataclass(eq=False)
+class Home:
+    """One site with what it keeps: its intercept, if it has one of its own.
+
+    apart: whether it has
+    """
+
+    site: Site
+    model: Model
+    design: Design
+    apart: bool = False
+    intercept: float = 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Whether all outcomes are alike, which beside an intercept of its own says nothing."""
+        y = self.site.target[:, 0]
+        return self.model.name != "linear" and bool(
+            (y == 0).all() or (self.model.name == "logistic" and (y == 1).all())
+        )
+
+    def derivatives(self, beta: Tensor) -> Derivatives:
+        """Log-likelihood, gradient [q] and information [q, q]; of the profile where the intercept is the site's."""
+        x, y = self.design.rows(self.site.x, self.model.intercept), self.design.targets(self.site.target)
+        if not self.apart:
+            return self.model.derivatives(beta, x, y)
+        if self.silent:
+            return beta.new_zeros(()), torch.zeros_like(beta), beta.new_zeros(len(beta), len(beta))
+        rest = x[:, 1:] @ beta
+
+        def alone(a: Tensor) -> Derivatives:
+            found = self.model.parts(a + rest, y)
+            return found.value, found.slope.sum()[None], found.weight.sum()[None, None]
+
+        best = newton(alone, beta.new_tensor([self.intercept]))
+        self.intercept = float(best.beta)
+        value, gradient, whole = self.model.derivatives(torch.cat([best.beta, beta]), x, y)
+        if best.outcome != FINE:
+            value = value * torch.nan
+        return value, gradient[1:], whole[1:, 1:] - torch.outer(whole[0, 1:], whole[0, 1:]) / whole[0, 0]
+
+    def answer(self, beta: Tensor) -> State:
+        """The derivatives as they are sent; where a trial step has left all bounds, zeros and a 1 that says so."""
+        value, gradient, information = self.derivatives(beta)
+        sent = {"value": value, "gradient": gradient, "information": upper(information)}
+        lost = not all(bool((t.abs() < 2.0**50).all()) for t in sent.values())
+        return {k: torch.zeros_like(t) if lost else t for k, t in sent.items()} | {"lost": torch.tensor(float(lost))}
+
+    def coefficients(self, beta: Tensor) -> Tensor:
+        """[q + 1] with the site's own intercept before slopes, where it has one."""
+        return torch.cat([beta.new_tensor([self.intercept]), beta]) if self.apart else beta
+
+    def meat(self, beta: Tensor) -> State:
+        """The middle of the sandwich, for slopes: scores less their part along the intercept's."""
+        q, mine = len(beta), self.coefficients(beta)
+        if self.apart and self.silent:
+            return {"meat": beta.new_zeros(q * (q + 1) // 2), "clusters": beta.new_zeros(())}
+        found = self.site.meat(self.model, self.design, mine)
+        middle = full(found["meat"], len(mine))
+        if self.apart:
+            x, y = self.design.rows(self.site.x, True), self.design.targets(self.site.target)
+            whole = self.model.derivatives(mine, x, y)[2]
+            less = torch.cat([-whole[1:, :1] / whole[0, 0], torch.eye(q, dtype=beta.dtype)], 1)
+            middle = less @ middle @ less.T
+        return {"meat": upper(middle), "clusters": found["clusters"].double()}
+
+    def own(self, beta: Tensor, pooled: tuple[Tensor, Tensor], robust: bool) -> State:
+        """What the site's own fit adds to the meta-analysis, in standard errors of the federated one.
+
+        pooled: estimates and standard errors, with an intercept also that at the means of the columns, last
+        """
+        found = self.site.own(self.model, self.design, self.coefficients(beta), robust)
+        theta, se = found["estimate"][int(self.apart) :], found["se"][int(self.apart) :]
+        if self.model.intercept and not self.apart:
+            centre, error = found["centre"]
+            theta, se = torch.cat([theta, centre[None]]), torch.cat([se, error[None]])
+        there = bool(se.isfinite().all()) and int(found["outcome"]) == FINE
+        weight = (pooled[1] / se).square() if there else torch.zeros_like(se)
+        gap = (theta - pooled[0]) / pooled[1] if there else torch.zeros_like(se)
+        return {"sites": beta.new_tensor(float(there)), "w": weight, "wd": weight * gap, "wdd": weight * gap.square()}
+
+
+@dataclass(eq=False)
+class Sums:
+    """A regression of which the server has sums.
+
+    wire: to the sites     model: what is fitted     labels: of the columns     rows: of all sites
+    """
+
+    wire: Sealed
+    model: Model
+    labels: Sequence[str]
+    design: Design
+    rows: int
+
+    def __post_init__(self) -> None:
+        self.homes = {site.name: Home(site, self.model, self.design) for site in self.wire.sites}
+
+    def asked(self, beta: Tensor) -> Derivatives:
+        """The pooled derivatives."""
+        found = self.wire.total(lambda site, b: self.homes[site.name].answer(b), beta)
+        value = found["value"] if not found["lost"] else found["value"] * torch.nan
+        return value, found["gradient"], full(found["information"], len(beta))
+
+    def part(self) -> None:
+        """Give every site an intercept of its own."""
+        for home in self.homes.values():
+            home.apart = True
+
+    def refuse(self, found: Found, firsts: int) -> None:
+        """Raise DataError for a fit that has no maximum."""
+        if found.outcome != FINE:
+            raise DataError(why(found, self.model, [INTERCEPT] * firsts + [*self.labels], "all sites together"))
+
+    def maximum(self, start: Tensor, speak: int, intercepts: str | None) -> tuple[Found, LikelihoodRatio | None, str]:
+        """The fit that was asked for, the test of one intercept for all, and why there is none.
+
+        speak: sites whose outcomes are not all alike
+        """
+        one = newton(self.asked, start)
+        self.refuse(one, int(self.model.intercept))
+        if not self.model.intercept:
+            return one, None, ""
+        if not speak:
+            if intercepts == "common":
+                return one, None, "every site's outcomes are all alike"
+            raise DataError("every site's outcomes are all alike; intercepts = 'common' fits one for all")
+        for home in self.homes.values():
+            home.intercept = float(one.beta[0])
+        self.part()
+        other = newton(self.asked, one.beta[1:])
+        if intercepts != "common":
+            self.refuse(other, 0)
+        tested = other.outcome == FINE
+        test = (
+            LikelihoodRatio.of(self.model, one.value, other.value, self.rows, len(self.homes) - 1) if tested else None
+        )
+        if intercepts != "common":
+            return other, test, ""
+        for home in self.homes.values():
+            home.apart = False
+        return one, test, "" if tested else why(other, self.model, self.labels, "an intercept per site")
+
+    def sandwich(self, found: Found, p: int, clustered: bool) -> tuple[Tensor, int]:
+        """Robust covariance, and the number of clusters. p: coefficients, those of the sites too"""
+        said = self.wire.total(lambda site, b: self.homes[site.name].meat(b), found.beta)
+        groups = int(said["clusters"])
+        if groups <= p:
+            raise DataError(f"found {groups} clusters for {p} coefficients; robust errors need more than that")
+        covariance = found.covariance @ full(said["meat"], len(found.beta)) @ found.covariance
+        return covariance * correction(self.model, clustered, groups, self.rows, p), groups
+
+    def combined(
+        self,
+        names: Sequence[str],
+        beta: Tensor,
+        pooled: tuple[Tensor, Tensor],
+        units: np.ndarray,
+        level: float,
+        robust: bool,
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """(meta-analysis, heterogeneity) as `inference.meta_analysis` has them. pooled: see `Home.own`"""
+        q = len(beta)
+
+        def answer(site: Site, sent: Tensor) -> State:
+            estimates = sent[q:].view(2, -1)
+            return self.homes[site.name].own(sent[:q], (estimates[0], estimates[1]), robust)
+
+        said = {k: t.numpy() for k, t in self.wire.total(answer, torch.cat([beta, *pooled])).items()}
+        m, there = len(names), int(said["sites"])
+        df = max(there - 1, 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shift, error = said["wd"] / said["w"], said["w"] ** -0.5
+            Q = said["wdd"] - said["wd"] * shift
+            at = [len(Q) - 1, *range(1, m)] if len(Q) > m else [*range(m)]  # an intercept's is that at the means
+            Q = np.maximum(Q[at], 0.0)
+            theta, se = (t[:m].numpy() for t in pooled)
+            meta = wald(names, units * (theta + se * shift[:m]), units * se * error[:m], self.model, level)
+            differ = {"sites": there, "Q": Q, "df": df, "p": stats.chi2.sf(Q, df) if df else np.nan}
+            differ["I2"] = np.where(Q > 0, np.clip((Q - df) / Q, 0, 1), 0.0) if df else np.nan
+        return meta, pd.DataFrame(differ, index=list(names))
+
+
+def fit_sums(
+    places: Sequence[Site], kind: Model, labels: Sequence[str], *, intercepts: str | None,
+    per: Mapping[str, float | str], splines: Mapping[str, Any], robust: bool, clustered: bool, level: float,
+    left_out: Sequence[int] | None,
+) -> ClinicalFit:  # fmt: skip
+    """`regression.fit` through secure sums. left_out: rows with gaps of each site; None: gaps were refused"""
+    wire = Sealed(places)
+    knots = curves.placed(wire, labels, splines) if splines else {}
+    gone = dict(zip((s.name for s in places), left_out or [0] * len(places), strict=True))
+    wire.sites = [curves.bent(site, labels, knots) for site in places] if knots else places
+    labels = [term for c in labels for term in (curves.terms_of(c, knots[c]) if c in knots else [c])]
+    linear = kind.name == "linear"
+    n, mean, scale = wire.moments(lambda s: torch.cat([s.x, s.target[:, :1]], 1) if linear else s.x)
+
+    def counts(site: Site, _: Tensor) -> State:
+        heard = not Home(site, kind, Design(mean, scale, mean[:0])).silent
+        of = [float(heard), float(heard * len(site.x)), float(gone[site.name])]
+        return {"of": torch.tensor(of, dtype=torch.float64), "target": site.target.sum(0)}
+
+    said, c = wire.total(counts), len(labels)
+    speak, rows, left = (int(v) for v in said["of"])
+    each = {"n": n[None], "target": said["target"][None], "x": mean[None, :c] * n, "squares": scale[None, :c] ** 2 * n}
+    each["target squares"] = scale[None, c:] ** 2 * n
+    design, deviation, _ = designed(kind, labels, each)
+    units = Units.read(per, labels, knots, deviation)
+    by_site = kind.intercept and intercepts != "common"
+    sums = Sums(wire, kind, labels, design, rows if by_site else int(n))
+    found, test, untested = sums.maximum(started(kind, said["target"], c + kind.intercept), speak, intercepts)
+    k = int(kind.intercept and not by_site)
+    p = c + (speak if by_site else k)
+    if not (variance := dispersion(kind, found.value, sums.rows, p)) > 0:
+        raise DataError(f"{sums.rows} rows for {p} coefficients leave no variance to measure; more rows are needed")
+    covariance, kept = found.covariance * variance, "model"
+    if robust:
+        covariance, groups = sums.sandwich(found, p, clustered)
+        kept = f"robust, {groups:,} clusters" if clustered else "robust"
+    back = design.back(k)
+    estimate, spread = design.given(found.beta, k), back @ covariance @ back.T
+    names = [INTERCEPT] * k + [units.names.get(label, label) for label in labels]
+    pooled = estimate, spread.diagonal().sqrt()
+    if k:
+        centre = found.beta[:1] * design.unit + design.zero, covariance[:1, 0].sqrt() * design.unit
+        pooled = torch.cat([pooled[0], centre[0]]), torch.cat([pooled[1], centre[1]])
+    unit = units.of(k).numpy()
+    meta, differ = sums.combined(names, found.beta, pooled, unit, level, robust)
+    matrix = pd.DataFrame(spread.numpy() * np.outer(unit, unit), index=names, columns=names)
+    degrees = sums.rows - p if linear and not robust else None
+    table = wald(names, unit * estimate.numpy(), np.sqrt(np.diag(matrix)), kind, level, degrees)
+    loglik = (
+        -float(n) / 2 * (np.log(2 * np.pi * -2 * found.value * design.unit**2 / float(n)) + 1)
+        if linear
+        else found.value
+    )
+    totals = {"patients": int(n)} | ({} if linear else {"events": int(said["target"][0 if kind.intercept else 1])})
+    moved, who = wire.ledger.by_client(len(places)), [site.name for site in places]
+    return ClinicalFit(
+        model=kind.name, coefficients=table, covariance=matrix, loglik=float(loglik), heterogeneity=differ, meta=meta,
+        sites=pd.DataFrame(index=who), own=pd.DataFrame(columns=["estimate", "se"]), left=0.0,
+        ledger=wire.ledger.frame(), rounds=wire.rounds,
+        bytes=pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=who), method="newton",
+        level=level, ratio=kind.ratio, intercepts="" if not kind.intercept else "site" if by_site else "common",
+        test=test, untested=untested, knots=knots,
+        joint=joint(table["estimate"], matrix, {x: curves.terms_of(x, at) for x, at in knots.items()}), errors=kept,
+        totals=totals | ({} if left_out is None else {"left_out": left}), sums="secure",
+    )  # fmt: skip
