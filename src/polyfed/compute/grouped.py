@@ -22,7 +22,7 @@ from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Entering
 
-Own = dict[str, Any]  # a layer's trained parameters by name, tensors [s, ...]
+Own = dict[str, Any]  # a layer's trained parameters by name, [s, ...]
 Form = Callable[[Any, Own, int, Tensor], Tensor]  # of a layer, its trained parameters, s, the input [s b, ...]
 
 
@@ -82,8 +82,8 @@ def _times(x: Tensor, weight: Tensor, s: int) -> Tensor:
 
 
 def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    bias: Any = own.get("bias", layer.bias)
-    y = _times(_by_group(x, s), own.get("weight", layer.weight), s)
+    weight, bias = own.get("weight", layer.weight), own.get("bias", layer.bias)
+    y = _times(_by_group(x, s), weight, s)
     y = y if bias is None else y + (bias[:, None] if bias.dim() == 2 else bias)
     return y.view(*x.shape[:-1], -1)
 
@@ -91,7 +91,8 @@ def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
     """The base as it is, and c (R x + B (A x)) for every group."""
     g, R = _by_group(x, s), own.get("R")
-    update = _times(_times(g, own.get("A", layer.A), s), own["B"], s)
+    A = own.get("A", layer.A)
+    update = _times(_times(g, A, s), own["B"], s)
     update = update if R is None else update + _times(g, R, s)
     base: Tensor = layer.base(x)
     return base + layer.scale * update.view(base.shape)

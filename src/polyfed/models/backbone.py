@@ -67,7 +67,8 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     if not (Path(backbone) / "config.json").is_file():
         raise ConfigError(f"model.backbone: found {backbone!r}, expected a folder with config.json and safetensors")
     try:
-        library, logging = import_module("transformers"), import_module("transformers.utils").logging
+        library: Any = import_module("transformers")
+        logging: Any = import_module("transformers.utils").logging
     except ImportError:
         raise ModelError("model transformers: is not installed; pip install 'polyfed[transformers]'") from None
     shown, before = logging.is_progress_bar_enabled(), logging.get_verbosity()
