@@ -63,9 +63,9 @@ bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
 
 docs: .venv/ready-docs   ## the documentation site, in build/site
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build
 
-docs-release: docs   ## keep the site of a release beside the earlier ones, in the branch gh-pages: VERSION=0.1.0
+docs-release: .venv/ready-docs   ## keep the site of a release beside the earlier ones, in the branch gh-pages: VERSION=0.1.0
 	@test -n "$(VERSION)" || { echo 'docs-release: VERSION is not set, expected such as VERSION=0.1.0'; exit 2; }
 	PATH="$(CURDIR)/$(BIN):$$PATH" mike deploy --update-aliases $(VERSION) latest
 	PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default latest

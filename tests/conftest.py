@@ -4,9 +4,10 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 `--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
 `--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
 
-What takes long in the folders of `CERTIFICATES` and `WHOLE`, the tests that slow.txt names or that are marked `steady`,
-is run where a file that it reaches has changed since its file last passed, which steady.txt knows; comments and
-docstrings do not count. `--all`, as in `make test-long`, runs all of them, and writes it anew.
+What takes long, the tests of the folders of `CERTIFICATES` and `WHOLE` that slow.txt names and any that is marked
+`steady`, is run where a file that it reaches has changed since its file last passed, which steady.txt knows; comments
+and docstrings do not count. Outside of those folders it is any file of the package, or of the docs for theirs.
+`--all`, as in `make test-long`, runs all of them, and writes it anew.
 """
 
 import os
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from graph import digest
+from graph import digest, digest_of_all
 from polyfed.cli import call
 
 torch.set_num_threads(1)
@@ -71,6 +72,10 @@ def function_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
+def folder_of(nodeid: str) -> str:
+    return nodeid.split("/")[1]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """The cases of a file go to one worker, which makes once what they share; of the conformance table, a method's."""
@@ -96,8 +101,8 @@ def pytest_collection_modifyitems(config, items):
         same = config.workerinput["same"] if hasattr(config, "workerinput") else unchanged()
         skip = pytest.mark.skip("nothing that it reaches has changed since it passed (make test-long)")
         for item in items:
-            long = function_of(item.nodeid) in slow or item.get_closest_marker("steady")
-            if long and item.nodeid.split("::")[0] in same:
+            by_time = function_of(item.nodeid) in slow and folder_of(item.nodeid) in CERTIFICATES.keys() | WHOLE
+            if (by_time or item.get_closest_marker("steady")) and item.nodeid.split("::")[0] in same:
                 item.add_marker(skip)
     if measure or config.getoption("--fast"):
         slow = set() if measure else slow
@@ -122,9 +127,12 @@ def unchanged() -> list[str]:
 
 def state(file: str) -> str:
     """Of a file of tests, by its path from the root, and of what it reaches."""
-    path = TESTS.parent / file
-    folder = path.relative_to(TESTS).parts[0]
-    return digest(path, CERTIFICATES.get(folder, TRAINING), folder in WHOLE) if path.is_file() else ""
+    path, folder = TESTS.parent / file, folder_of(file)
+    if not path.is_file():
+        return ""
+    if folder in CERTIFICATES.keys() | WHOLE:
+        return digest(path, CERTIFICATES.get(folder, TRAINING), folder in WHOLE)
+    return digest_of_all(path)
 
 
 class Steady:
@@ -135,7 +143,7 @@ class Steady:
 
     def pytest_runtest_logreport(self, report):
         file = report.nodeid.split("::")[0]
-        if file.split("/")[1] in CERTIFICATES.keys() | WHOLE:
+        if folder_of(file) in CERTIFICATES.keys() | WHOLE or "mark.steady" in (TESTS.parent / file).read_text():
             self.failed[file] = self.failed.get(file, False) or report.failed
 
     def pytest_sessionfinish(self):

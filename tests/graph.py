@@ -117,20 +117,33 @@ def digest(path: Path, rooms: set[str], whole: bool) -> str:
         by_command = re.search(r"\bcli\b", path.read_text())
         every = {p.relative_to(SRC).as_posix() for p in SRC.rglob("*.py")}
         found |= {f for f in every if by_command or rooms.intersection(f.split("/")[:2])}
-    files += [SRC / f for f in sorted(found) if whole or rooms.intersection(f.split("/")[:2])]
+    return _digest([*files, *(SRC / f for f in sorted(found) if whole or rooms.intersection(f.split("/")[:2]))])
+
+
+def digest_of_all(path: Path) -> str:
+    """Digest of a file of tests, of its helpers, of the whole package and the examples; for the docs' of the pages."""
+    root = SRC.parent
+    folders = [SRC, root / "examples"] + ([root / "docs"] if path.parent.name == "docs" else [])
+    kinds = {".py", ".cpp", ".inc", ".css", ".js", ".bib", ".data", ".toml", ".md"}
+    every = sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in kinds)
+    return _digest([*_with_helpers(path), *every, root / "README.md"])
+
+
+def _digest(files: list[Path]) -> str:
     pins = re.findall(
         r"^(?:torch|numpy|scipy|pandas|ray|flwr)==.*$", (SRC.parent / "constraints.txt").read_text(), re.M
     )
-    return hashlib.sha256(b"".join(map(_meaning, files)) + "".join(pins).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join([*map(_meaning, files), *pins]).encode()).hexdigest()[:16]
 
 
 @cache
-def _meaning(path: Path) -> bytes:
-    """What comments, docstrings and line breaks do not change of a Python file; the bytes of another one."""
-    if path.suffix != ".py":
-        return path.read_bytes()
-    tree = ast.parse(path.read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.dump(tree).encode()
+def _meaning(path: Path) -> str:
+    """Digest of what comments, docstrings and line breaks do not change of a Python file; of another one, its bytes."""
+    held = path.read_bytes()
+    if path.suffix == ".py":
+        tree = ast.parse(held)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                del node.body[0]
+        held = ast.dump(tree).encode()
+    return hashlib.sha256(held).hexdigest()

@@ -144,9 +144,10 @@ def test_one_paper_one_file():
 
 
 def test_nothing_is_unpickled():
-    """No file and no message; Ray's own processes pass each other the objects of one run, which is how Ray works."""
+    """No file and no message; Ray's own processes pass each other the objects of one run, which is how Ray works.
+    torch reads tensors alone where it is asked to."""
     for path in sorted(path for package in ("polyfed", *BESIDE) for path in (ROOT.parent / package).rglob("*.py")):
-        text = path.read_text()
+        text = path.read_text().replace('torch.load(path, map_location="cpu", weights_only=True)', "")
         for word in ("import pickle", "torch.load(", "allow_pickle=True", "joblib.load", "cloudpickle"):
             if (path.name, word) == ("ray.py", "cloudpickle"):
                 continue

@@ -529,6 +529,15 @@ def fit_s1(rounds, lam=0.7):
     return run, adjusted_rand_score(fed.clusters, run.clusters)
 
 
+def test_clients_at_the_threshold_itself_are_fused():
+    """||theta_ij|| <= nu, at nu = ||theta_ij|| and at 0 alike; a pair that was never updated joins nobody."""
+    w = torch.tensor([[0.0], [0.0], [1.0], [1.0]], dtype=torch.float64)
+    apart = {"c": torch.ones(6, dtype=torch.float64), "delta": torch.tensor([[0.0], [0.5]], dtype=torch.float64)}
+    state = {"w": w, "row": torch.tensor([0, 1, -1, -1, -1, -1])} | apart
+    assert pairs.clusters(state, 0.5).tolist() == [0, 0, 0, 1]
+    assert pairs.clusters(state, 0.0).tolist() == [0, 0, 1, 2]
+
+
 @certifies(pf.FPFC, by="planted clusters, ARI 1")
 def test_s1_finds_its_four_clusters():
     """S1 small, lambda 0.7: ARI 1 and accuracy 0.838 after 600 rounds (an independent implementation's figure)."""

@@ -86,6 +86,19 @@ def test_fedex_deploys_the_mean_of_the_updates(rounds):
     assert layer(later.model(0)).R.norm() > 1e-6, "the mean of the factors is not the mean of the updates"
 
 
+@certifies(pf.FedExLoRA, by="the dense mean less the product of means")
+def test_fedex_says_how_much_the_mean_of_factors_misses():
+    """Round by round, of the updates that it has averaged; with one client nothing."""
+    p, layers = torch.tensor([12.0, 9, 15]).double() / 36, [layer(m) for m in alone(b=0.5)]
+    mean = sum(pi * q.B @ q.A for pi, q in zip(p, layers, strict=True))
+    B, A = (sum(pi * getattr(q, name) for pi, q in zip(p, layers, strict=True)) for name in "BA")
+    history = fit(pf.FedExLoRA(lr=0.3), b=0.5, evaluate_every=1).history
+    assert float(history.aggregation_error.iloc[-1]) == pytest.approx(
+        float((mean - B @ A).detach().norm() / mean.detach().norm())
+    )
+    assert fit(pf.FedExLoRA(lr=0.3), SITES[:1], b=0.5).history.aggregation_error.iloc[-1] < 1e-12
+
+
 @certifies(pf.FLoRA, by="the dense mean of torch.optim's updates")
 def test_floras_stack_is_the_mean_of_products():
     """From the drawn A and B = 0, client by client."""
@@ -289,3 +302,34 @@ def test_places_are_views_of_the_vector():
     assert torch.equal(place.part(task.w0, "A"), own.A)
     assert torch.equal(place.part(task.w0, "B"), own.B)
     assert torch.equal(place.part(task.w0, "R"), own.R)
+
+
+@certifies(pf.FedSLR, by="FedSLR of the whole update, whose coordinates a chart of full rank is")
+@pytest.mark.parametrize("structure", ["LR+S", "LR+LR"])
+def test_fedslr_on_a_chart_is_fedslr_on_the_products(structure):
+    """A's rows are orthonormal, so that singular values of B are those of B A: the same shrinkage, the same ranks."""
+
+    class Whole(nn.Module):
+        """The base, frozen, and all of an update D = B A beside it."""
+
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.B = base.requires_grad_(False), nn.Parameter(torch.zeros(M, K).double())
+
+        def forward(self, x):
+            return self.base(x) + x @ self.B.T
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(K, M), nn.Tanh(), nn.Linear(M, C)).double()
+    chart, whole = adapted(plain, f"lora:r={K}"), nn.Sequential(Whole(plain[0]), *plain[1:])
+    method = pf.FedSLR(lr=0.3, lam=0.02, mu=0.0 if structure == "LR+S" else 0.02, structure=structure)
+    fed = pf.Federation.from_arrays(SITES, test_fraction=0.0, classes=C)
+    a, b = (
+        pf.fit(m, fed, method, rounds=6, batch_size=None, local_steps=4, dtype=torch.float64, evaluate_every=0)
+        for m in (chart, whole)
+    )
+    A = layer(a.model(0)).A
+    for i in range(len(SITES)):
+        assert torch.allclose(layer(a.model(i)).B @ A, b.model(i)[0].B, rtol=0, atol=1e-10)
+    ranks = [run.findings["ranks"]["0.B"] for run in (a, b)]
+    assert ranks[0] == ranks[1] < K

@@ -35,6 +35,7 @@ def test_the_table_has_the_methods():
     assert first <= {m.name for m in METHODS.values()}
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
 @each_name
 def test_row(name, row):

@@ -13,7 +13,7 @@ from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import sheets
 from polyfed.data.schema import Cut, File, settle
-from polyfed.data.sheets import canonical, sheet_of, spelt
+from polyfed.data.sheets import canonical, read, sheet_of, spelt
 
 N = 12
 
@@ -336,8 +336,17 @@ def test_files_of_data_that_would_be_passed_over_are_named(tmp_path, refused, na
         (folder / other).write_text("x")
     assert way(folder)
     (folder / name).write_bytes(gzip.compress(b"a,y\n1,0\n"))
-    with refused(f"{folder}: found {name}, expected each site's file as .csv", "tabs", ".npz"):
+    with refused(f"{folder}: found {name}, expected each site's file as .csv", "tabs", ".npz", "from_frames"):
         way(folder)
+
+
+def test_one_file_in_a_format_that_is_not_read_is_refused_with_the_way_in(tmp_path, refused):
+    file = tmp_path / "north.parquet"
+    file.write_bytes(b"PAR1\x15\xffPAR1")
+    ways = (pf.data.load, lambda f: pf.Federation.from_files([f]), lambda f: pf.data.load(f, target="y"), read)
+    for way in ways:
+        with refused(f"{file}: expected a file ending in .csv or .npz; in Python, pf.data.from_frames takes"):
+            way(file)
 
 
 def test_a_folder_with_both_kinds_of_files_is_refused(tmp_path, refused):

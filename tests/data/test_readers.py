@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from polyfed.base.errors import DataError
-from polyfed.data import readers
+from polyfed.data import load, readers
+from polyfed.data.datasets import IDX_FILES
 
 
 def idx(array, code=0x08):
@@ -193,3 +194,21 @@ def test_an_empty_idx_is_refused(tmp_path, refused):
     (tmp_path / "x").write_bytes(bytes([0, 0, 8, 2]) + bytes(4) + b"\xff\xff\xff\xff")
     with refused(tmp_path / "x", "shape [0, 4294967295]"):
         readers.read_idx(tmp_path / "x")
+
+
+def test_a_hybrid_client_has_images_of_one_source_and_no_image_twice(tmp_path):
+    """Every image's pixels say where it is from and which it is."""
+    for k, folder in enumerate(("mnist", "fashion_mnist")):
+        (tmp_path / folder).mkdir()
+        images = np.zeros((12, 28, 28), dtype=np.uint8)
+        images[:, 0, 0], images[:, 0, 1] = k, np.arange(12)
+        labels = (np.arange(12) % 10).astype(np.uint8)
+        for name, array in zip(IDX_FILES, (images, labels) * 2, strict=True):
+            (tmp_path / folder / name.removesuffix(".gz")).write_bytes(idx(array))
+    data = load("hybrid", tmp_path, clients=5, samples=4, flat=True, seed=1)
+    assert data.group_clusters.tolist() == [0, 0, 0, 1, 1]
+    assert data.x[:, 0].tolist() == np.repeat(data.group_clusters, 4).tolist()
+    assert data.y.tolist() == (data.x[:, 1] % 10).tolist()
+    assert len({tuple(row) for row in data.x[:, :2].tolist()}) == 20
+    with pytest.raises(DataError, match="samples: found 5, expected at most 4 for 3 clients of one source"):
+        load("hybrid", tmp_path, clients=5, samples=5)

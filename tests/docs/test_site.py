@@ -194,6 +194,7 @@ def walk(page: str, cli, folder: Path, long: bool) -> None:
             del REGISTRY[name]
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("page", WALKS)
 def test_a_walk_goes_as_printed(page, cli, tmp_path, capsys):
     walk(page, cli, tmp_path, long=False)
@@ -205,10 +206,7 @@ def test_a_long_walk_goes_as_printed(page, cli, tmp_path):
     walk(page, cli, tmp_path, long=True)
 
 
-ELSEWHERE = {  # pages whose Python is run by other tests, or needs data that are not here
-    "packages.md": "tests/base/acme.py installs its files",
-    "experiments/flamby.md": "its data are asked for at its source",
-}
+ELSEWHERE = {"packages.md": "tests/base/acme.py installs its files"}  # pages whose Python is run by other tests
 
 
 def blocks(kind: str) -> list[tuple[str, str]]:
@@ -223,6 +221,7 @@ FENCE = r"```(python|sh|toml)( title=\"[^\"]+\")?\n(.*?)```"
 def test_every_page_with_python_is_run():
     pages = {page.removeprefix("docs/") for page, _ in blocks("python")} - {"README.md"}  # which test_readme.py runs
     assert pages <= {*WALKS, *ELSEWHERE}
+    assert pages >= ELSEWHERE.keys()
 
 
 def parsed(words: list[str]) -> None:

@@ -140,11 +140,17 @@ class Face:
             "frames": {"a": tables_frame, "b": tables_frame}, "adapter": "probe",
             "data.fpfc.scenario": "s1", "models.lenet.input_shape": (1, 28, 28), "models.cnn.input_shape": (1, 28, 28),
             "models.resnet18.input_shape": (3, 8, 8), "Metric.name": "m",
+            "models.pretrained.path": self._weights(folder),
+            "models.with_statistics.model": torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
         }  # fmt: skip
 
     def _new(self, folder: Path, sites: Path) -> Path:
         (folder / "new").mkdir()
         return shutil.copy(sites / "site0.csv", folder / "new" / "another.csv").parent
+
+    def _weights(self, folder: Path) -> Path:
+        torch.save(net().state_dict(), folder / "weights.pt")
+        return folder / "weights.pt"
 
     def _delays(self, folder: Path) -> Path:
         text = "".join(f"{name},1,1\n" for name in FED.names)

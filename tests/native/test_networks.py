@@ -123,9 +123,9 @@ def added(rng, task: Task, s: int) -> dict:
     return found | ({"teacher": (models.expand(s, -1), form)} if rng.random() < 0.5 else {})
 
 
-def compare(seed: int, monkeypatch) -> None:
-    """Of one case; what is not to be trained stays to the last bit."""
-    task, split, work, w, lr, stated, curvature = drawn(seed)
+def compare(case: Case, monkeypatch, said: object) -> None:
+    """What is not to be trained stays to the last bit."""
+    task, split, work, w, lr, stated, curvature = case
     assert path_of(task, work, split) == "native"
     far, near = torch.zeros(2, len(w), dtype=torch.float64)
     if curvature:
@@ -141,21 +141,36 @@ def compare(seed: int, monkeypatch) -> None:
             ours = compiled.train(task, w, batches(split, work, True), lr, drift, only, measured, *terms)
         assert ours is not None
         eps = torch.finfo(w.dtype).eps
-        said = f"network {seed}, {instructions}, {w.dtype}: {task.model}, {task.loss}"
-        assert (torchs - ours).abs().max() <= 5000 * eps * torchs.abs().max(), said
-        assert torch.allclose(far.double(), near, rtol=1e6 * eps, atol=0), said
-        assert only is None or torch.equal(ours[only.expand_as(w) == 0], w[only.expand_as(w) == 0]), said
+        which = f"network {said}, {instructions}, {w.dtype}: {task.model}, {task.loss}"
+        assert (torchs - ours).abs().max() <= 5000 * eps * torchs.abs().max(), which
+        assert torch.allclose(far.double(), near, rtol=1e6 * eps, atol=0), which
+        assert only is None or torch.equal(ours[only.expand_as(w) == 0], w[only.expand_as(w) == 0]), which
 
 
 @needed
 @pytest.mark.parametrize("dozen", range(10))
 def test_the_kernel_takes_torchs_steps(dozen, monkeypatch):
     for seed in range(12 * dozen, 12 * dozen + 12):
-        compare(seed, monkeypatch)
+        compare(drawn(seed), monkeypatch, seed)
+
+
+@needed
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("work", [Work(2, None, 7), Work(2, 2, 9), Work(2, 3, None)], ids=["epochs", "steps", "whole"])
+def test_softmax_regression_with_a_teacher(own, work, monkeypatch):
+    """Which has steps of its own; with few of them, not all samples are read."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        task = Task(nn.Linear(9, 5), "cross-entropy", dtype=dtype)
+        parts = [(torch.tensor(rng.normal(size=(n, 9))), torch.tensor(rng.integers(0, 5, n))) for n in (1, 17, 50)]
+        w, teacher = task.w0 + 0.3 * torch.randn(2, 3, task.p, dtype=dtype)
+        stated = {"teacher": (teacher, Distillation(0.8, 2.5, own))}
+        compare(Case(task, task.place(Split.of(parts)), work, w, 0.1, stated, False), monkeypatch, "of one layer")
 
 
 @needed
 @pytest.mark.long
 def test_the_kernel_takes_torchs_steps_in_a_thousand_networks(monkeypatch):
     for seed in range(1000):
-        compare(seed, monkeypatch)
+        compare(drawn(seed), monkeypatch, seed)

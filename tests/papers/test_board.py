@@ -1,5 +1,6 @@
 """The board: its budget, its groups, and that a cell comes out again."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +17,12 @@ from polyfed.runs.userfile import algorithms_of
 from polyfed_papers.board import (
     APART,
     FULL,
+    LAST,
     PARTS,
     SECOND,
     SMALL,
     WORK,
+    agreed,
     cell,
     contenders,
     gradients,
@@ -62,7 +65,21 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg", "ditto", "fedrep", "apfl", "fedem", "fedrod", "pfedme", "per-fedavg", "fedlin", "fedtrack", "fedspa"],
+    [
+        "fedavg",
+        "ditto",
+        "fedrep",
+        "fedala",
+        "fedpac",
+        "apfl",
+        "fedem",
+        "fedrod",
+        "pfedme",
+        "per-fedavg",
+        "fedlin",
+        "fedtrack",
+        "fedspa",
+    ],
 )
 def test_gradients_are_counted(name, counted):
     """Between one round and three, so that what a rehearsal takes is left out."""
@@ -75,7 +92,36 @@ def test_gradients_are_counted(name, counted):
         spent.append((counted[0], data.n * gradients(method, run)))
     (before, said), (after, said_after) = spent
     nets = PARTS.get(name, 1)  # a gradient of a mixture is one of each of its nets
-    assert nets * (after - before) == pytest.approx(said_after - said, rel=1e-6)
+    unused = 2 * sum(data.train.counts) / WORK["batch_size"] if name in LAST else 0.0  # steps that nobody deploys
+    assert nets * (after - before) - unused == pytest.approx(said_after - said, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "each"), [("fedavg-ft", 5), ("fedbabu", 5), ("per-fedavg", 10)])
+def test_of_steps_for_deployment_alone_the_last_ones_count(name, each):
+    """Two rounds more cost their common training alone; the last personal step is counted once."""
+    data, cls = load("digits", flat=True).partition("iid", 4, seed=0), REGISTRY.find(name)
+    method, spent = made(cls, start(cls)), []
+    for rounds in (1, 3):
+        run = fit(build("mlp", (64,), 10, seed=0, hidden=4), data, method, rounds=rounds, evaluate_every=0, **WORK)
+        spent.append(gradients(method, run))
+    epochs = start(cls)[1] if name == "fedbabu" else 1
+    assert spent[1] - spent[0] == pytest.approx(2 * each)
+    assert spent[0] - each == pytest.approx(epochs * 18, rel=0.01)  # 360 samples make 18 batches
+
+
+def test_an_edge_gives_all_methods_of_a_setting_more_trials(monkeypatch, tmp_path):
+    """The best step size lies beyond the ladder for one method: the other, whose search was over, goes on as well."""
+    tried = Counter()
+
+    def score(bench, name, setting, cls, budget, at):
+        tried[cls.name] += 1
+        return -abs(at[0] - (20.0 if cls.name == "fedavg" else 0.1))
+
+    monkeypatch.setattr("polyfed_papers.board.score", score)
+    methods = [REGISTRY.find("fedavg"), REGISTRY.find("local")]
+    trials = agreed(Bench(tmp_path), "hospitals", SMALL["hospitals"], methods, 4, 1)
+    assert trials == 8  # 0.03, 0.1, 0.3, 1, 3, 9, 27 and one more between them
+    assert tried["fedavg"] == tried["local"] == 4 + 8
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "fedlin"])

@@ -1,9 +1,13 @@
-"""The records of the papers' experiments: how many of the choices in them are at an edge of what was tried."""
+"""The records of the experiments: choices at an edge of what was tried, and the boards' pages against them."""
 
 import gzip
+import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 OLDER = {f"fpfc-table{which}-paper" for which in ("1", "2", "-e1", "-e2", "-e3", "-e4")}  # made before the one rule
@@ -30,3 +34,27 @@ def test_the_index_says_how_many_older_choices_are():
     at = Counter(key.split("-choice-")[1].rsplit("-seed", 1)[0] for key, edges in found if edges)
     said = f"{at.total()} of {len(found)} choices at an edge (CFL {at['CFL']}, PACFL {at['PACFL']}, FPFC {at['FPFC']})"
     assert said in (PAGES / "index.md").read_text()
+
+
+@pytest.mark.parametrize("board", ["clusters", "small"])
+def test_the_rows_of_a_board_are_those_of_its_record(board):
+    """The accuracy of every cell, and the digest of its models, by the lines of its runs alone."""
+    digests, means = defaultdict(list), defaultdict(list)
+    text = gzip.decompress((PAGES / "records" / f"board-{board}-small.jsonl.gz").read_bytes()).decode()
+    for line in text.splitlines():
+        if not line.startswith('{"run"'):
+            continue
+        run = json.loads(line)
+        setting, label, end = run["run"].split("/")
+        digests[setting, label].append((int(end.rsplit("seed")[1]), run["summary"]["digest"]["models"]))
+        means[setting, label].append(100 * np.mean(run["clients"]["test_accuracy"]))
+    rows, setting = {}, ""
+    for line in (PAGES / f"board-{board}.md").read_text().splitlines():
+        setting = line[3:].split(":")[0] if line.startswith("## ") else setting
+        cells = [cell.strip(" *") for cell in line.split("|")[1:-1]]
+        if len(cells) > 9 and (setting, cells[0]) in digests:
+            rows[setting, cells[0]] = cells
+    assert set(rows) == set(digests)
+    for key, cells in rows.items():
+        assert cells[-1].strip("`") == hashlib.sha256(repr(sorted(digests[key])).encode()).hexdigest()[:8], key
+        assert cells[2].split(" ")[0] == f"{np.mean(means[key]):.1f}", key

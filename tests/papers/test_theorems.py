@@ -126,7 +126,7 @@ def test_the_proven_local_steps_solve_the_local_problem(smoothness, a):
 
 @pytest.mark.parametrize(("wrong", "where"), [
     ({"smoothness": 0.0}, "smoothness"), ({"smoothness": np.inf}, "smoothness"), ({"shrink": 1.0}, "shrink"),
-    ({"rho": 3.0}, "rho"), ({"penalty": "l1"}, "SCAD"),
+    ({"shrink": 0.0}, "shrink"),     ({"rho": 3.0}, "rho"), ({"penalty": "l1"}, "SCAD"),
 ])  # fmt: skip
 def test_what_can_not_be_proven_is_refused(wrong, where):
     with pytest.raises(ConfigError, match=where):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,10 @@ import torch
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError, RunError
+from polyfed.metrics.scores import ACCURACY
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
+from polyfed.studies.leave import Departure
 from polyfed.studies.verify import verify
 
 SITES = ("bern", "kyoto", "lima", "oslo")
@@ -108,6 +111,16 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
     assert page.count('<th scope="row"') == len(table)
     assert '<p class="headline">fedavg: without' in page, "the method that sends messages comes first"
     assert "figure-leave-title" in page
+
+
+def test_the_method_in_the_lead_of_the_answer_comes_first():
+    """Which among those who stay may be another one: the answer is over everyone."""
+    row = {"client": "mean", "after": 0.8, "change": 0.0, "low": 0.0, "high": 0.0, "clear": False, "seeds": 2,
+           "bytes_before": 8.0, "bytes_after": 8.0}  # fmt: skip
+    table = pd.DataFrame([row | {"method": m, "before": s} for m, s in (("a", 0.8), ("b", 0.7), ("c", 0.9))])
+    for lead, order in (("b", ["b", "c", "a"]), (None, ["c", "a", "b"])):
+        found = Departure(("x",), Path("folder"), table, ACCURACY, "test", lead)
+        assert [cells[1].text for cells in found.summary().rows] == order
 
 
 def federation():

@@ -122,6 +122,9 @@ def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
         assert said.status == 2, words
         assert line in said.err
         assert len(said.err.splitlines()) == 1
+    whose = cli("export", "r", "--onnx")
+    assert (whose.status, len(whose.err.splitlines())) == (2, 1)
+    assert "expected RUN and --client NAME" in whose.err
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch, tmp_path):

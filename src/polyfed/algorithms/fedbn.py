@@ -20,8 +20,8 @@ class FedBN(Partial):
 
     Notes
     -----
-    This is the affine form. The paper keeps the running mean and variance of BatchNorm at the client too; they are no
-    part of a model here, where BatchNorm is refused and GroupNorm, LayerNorm and InstanceNorm have none. A model
+    The paper keeps the running mean and variance of BatchNorm at the client too, as here for a model from
+    `polyfed.models.with_statistics`; GroupNorm, LayerNorm and InstanceNorm have none. A model
     without trained normalisation parameters is refused: FedBN of it is FedAvg. Newcomers start with the initial ones.
     """
 

@@ -5,7 +5,7 @@ Models", ACL 2025.
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.lora import Merging, known, means
+from polyfed.algorithms._shared.lora import Merging, known, means, missed
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -26,13 +26,17 @@ class FedExLoRA(Merging):
     -----
     A round raises the rank of R by at most (clients - 1) r. It goes down as two factors where these are fewer numbers
     than the matrix, all of it, so that a client need not have been in the rounds before. The paper's server sends each
-    round's residual, and its p_i are equal.
+    round's residual, and its p_i are equal. `aggregation_error` of the history is the length of the last round's
+    residual over that of the mean of the updates: what FedIT's means would have missed.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "fedex-lora"
+
+    def init_server(self, task, w0, n):
+        return super().init_server(task, w0, n) | {"error": w0.new_zeros(())}
 
     def local_update(self, task, client, down, data, round):
         w, _, trained = self.received(task, down)
@@ -43,4 +47,8 @@ class FedExLoRA(Merging):
         own, trained, weights = self.uploaded(server, up, round)
         w = assemble(trained, mean(up["w"], weights), split(trained, server["w"])[1])
         own -= w  # sum_i p_i (B_i - B)(A_i - A) is the mean of products less the product of means
-        return self.merged(server, w, means(known(server), own, weights))
+        more = means(known(server), own, weights)
+        return self.merged(server, w, more) | {"error": missed(known(server), w, more)}
+
+    def describe(self, server):
+        return super().describe(server)._replace(findings={"aggregation_error": server["error"]})

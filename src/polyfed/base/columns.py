@@ -41,6 +41,19 @@ class Columns(Configured):
     classes: Annotated[int, Limits(ge=2, le=10**6)] | None = setting(
         None, doc="Number of classes, where labels are numbers from 0 and some may not occur."
     )
+    text: str | None = setting(None, doc="Column of texts, which alone go in, as tokens and a mask: [2, length].")
+    tokenizer: str | None = setting(None, doc="Tokenizer of the texts: a tokenizer.json, as pretrained models have it.")
+    length: Annotated[int, Limits(ge=1, le=1 << 20)] = setting(
+        128, doc="Tokens of a text; longer ones are cut, shorter ones padded and masked."
+    )
+    image: str | None = setting(
+        None,
+        doc="Column of images, which alone go in: [3, size, size]. JPEG or PNG files, named from the CSV's folder.",
+    )
+    size: Annotated[int, Limits(ge=1, le=1 << 12)] = setting(64, doc="Height and width that images are resized to.")
+    pixels: Literal["unit", "half", "imagenet"] = setting(
+        "unit", doc="Scale of pixels: [0, 1], [-1, 1], or ImageNet's means and deviations."
+    )
     weights: str | None = setting(
         None, doc="Column of sample weights: how much a row counts in its client's training loss. Default: all alike."
     )
@@ -99,6 +112,15 @@ class Columns(Configured):
         self.require(
             self.group not in (*self.outcome, self.weights) or self.group is None, "group", "a column of its own"
         )
+        self.require((self.text is None) == (self.tokenizer is None), "tokenizer", "one with a column text, else none")
+        self.require(self.text is None or self.image is None, "image", "none, with a column text")
+        for key in ("text", "image"):
+            value = getattr(self, key)
+            self.require(value is None or not survival, key, "none, for task = survival")
+            self.require(value is None or value not in {*self.outcome, *self.apart}, key, "a column of its own")
+        self.require(
+            self.raw is None or self.standardise in (None, "none"), "standardise", "none, for texts and images"
+        )
         named = bool(self.outcome) or self.missing_target == "refuse"
         self.require(named, "missing_target", "refuse, or a target that is named")
         for site, columns in self.site.items():
@@ -119,6 +141,11 @@ class Columns(Configured):
     def outcome(self) -> tuple[str, ...]:
         """The columns that are no inputs, as far as they are named."""
         return tuple(name for name in (self.target, self.time, self.event) if name is not None)
+
+    @property
+    def raw(self) -> str | None:
+        """The column that goes in alone, of texts or images."""
+        return self.text if self.image is None else self.image
 
     @property
     def apart(self) -> set[str]:

@@ -37,7 +37,7 @@ def client(o: Client) -> None:
     def site(run: str) -> Site:
         who = f"{run}: " if run else ""
         said, shown = (lambda line, do=do: do(f"{who}{line}") for do in (say, say.show))
-        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy, partial(sign, given))
+        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy, partial(sign, given), o.backbone)
 
     runs = Runs(given.site, site, o.stay)
     Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()

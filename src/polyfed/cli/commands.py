@@ -428,6 +428,9 @@ class Client(Shared, takes=("quiet",)):
     vault: Path = option(
         "Folder for what the site keeps, its private state and its model: one for each run.", ..., "DIR"
     )
+    backbone: Path | None = option(
+        "Pretrained weights of the experiment's model here: a folder of transformers, or a file.", None, "PATH"
+    )
     stay: bool = option(
         "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.",
         False,

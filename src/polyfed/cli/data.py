@@ -18,7 +18,7 @@ from polyfed.data.audit import flagged
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
-from polyfed.data.readers import client_files
+from polyfed.data.readers import files_of
 from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
 from polyfed.report.distributions import distribution_figure
@@ -78,7 +78,7 @@ def tables_of(experiment: Experiment) -> Table | None:
     place = Path(experiment.data.name)
     if LOADERS.knows(experiment.data.name) or not place.exists():
         return None
-    paths = [place] if place.is_file() else client_files(place)
+    paths = files_of(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):
         return None
     sheets = [read(path, experiment.columns) for path in paths]

@@ -123,6 +123,7 @@ class Experiment(Shared):
     partition: str | None = of(Data, "partition", DATA)
     clients: str | None = of(Data, "clients", DATA, "N")
     model: str | None = of(Model, "name", DATA)
+    backbone: str | None = of(Model, "backbone", DATA, "PATH")
     adapter: str | None = of(Model, "adapter", DATA)
     rounds: str | None = of(Settings, "rounds", TRAIN, "N")
     fraction: str | None = of(Settings, "fraction", TRAIN, "X")

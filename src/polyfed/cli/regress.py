@@ -73,6 +73,8 @@ def regress(o: Regress) -> None:
             sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
             found = replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
     elif chosen or o.cluster or asked or any(given.values()):
+        if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
+            readers.files_of(Path(data))  # which names a format that is not read
         which = (
             "columns" if chosen else "cluster" if o.cluster else "drop" if o.drop else "encoding" if o.encoding else ""
         )

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from polyfed.base.errors import ModelError
 from polyfed.base.typed import BatchNorm, InstanceNorm
+from polyfed.compute.batchnorm import Statistics
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm)
+NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm, Statistics)
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,17 @@ from polyfed.compute.batches import Batch, on_device
 
 LOSSES = ("cross-entropy", "mse")
 Loss = str | Callable[[Tensor, Tensor], Tensor]
+IGNORED = -100  # the target of a token that no answer is wanted for
 FEW = 32  # classes up to which their losses are worked out for many samples at once
+
+
+def tokens(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over samples of each one's mean cross-entropy over its tokens; 0 for a sample without any.
+
+    output: [b, T, C]     target: [b, T] classes 0 to C - 1 as floats, -100 where a token is not counted
+    """
+    loss = F.cross_entropy(output.transpose(1, 2), target.long(), ignore_index=IGNORED, reduction="none")
+    return (loss.sum(1) / (target != IGNORED).sum(1).clamp(min=1)).mean()
 
 
 class Criterion:
@@ -25,11 +35,10 @@ class Criterion:
     def __init__(self, loss: Loss, class_weights: Sequence[float] | None, device: torch.device):
         if class_weights is not None and loss != "cross-entropy":
             raise ConfigError("class-weights: found weights with another loss than cross-entropy; weigh in the loss")
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ConfigError(
-                f"unknown loss {loss!r}{closest(loss, LOSSES)}; known: {', '.join(LOSSES)}, or a callable"
-            )
-        self.loss = loss
+        known = (*LOSSES, tokens.__name__)
+        if isinstance(loss, str) and loss not in known:
+            raise ConfigError(f"unknown loss {loss!r}{closest(loss, known)}; known: {', '.join(known)}, or a callable")
+        self.loss = tokens if loss == tokens.__name__ else loss
         self.class_weights = None
         if class_weights is not None:
             self.class_weights = torch.tensor(class_weights, dtype=torch.float64).to(device)

@@ -144,8 +144,8 @@ def check_structure(model: nn.Module, training: Callable[[nn.Module], object]) -
         if isinstance(m, BatchNorm) and (m.training or m.running_mean is None):
             raise ModelError(
                 f"layer {name!r} is {type(m).__name__}: its running statistics are not part of what clients exchange; "
-                "replace it by GroupNorm with polyfed.models.replace_batchnorm(model), or freeze it: "
-                "requires_grad_(False) and eval()"
+                "replace it by GroupNorm with polyfed.models.replace_batchnorm(model), make them parameters with "
+                "polyfed.models.with_statistics(model), or freeze it: requires_grad_(False) and eval()"
             )
     for m, mode in modes:
         m.training = mode

@@ -20,6 +20,7 @@ from polyfed.data.readers import number
 from polyfed.data.sheets import FEW, Sheet
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+AT = np.array(QUANTILES)
 LEAST = 8  # values of a site from which anything is said of their size
 FACTOR, DEVIATIONS, WIDTHS = 1.8, 5.0, 2.0  # least ratio of medians; its logarithm in errors, in widths of the column
 SHARE, RARE = 0.2, 1e-4  # rows of values that no other site has, and the chance of that among like sites
@@ -29,7 +30,7 @@ CODED = 8  # different numbers of a column at most that may be codes
 REPEATED = 0.02  # rows that repeat
 BELOW = (-1, -7, -8, -9, -77, -88, -99, -888, -999, -9999)
 ABOVE = (9, 77, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999)
-SENTINELS = (*BELOW, 0, *ABOVE)
+SENTINELS = np.array((*BELOW, 0, *ABOVE))
 NAMED = re.compile(r"(^|[_ ])(id|pid|mrn|nr|no|patient|subject|person|case|fall)([_ ]|nr|id|no|$)", re.IGNORECASE)
 NUMBERED = re.compile(r"[A-Za-z]{0,4}[-_./]?\d+")
 SAME = (  # texts that mean the same
@@ -80,40 +81,48 @@ def described(sheet: Sheet, name: str, columns: Columns) -> Part:
     """A column of a site's file in counts and quantiles."""
     found = sheet.texts(name)
     missing = found.missing(columns.gaps)
-    rows = np.bincount(found.at, minlength=len(missing))
-    numbers, there = found.numbers[~missing], rows[~missing]
-    numeric = len(numbers) > 0 and not np.isnan(numbers).any()
-    size, at = np.unique(numbers, return_inverse=True) if numeric else (numbers, np.zeros(0, int))
+    left = ~missing
+    there = found.rows[left]
+    numeric = len(there) > 0 and not (found.odd & left).any()
+    size, at = found.sized
+    if numeric and len(there) < len(left):
+        size, at = np.unique(found.numbers[left], return_inverse=True)
     counts: dict[str, int] = {}
     if not numeric or len(size) <= FEW:  # reading every text of a column of numbers would take most of the time
-        for k in np.flatnonzero(~missing).tolist():
+        for k in left.nonzero()[0].tolist():
             text = found.key(found.all[k])
-            counts[text] = counts.get(text, 0) + int(rows[k])
+            counts[text] = counts.get(text, 0) + int(found.rows[k])
     distinct = len(size) if numeric else len(counts)
     looks = bool(NAMED.search(name)) or (not numeric and distinct > FEW and all(map(NUMBERED.fullmatch, counts)))
-    gaps, values = int(rows[missing].sum()), counts if distinct <= FEW else None
+    gaps, values = len(sheet.lines) - int(there.sum()), counts if distinct <= FEW else None
     repeats = len(sheet.lines) - gaps - distinct if looks and name not in columns.outcome else 0
-    part = Part(rows=len(sheet.lines), gaps=gaps, distinct=distinct, values=values, repeats=repeats)
     if not numeric:
-        return part
+        return Part(rows=len(sheet.lines), gaps=gaps, distinct=distinct, values=values, repeats=repeats)
     of = np.bincount(at, there).astype(int)
-    q = size[np.searchsorted(of.cumsum(), np.array(QUANTILES) * of.sum())].tolist()  # the least with so many up to it
+    q = size[of.cumsum().searchsorted(AT * of.sum())].tolist()  # the least with so many up to it
     low, high = _piled_at(size, of) if distinct > FEW else (None, None)
-    return part.model_copy(update={"quantiles": q, "odd": _sentinels(size, of) or None, "low": low, "high": high})
+    return Part(
+        rows=len(sheet.lines), gaps=gaps, distinct=distinct, values=values, repeats=repeats,
+        quantiles=q, odd=_sentinels(size, of) or None, low=low, high=high,
+    )  # fmt: skip
 
 
 def _piled_at(size: np.ndarray, rows: np.ndarray) -> list[list[float] | None]:
     """The least and the largest number with their rows, each where no other number has nearly as many."""
-    ends = ((size[0], rows[0], rows[1:].max()), (size[-1], rows[-1], rows[:-1].max()))
     least = max(5, PILED * rows.sum())
+    if max(rows[0], rows[-1]) < least:
+        return [None, None]
+    ends = ((size[0], rows[0], rows[1:].max()), (size[-1], rows[-1], rows[:-1].max()))
     return [[float(v), float(n)] if n >= max(least, 1.5 * other) else None for v, n, other in ends]
 
 
 def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
     """Rows of each number that looks like a code of a gap: far from all others. size: [K] ascending"""
-    at = np.searchsorted(size, SENTINELS).clip(max=len(size) - 1)
-    found_at = np.flatnonzero((size[at] == SENTINELS) & (rows[at] > 1)).tolist()
-    there = {SENTINELS[k]: int(rows[at[k]]) for k in found_at}
+    if rows.max() < 2:
+        return {}
+    at = np.minimum(size.searchsorted(SENTINELS), len(size) - 1)
+    found_at = ((size[at] == SENTINELS) & (rows[at] > 1)).nonzero()[0].tolist()
+    there = {int(SENTINELS[k]): int(rows[at[k]]) for k in found_at}
     if not there:
         return {}
     rest = size[~np.isin(size, BELOW)]
@@ -171,16 +180,17 @@ def doubles(sheet: Sheet, columns: Columns) -> int:
 
 def parts_of(sheets: Sequence[Sheet], columns: Columns) -> dict[str, dict[str, Part]]:
     """Every column at every site that has it."""
-    names = dict.fromkeys(name for sheet in sheets for name in sheet.columns)
-    return {n: {s.name: described(s, n, columns) for s in sheets if n in s.columns} for n in names}
+    names, of = dict.fromkeys(name for sheet in sheets for name in sheet.columns), {s.name: s for s in sheets}
+    return {n: {site: described(s, n, columns) for site, s in of.items() if n in s.columns} for n in names}
 
 
 def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
     """What differs between sites and should be looked at before anything is trained."""
     said: list[Flag] = []
+    apart = columns.apart
     for name, at in parts.items():
         said += [] if name == columns.group else _repeated(name, at)
-        if name in columns.apart:
+        if name in apart:
             continue
         said += _odd(name, at)
         if len(at) > 1:

@@ -21,6 +21,7 @@ from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
+from polyfed.data.sheets import IMAGE, LABEL
 from polyfed.data.tables import check_sites, load_tables
 from polyfed.data.tiny_imagenet import read_folder
 
@@ -181,11 +182,14 @@ def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedEr
 
 def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Dataset:
     """The CSV or npz files of a folder, one client each, or of one file."""
-    there = [path] if path.is_file() else readers.client_files(path)
+    pictures = readers.picture_folders(path)
+    there = pictures or readers.files_of(path)
+    if pictures:
+        columns = replace(columns, image=columns.image or IMAGE, target=columns.target or LABEL)
     paths, single = [p for p in there if p.stem not in without], len(there) == 1
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
-    if all(p.suffix.lower() == ".csv" for p in paths):
+    if pictures or all(p.suffix.lower() == ".csv" for p in paths):
         check_sites(columns, [p.stem for p in there])
         return load_tables(paths, columns, single)
     if wrong := [key for key in columns.given if key not in ARRAYS]:
@@ -317,6 +321,32 @@ def fashion_mnist(data_dir: Path, flat: bool = False, normalise: Normalise = Fal
     notes = ("Fashion-MNIST: Zalando SE, MIT licence (Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747)",)
     folders = ("fashion_mnist", "fashion-mnist", "", "FashionMNIST/raw")
     return _idx(data_dir, "fashion-mnist", folders, flat, normalise, notes)
+
+
+@dataset("hybrid")
+def hybrid(
+    data_dir: Path,
+    clients: Annotated[int, Limits(ge=2, le=10000)] = 20,
+    samples: Annotated[int, Limits(ge=1, le=60000)] = 500,
+    flat: bool = False,
+    seed: SEED = 0,
+) -> Dataset:
+    """Clients with images of MNIST or of Fashion-MNIST, each of which numbers its own ten classes from 0 to 9.
+
+    clients: their number, the first half of them with digits; samples: of each client, no image twice; seed: the
+    draw's. A client's cluster is its source.
+    """
+    parts, rng = [mnist(data_dir, flat), fashion_mnist(data_dir, flat)], prepare.keyed(seed, 27)
+    counts = [(clients + 1) // 2, clients // 2]
+    if (most := min(len(part.x) for part in parts) // counts[0]) < samples:
+        raise DataError(f"samples: found {samples}, expected at most {most} for {counts[0]} clients of one source")
+    taken = [rng.permutation(len(part.x))[: n * samples] for part, n in zip(parts, counts, strict=True)]
+    x, y = (np.concatenate([getattr(p, k)[at] for p, at in zip(parts, taken, strict=True)]) for k in ("x", "y"))
+    return Dataset(
+        "hybrid", x, y, classes=10, groups=np.repeat(np.arange(clients), samples),
+        group_names=tuple(f"client-{i}" for i in range(clients)), group_clusters=np.repeat([0, 1], counts),
+        notes=tuple(note for part in parts for note in part.notes),
+    )  # fmt: skip
 
 
 @dataset("digits")

@@ -18,6 +18,7 @@ from polyfed.base.columns import DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data.moments import filling, median, moments
+from polyfed.data.raw import Images, Text
 from polyfed.data.sheets import Sheet, repaired
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Preparation:
     gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
     sites: client -> Statistics; "" where all clients share them
     repairs: client -> what its cells are repaired with     limits: columns in which <5 is a value
+    raw: the column of texts or images that goes in, in the place of all others
     """
 
     inputs: tuple[Input, ...]
@@ -67,6 +69,12 @@ class Preparation:
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
     repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     limits: tuple[str, ...] = ()
+    raw: Text | Images | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a row as the model takes it."""
+        return (len(self.names),) if self.raw is None else self.raw.shape
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +119,13 @@ class Preparation:
         unseen value. Raises DataError where a column is missing, or a cell, named by file, line and column, is no
         number, a gap or unseen where these are refused.
         """
+        if self.raw is not None:
+            name = self.raw.column
+            if name not in sheet.columns:
+                near = closest(name, sheet.columns)
+                raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
+            found = self.raw.codes(sheet.columns[name], sheet.folder).reshape(len(sheet.lines), -1)
+            return found if found.dtype.kind == "f" else found.astype(np.float64)
         return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
 
     def _coded(self, sheet: Sheet, column: Input) -> np.ndarray:
@@ -122,6 +137,8 @@ class Preparation:
         if column.values is None:
             found = sheet.numbers(name)
             odd = np.isnan(found)
+            if not odd.any() and not missing.any():
+                return found
         else:
             found = sheet.positions(name, column.values).astype(np.float64)
             odd = (found < 0) & (self.unseen == "refuse")
@@ -161,8 +178,12 @@ class Preparation:
         """A client's rows as inputs, by a ColumnTransformer of scikit-learn.
 
         codes: [N, columns] as `codes` gives them     client: whose statistics are used
-        Returns [N, inputs] float32, in the order of `names`. Raises DataError for a number beyond float32.
+        Returns [N, inputs] float32, in the order of `names`; of texts tokens [N, 2, length] int64, of images
+        [N, 3, size, size]. Raises
+        DataError for a number beyond float32.
         """
+        if self.raw is not None:
+            return codes.astype(self._kind, copy=False).reshape(-1, *self.shape)
         with np.errstate(over="ignore"):
             out = np.asarray(self._transformer(self.at(client)).transform(codes), dtype=np.float32)
         if not np.isfinite(out).all():
@@ -179,9 +200,9 @@ class Preparation:
         from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
         width = [len(i.values or ()) for i in self.inputs]
-        numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
-        categories = [k for k in range(len(width)) if width[k]]
-        gaps = [k for k, i in enumerate(self.inputs) if i.gap]
+        numbers = np.array([k for k, i in enumerate(self.inputs) if i.values is None], dtype=int)
+        categories = np.array([k for k in range(len(width)) if width[k]], dtype=int)
+        gaps = np.array([k for k, i in enumerate(self.inputs) if i.gap], dtype=int)
         values: Any = [np.arange(float(width[k])) for k in categories]
         hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False)
         steps = [
@@ -189,7 +210,7 @@ class Preparation:
             ("gaps", FunctionTransformer(np.isnan), gaps),
             ("categories", make_pipeline(FunctionTransformer(partial(np.nan_to_num, nan=UNSEEN)), hot), categories),
         ]
-        return ColumnTransformer([s for s in steps if s[2]]).fit(np.zeros((1, len(self.inputs))))
+        return ColumnTransformer([s for s in steps if len(s[2])]).fit(np.zeros((1, len(self.inputs))))
 
     # learning it
 
@@ -271,7 +292,11 @@ class Preparation:
         return torch.from_numpy(np.concatenate(some) if some else self._nothing())
 
     def _nothing(self) -> np.ndarray:
-        return np.zeros((0, len(self.names)), dtype=np.float32)
+        return np.zeros((0, *self.shape), dtype=self._kind)
+
+    @property
+    def _kind(self) -> type[np.generic]:
+        return np.int64 if isinstance(self.raw, Text) else np.float32
 
     # as JSON
 
@@ -283,6 +308,7 @@ class Preparation:
         inputs = [
             {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
         ]
+        found |= {} if self.raw is None else {"raw": vars(self.raw)}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
         return plain | {"inputs": inputs, "sites": {name: vars(s) for name, s in self.sites.items()}}
 

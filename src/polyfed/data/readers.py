@@ -23,8 +23,10 @@ IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 OTHER = (  # files of data that are not read
     ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
 )  # fmt: skip
+EXPECTED = "expected a file ending in .csv or .npz; in Python, pf.data.from_frames takes what pandas reads"
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
+BLANKS = ' \t\f\v\x1c\x1d\x1e\x1f"'  # one of which a file of ASCII has where a cell has a blank at an end
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
@@ -168,7 +170,8 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
 def read_cells(
     path: str | Path, delimiters: str = ",", encoding: str | None = None
 ) -> tuple[list[str], list[int], list[list[str]], str]:
-    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells, what parts them).
+    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells without blanks
+    around them, what parts them).
 
     delimiters: of these the one that the first line has most of     encoding: of a file that is not in UTF-8
     Raises DataError for a missing header, a column without a name, two of one name, and a line with another number of
@@ -205,6 +208,8 @@ def read_cells(
         raise DataError(f"{path}: two columns are called {twice!r}")
     if ragged:
         raise DataError(f"{path}, {ragged}")
+    if not text.isascii() or any(blank in text for blank in BLANKS):
+        columns = [[*map(str.strip, cells)] for cells in columns]
     return header, lines, columns, delimiter
 
 
@@ -216,6 +221,8 @@ def _decoded(path: str | Path, encoding: str | None) -> str:
         if encoding is None or "\0" not in text:  # as ASCII in UTF-16 has
             return text
     except UnicodeDecodeError:
+        if Path(path).suffix.lower() in OTHER:
+            raise DataError(f"{path}: {EXPECTED}") from None
         if encoding is None:
             then = "save it as one (in Excel: CSV UTF-8), or name its encoding, as in --encoding cp1252"
             raise DataError(f"{path}: not a text file in UTF-8; {then}") from None
@@ -246,6 +253,23 @@ class ClientFile:
     name: str
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def files_of(place: Path) -> list[Path]:
+    """The one CSV or npz file that a path names, or those of a folder, by name. Raises DataError as `client_files`."""
+    if not place.is_file():
+        return client_files(place)
+    if place.suffix.lower() not in (".csv", ".npz"):
+        raise DataError(f"{place}: {EXPECTED}")
+    return [place]
+
+
+def picture_folders(path: Path) -> list[Path]:
+    """The clients' folders of a folder CLIENT/LABEL/IMAGE; none where it has files of its own, or no such images."""
+    inside = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else []
+    if not inside or not all(f.is_dir() for f in inside):
+        return []
+    return inside if all(any(f.glob("*/*.*")) for f in inside) else []
 
 
 def client_files(path: str | Path) -> list[Path]:
@@ -305,7 +329,7 @@ def read_clients(
             clients.append(ClientFile(path.stem, (x, values[:, t])))
             whole &= integers[t]
         else:
-            raise DataError(f"{path}: expected a file ending in .csv or .npz")
+            raise DataError(f"{path}: {EXPECTED}")
     have = [c.test is not None for c in clients]
     if any(have) and not all(have):
         raise DataError(f"{paths[have.index(False)]}: no x_test and y_test, though other clients have them")

@@ -25,6 +25,7 @@ from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
 from polyfed.data.federation import WEIGHTED, Federation, pair_of
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
+from polyfed.data.raw import Text
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
 from polyfed.data.sheets import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of, whose_of
@@ -108,11 +109,11 @@ class File:
 
     def _column(self, name: str, outcome: bool) -> Dropped | Column:
         assert self.sheet is not None
-        if name in self.columns.apart:
+        if name in self.columns.apart or (self.columns.raw not in (None, name) and not outcome):
             return Dropped()
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
-        if outcome and _task(self.columns) == "regression":
+        if name == self.columns.text or (outcome and _task(self.columns) == "regression"):
             said = False
         elif outcome and numeric:  # labels
             said = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
@@ -144,6 +145,8 @@ class File:
         """Columns for the audit between sites, but for those that are dropped."""
         assert self.sheet is not None
         left = [name for name in self.sheet.columns if name not in (*self.columns.drop, self.columns.weights)]
+        if self.columns.raw is not None:
+            left = [name for name in left if name in self.columns.outcome]
         return {name: described(self.sheet, name, self.columns) for name in left}
 
     def rarest(self, said: Csv | Npz) -> dict[str, int]:
@@ -178,13 +181,16 @@ class File:
         parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         mine = {name: how for name, how in self.columns.site.items() if name == self.name}
-        found, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
+        raw = blank.raw and blank.raw.at(self.columns)
+        found, done = dataclasses.replace(blank, sites=known, repairs=mine, raw=raw).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return found, done
 
     def _coded(self, blank: Preparation) -> dict[str, Split]:
         assert self.sheet is not None
+        if blank.raw is not None:  # its tokenizer is in a place of its own here
+            blank = dataclasses.replace(blank, raw=blank.raw.at(self.columns))
         x, y = torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
         return {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
 
@@ -283,7 +289,12 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
         if not any(column in s.columns for s in said.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
     everywhere = [
-        Sheet(f"site {name!r}", [], {c: [] for c in s.columns if c not in columns.apart}) for name, s in said.items()
+        Sheet(
+            f"site {name!r}",
+            [],
+            {c: [] for c in (s.columns if columns.raw is None else s.used) if c not in columns.apart},
+        )
+        for name, s in said.items()
     ]
     targets = {name: s.target for name, s in said.items()}
     first = next(iter(targets))
@@ -314,10 +325,13 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     if labels is None and classes is not None:
         labels = [str(v) for v in numbered or range(classes)]
     inputs = [_trained(i, list(parts[i.name].values())) for i in blank.inputs]
-    prepared = dataclasses.replace(blank, inputs=tuple(inputs), labels=None if labels is None else tuple(labels))
+    raw = blank.raw and blank.raw.elsewhere()
+    prepared = dataclasses.replace(
+        blank, raw=raw, inputs=tuple(inputs), labels=None if labels is None else tuple(labels)
+    )
     weighted = any(s.weighted for s in said.values())
     return Settled(
-        (len(prepared.names),), classes or 1, classes, preparation=prepared,
+        prepared.shape, classes or 1, classes, isinstance(prepared.raw, Text), preparation=prepared,
         notes=(*table.notes(prepared, classes), *notes, *([WEIGHTED] if weighted else [])), weighted=weighted,
     )  # fmt: skip
 
@@ -343,6 +357,8 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
             target = table.outcome[-1]
             said.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
     for name, at in parts.items():
+        if name == table.columns.raw:
+            continue
         c = table.found[name]
         texts = c.kind in ("category", "identifier", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"

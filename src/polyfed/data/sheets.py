@@ -24,6 +24,8 @@ from polyfed.data.said import Cells
 
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
 FEW = 20  # distinct texts that a column of categories may have without being declared
+HEAD = 1000  # rows of which some repeat a text, where a long column holds one twice
+IMAGE, LABEL = "image", "label"  # columns that folders of images make
 MANY = 10  # rows of a site whose texts, all distinct at every site, identify them
 MONTHS = "january february march april may june july august september october november december"
 MONTH = f"({'|'.join(f'{m[:3]}({m[3:]})?' if m[3:] else m for m in MONTHS.split())}|sept)[.]?"
@@ -91,15 +93,40 @@ class Texts:
     """
 
     def __init__(self, cells: Sequence[str], comma: bool):
-        place = defaultdict[str, int]()
-        place.default_factory = place.__len__
-        self.at = np.fromiter(map(place.__getitem__, cells), np.int64, len(cells))
-        self.all, self.comma = list(place), comma
+        self.comma, head = comma, cells[:HEAD]
+        if len(set(head)) == len(head) and (len(head) == len(cells) or len(set(cells)) == len(cells)):
+            self.all, self.at = [*cells], np.arange(len(cells))
+        else:
+            place = defaultdict[str, int]()
+            place.default_factory = place.__len__
+            self.at = np.fromiter(map(place.__getitem__, cells), np.int64, len(cells))
+            self.all = list(place)
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """[K] the finite number of each, NaN for what is none."""
         return _numbers(["" if "." in t else t.replace(",", ".") for t in self.all] if self.comma else self.all)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """[K] how many rows hold each."""
+        return np.bincount(self.at, minlength=len(self.all))
+
+    @cached_property
+    def odd(self) -> np.ndarray:
+        """[K] mask of the texts that are no finite number."""
+        return np.isnan(self.numbers)
+
+    @cached_property
+    def sized(self) -> tuple[np.ndarray, np.ndarray]:
+        """([S] its distinct finite numbers, ascending, [K] which of them each text is; S for one that is none)."""
+        order = np.argsort(self.numbers)
+        ordered = self.numbers[order]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = ordered[1:] > ordered[:-1]
+        at = np.empty(len(order), dtype=np.int64)
+        at[order] = np.cumsum(new) - 1
+        return ordered[new & ~self.odd[order]], at
 
     def plain(self, text: str) -> str:
         """A text, its decimal comma as a point."""
@@ -111,8 +138,10 @@ class Texts:
 
     def missing(self, gaps: Collection[str]) -> np.ndarray:
         """[K] mask of the texts that say that a value is missing. gaps: further ones that say so"""
+        if not gaps and not self.odd.any():
+            return self.odd
         there = {*gaps, *map(canonical, gaps)}
-        gone = np.isnan(self.numbers)
+        gone = self.odd.copy()
         if gaps:  # which a number can only match that is the same
             gone |= np.isin(self.numbers, [*_numbers([*gaps]), *Texts([*gaps], self.comma).numbers])
         for k in gone.nonzero()[0].tolist():
@@ -141,6 +170,12 @@ class Sheet:
     def name(self) -> str:
         """The client's name, or else the file's without its ending."""
         return self.client or Path(self.where).stem
+
+    @property
+    def folder(self) -> Path:
+        """The folder that files in its cells are named from."""
+        place = Path(self.where)
+        return place if place.is_dir() else place.parent
 
     def at(self, row: int, column: str) -> str:
         """A place in the file, as errors name it."""
@@ -180,12 +215,21 @@ def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> S
 
     site: whose it is, by which its repairs are named; None: as the file
     """
+    if path.is_dir():
+        return _pictures(path)
     repairs = columns.site.get(path.stem if site is None else site, {})
     encoding = repairs.get(ENCODING, columns.encoding)
     header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
-    stripped = [[*map(str.strip, c)] for c in cells]
-    sheet = Sheet(str(path), lines, dict(zip(header, stripped, strict=True)), delimiter)
+    sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter)
     return targeted(repaired(sheet, repairs, columns.limits), columns)
+
+
+def _pictures(folder: Path) -> Sheet:
+    """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
+    files = [f for f in sorted(folder.glob("*/*")) or sorted(folder.iterdir()) if f.is_file() and f.name[0] != "."]
+    cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
+    cells |= {LABEL: [f.parent.name for f in files]} if any(f.parent != folder for f in files) else {}
+    return Sheet(str(folder), [*range(1, len(files) + 1)], cells)
 
 
 def repaired(
@@ -339,12 +383,14 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
 def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     """Survey a column of one file."""
     found, cells = sheet.texts(name), sheet.columns[name]
-    missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
-    rows, declared_values = np.bincount(found.at, minlength=len(missing)), declared(columns, name)
-    written = [*compress(found.all, ~missing)]
-    numbers = found.numbers[~missing & ~odd].tolist()
+    missing, odd = found.missing(columns.gaps), found.odd
+    whole, declared_values = not missing.any(), declared(columns, name)
+    written = found.all if whole else [*compress(found.all, ~missing)]
+    numbers = found.numbers[~missing & ~odd]
     if found.comma:
         texts = matched([*dict.fromkeys(map(found.plain, written))])
+    elif whole and len(found.sized[0]) == len(written):
+        texts = written
     else:
         texts = matched(written, found.numbers[~missing])
 
@@ -357,14 +403,14 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         unmatched = int(((sheet.positions(name, declared_values) < 0) & ~missing[found.at]).sum())
     return Seen(
         cells=len(cells),
-        gaps=int(rows[missing].sum()),
-        numbers=int(rows[~missing & ~odd].sum()),
+        gaps=(gaps := 0 if whole else int(found.rows[missing].sum())),
+        numbers=len(cells) if whole and not odd.any() else int(found.rows[~missing & ~odd].sum()),
         texts=texts,
-        range=(min(numbers, default=math.inf), max(numbers, default=-math.inf)),
+        range=(float(numbers.min()), float(numbers.max())) if len(numbers) else (math.inf, -math.inf),
         whole=all(map(WHOLE.fullmatch, written)),
         dates=all(DATE.fullmatch(t) or _compact(t) for t in written),
-        distinct=len(texts) == int(rows[~missing].sum()),
-        notation=not numbers and _notation(texts),  # which is asked of texts alone
+        distinct=len(texts) == len(cells) - gaps,
+        notation=not len(numbers) and _notation(texts),  # which is asked of texts alone
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(odd & ~missing, 40),

@@ -17,11 +17,15 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
+from polyfed.data.raw import raw_of
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
 EVENT = "1 (it happened) or 0 (censored)"
+NAMING = (
+    "drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits", "text", "image",
+)  # fmt: skip
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
     "identifier": "texts that are all distinct, so they identify rows",
@@ -133,7 +137,19 @@ class Table:
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
-        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits"):
+        for key in (
+            "drop",
+            "numbers",
+            "categories",
+            "target",
+            "time",
+            "event",
+            "weights",
+            "group",
+            "limits",
+            "text",
+            "image",
+        ):
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
                 if name not in found:
@@ -145,13 +161,19 @@ class Table:
     @property
     def inputs(self) -> list[Column]:
         """The columns that go in, if nothing stands in the way."""
-        left = [c for c in self.found.values() if c.name not in {*self.columns.apart, *self.outcome}]
+        if self.columns.raw is not None:
+            return []
+        out = {*self.columns.apart, *self.outcome}
+        left = [c for c in self.found.values() if c.name not in out]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
         """Describe a column in one line."""
         if column.name in self.columns.drop:
             return "left out, as asked"
+        if column.name == self.columns.raw:
+            c = self.columns
+            return f"text, {c.length} tokens" if c.image is None else f"images, {c.size} x {c.size}"
         if column.name == self.columns.weights:
             return "weight of the row in training"
         if column.name == self.columns.group:
@@ -162,6 +184,8 @@ class Table:
                 if self.columns.task != "survival"
                 else ("time" if self.columns.time == column.name else "event")
             )
+        if self.columns.raw is not None:
+            return f"left out: {self.columns.raw} goes in alone"
         if column.lacking:
             return f"refused: not in {', '.join(s.where for s in column.lacking[:3])}"
         if column.kind in ("constant", "empty"):
@@ -180,7 +204,7 @@ class Table:
         if drop := [c.name for c in self.inputs if c.kind not in USABLE]:
             listed = ", ".join(f'"{name}"' for name in drop)
             said.append(f"leave columns out with drop = [{listed}] in [columns], or --drop {','.join(drop)}")
-        if not self.inputs:
+        if not self.inputs and self.columns.raw is None:
             said.append("found no column to learn from, expected one or more beside the target")
         return said
 
@@ -245,7 +269,7 @@ class Table:
     @cached_property
     def audit(self) -> list[Flag]:
         """What differs between the sites; nothing of files whose rows are elsewhere."""
-        if not any(sheet.lines for sheet in self.sheets):
+        if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
         return [*flags(self.parts, self.columns, self.outcome), *doubled(self.sheets, self.columns)]
 
@@ -264,10 +288,11 @@ class Table:
             )
             for c in self.inputs
         )
-        standardise, c = self.columns.standardise or "pooled", self.columns
+        c = self.columns
+        standardise = "none" if c.raw is not None else c.standardise or "pooled"
         return Preparation(
             inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps),
-            c.task == "survival", repairs=c.site, limits=tuple(c.limits),
+            c.task == "survival", repairs=c.site, limits=tuple(c.limits), raw=raw_of(c),
         )  # fmt: skip
 
     def dataset(self, single: bool) -> Dataset:
@@ -293,7 +318,7 @@ class Table:
             y=checked.train.y.numpy(),
             classes=checked.classes,
             notes=(*self.notes(prepared, checked.classes), *checked.notes),
-            meta={"columns": [i.name for i in prepared.inputs]}
+            meta={"columns": [i.name for i in prepared.inputs] if c.raw is None else [c.raw]}
             | {key: value for key, value in {"labels": known, "audit": audit}.items() if value},
             weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.sheets]),
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
@@ -336,6 +361,8 @@ class Table:
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
         said.append(f"target {prepared.target}{last}, {what}{named}")
+        if prepared.raw is not None:
+            said.append(str(prepared.raw))
         said += [repairs_said(site, columns) for site, columns in c.site.items()]
         if c.limits:
             said.append(
@@ -367,7 +394,7 @@ class Table:
         if prepared.standardise != "none":
             target = " and the target are" if classes is None and c.task != "survival" else " are"
             said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
-        else:
+        elif c.raw is None:
             said.append("inputs are not standardised")
         said += [f"{CHECK}{flag}" for flag in self.audit]
         for i in (*self.inputs, *(self.found[name] for name in self.outcome)):

@@ -21,7 +21,7 @@ from polyfed.base.values import Limits
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
 
-Kind = Literal["classes", "two classes", "numbers", "labels", "survival"]
+Kind = Literal["classes", "two classes", "numbers", "labels", "survival", "tokens"]
 BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 
@@ -40,13 +40,15 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """Kind of target: classes, numbers (one output per number), labels (several numbers a sample, all 0 or 1) or a
-        risk (survival); None: none of these."""
+        """Kind of target: classes, numbers (one output per number), labels (several numbers a sample, all 0 or 1), a
+        risk (survival) or classes at every token; None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point():
             if single and y.numel() > len(y) and bool(((y == 0) | (y == 1)).all()):
                 return "labels"
+            if self.output.dim() == 3 and self.output.shape[:2] == y.shape:
+                return "tokens"
             return "numbers" if single else "survival" if each and y.dim() == 2 and y.shape[1] == 2 else None
         if self.output.dim() == 2 and self.output.shape[1] > 1:
             return "two classes" if self.output.shape[1] == 2 else "classes"

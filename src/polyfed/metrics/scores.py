@@ -247,6 +247,16 @@ def _concordance(seen: Seen) -> float:
     return right / pairs if pairs else math.nan
 
 
+def _perplexity(seen: Seen) -> float:
+    """exp of the mean cross-entropy over all tokens that count."""
+    import torch.nn.functional as F
+
+    target = seen.target.long().flatten()
+    if not bool((target >= 0).any()):
+        return math.nan
+    return math.exp(float(F.cross_entropy(seen.output.double().flatten(0, 1), target)))
+
+
 # by name
 
 ONE, NO_LABEL = "one class", "no label that some samples have and others have not"
@@ -291,6 +301,7 @@ _ALL = (
            most=1.0),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
+    Metric("perplexity", "", "lower", _perplexity, kind="tokens", decimals=2, lacks="no token that counts", least=1.0),
     LOSS,
 )  # fmt: skip
 

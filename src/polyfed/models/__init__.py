@@ -14,8 +14,10 @@ from polyfed.base import arguments, plugins, settings
 from polyfed.base.errors import ModelError
 from polyfed.base.registry import Registry
 from polyfed.models.adapters import adapted, merged
+from polyfed.models.backbone import pretrained
+from polyfed.models.backbone import transformers as _transformers
 from polyfed.models.cnn import cnn, lenet
-from polyfed.models.groupnorm import replace_batchnorm
+from polyfed.models.groupnorm import replace_batchnorm, with_statistics
 from polyfed.models.linear import linear
 from polyfed.models.mixture import mixture
 from polyfed.models.mlp import mlp
@@ -24,11 +26,22 @@ from polyfed.models.resnet import resnet18
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
 
-__all__ = ["about", "adapted", "build", "default", "merged", "names", "options", "replace_batchnorm"]
+__all__ = [
+    "about",
+    "adapted",
+    "build",
+    "default",
+    "merged",
+    "names",
+    "options",
+    "pretrained",
+    "replace_batchnorm",
+    "with_statistics",
+]
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)
-for _maker in (linear, mlp, cnn, lenet, resnet18, mixture):
+for _maker in (linear, mlp, cnn, lenet, resnet18, mixture, _transformers):
     MODELS.add(_maker.__name__, _maker)
 
 

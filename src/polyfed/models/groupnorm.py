@@ -1,8 +1,10 @@
-"""BatchNorm -> GroupNorm. Batch statistics mix a client's samples and are no part of the vector that clients exchange;
-GroupNorm has the same affine parameters and no statistics (Hsieh et al., 2020).
+"""BatchNorm -> GroupNorm, or a BatchNorm whose statistics are parameters. Batch statistics mix a client's samples, and
+those of torch's own layer are no part of the vector that clients exchange; GroupNorm has the same affine parameters and
+no statistics (Hsieh et al., 2020).
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import BatchNorm
+from polyfed.compute.batchnorm import Statistics
 
 
 @checked
@@ -40,16 +43,59 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     """
     if type(groups) is not int or groups < 1:
         raise ConfigError(f"groups: found {groups!r}, expected an integer of at least 1")
+    _refuse_lazy(model)
+    return _replaced(model, lambda layer: _group_norm(layer, groups))
+
+
+@checked
+def with_statistics(model: nn.Module) -> nn.Module:
+    """A copy of `model` in which the running statistics of BatchNorm layers are trained parameters, as others are.
+
+    What becomes of them is then the method's to say: FedAvg averages them with everything else, FedBN leaves them, and
+    the scale and shift, with their clients. In training a batch is normalised by its own statistics; a step of plain
+    SGD moves the running ones as torch's BatchNorm does with momentum = lr. Frozen layers stay as they are.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Stays as it is.
+
+    Returns
+    -------
+    nn.Module
+        The copy; names of its tensors are those of the model.
+
+    Raises
+    ------
+    ModelError
+        The model has no BatchNorm that is trained, or a lazy layer has not seen its first input.
+    """
+    if not any(isinstance(m, BatchNorm) and _is_trained(m) for m in model.modules()):
+        raise ModelError(f"{type(model).__name__} has no BatchNorm that is trained, expected one for its statistics")
+    _refuse_lazy(model)
+    return _replaced(model, lambda layer: Statistics(layer) if _is_trained(layer) else layer)
+
+
+def _is_trained(layer: BatchNorm) -> bool:
+    own = [*layer.parameters()]
+    return any(q.requires_grad for q in own) if own else layer.training
+
+
+def _refuse_lazy(model: nn.Module) -> None:
     for m in model.modules():
         if isinstance(m, BatchNorm) and m.num_features < 1:
             raise ModelError(f"{type(m).__name__} does not know its channels yet: run the model once on a batch first")
+
+
+def _replaced(model: nn.Module, make: Callable[[BatchNorm], nn.Module]) -> nn.Module:
+    """A copy with other layers in the place of BatchNorm."""
     model = copy.deepcopy(model)
     made: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
 
     def replaced(parent: nn.Module) -> nn.Module:
         if isinstance(parent, BatchNorm):
             if parent not in made:
-                made[parent] = _group_norm(parent, groups)
+                made[parent] = make(parent)
             return made[parent]
         for name, child in list(parent._modules.items()):  # named_children() skips a layer's second place
             if child is not None:

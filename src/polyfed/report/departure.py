@@ -82,10 +82,13 @@ def departure_page(found: "Departure") -> str:
 
 
 def _ranked(found: "Departure") -> list[str]:
-    """The methods: those that send messages before the others, the best mean before first."""
+    """The methods: the one in the lead, others that send messages, the rest, each by its mean before."""
     rows = found.table[found.table["client"] == MEAN]
-    merit = {r["method"]: (r["bytes_before"] > 0, found.metric.merit(r["before"])) for r in rows.to_dict("records")}
-    return sorted(found.table["method"].unique(), key=lambda m: merit.get(m, (False, -math.inf)), reverse=True)
+    merit = {
+        r["method"]: (r["method"] == found.lead, r["bytes_before"] > 0, found.metric.merit(r["before"]))
+        for r in rows.to_dict("records")
+    }
+    return sorted(found.table["method"].unique(), key=lambda m: merit.get(m, (False, False, -math.inf)), reverse=True)
 
 
 def _size(size: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
@@ -148,6 +149,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             axes.set_yticks(np.r_[rows, place], [*(["mean over clients"] * len(rows)), *map(short, names)])
             axes.set_ylim(min(rows, default=0) - 0.7, len(names) - 0.3)
             axes.set_xlim(left, right)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_xlabel(text)
         else:
             axes.axhline(0, color=INK, linewidth=1)

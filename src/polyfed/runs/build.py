@@ -16,6 +16,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
+from polyfed.models.backbone import digest_of, is_half
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trainer import prepare
@@ -120,7 +121,7 @@ class Parts:
         test = str(fed.meta["test"]).partition(":")[0]
         name = e.data.name if LOADERS.knows(e.data.name) else str(Path(e.data.name).resolve())
         data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)
-        model = e.model
+        model = backed(e.model)
         if model.file is not None:
             file = Path(model.file).expanduser().resolve()
             model = dataclasses.replace(model, file=str(file), name=model.name or only_model(file))
@@ -150,12 +151,36 @@ class Parts:
         return tables | {"portable": e.settings.portable or None}
 
 
+def backed(m: Model) -> Model:
+    """The table with its backbone's path in full and its digest. Raises ConfigError for another digest than it has."""
+    if m.backbone is None:
+        return m
+    path = Path(m.backbone).expanduser().resolve()
+    found, expected = digest_of(path), m.backbone_digest
+    if expected not in (None, found):
+        raise ConfigError(f"model.backbone: {path}: found digest {found}, expected {expected}")
+    whole = path.is_dir()
+    if whole and (m.file is not None or m.name not in (None, "transformers")):
+        raise ConfigError(f"model.backbone: {path} is a folder, a model of its own; expected no other name and no file")
+    return dataclasses.replace(m, name="transformers" if whole else m.name, backbone=str(path), backbone_digest=found)
+
+
 def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """The model of a [model] table, for inputs of this shape and this many outputs."""
+    m = backed(m)
     assert m.name is not None
+    path = None if m.backbone is None else Path(m.backbone)
+    whole = path is not None and path.is_dir()
     if m.file is not None:
         given = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
         made = model_from(Path(m.file), m.name, given, m.options)
     else:
-        made = models.build(m.name, input_shape, outputs, seed=seed, **m.options)
-    return made if m.adapter is None else models.adapted(made, m.adapter, seed)
+        options = {**m.options, "backbone": m.backbone} if whole else m.options
+        made = models.build(m.name, input_shape, outputs, seed=seed, **options)
+    if path is not None and not whole:
+        made = models.pretrained(made, path)
+    if m.batchnorm is not None:
+        made = models.with_statistics(made) if m.batchnorm == "statistics" else models.replace_batchnorm(made)
+    if m.adapter is None:
+        return made.float() if is_half(made) else made
+    return models.adapted(made, m.adapter, seed)

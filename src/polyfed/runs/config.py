@@ -32,6 +32,14 @@ from polyfed.runs.userfile import algorithms_of
 T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
+MODEL = (
+    "name",
+    "file",
+    "backbone",
+    "backbone-digest",
+    "batchnorm",
+    "adapter",
+)  # of [model]; other keys are the model's options
 INFORMATION = (
     "format",
     "plan",
@@ -176,7 +184,7 @@ class Experiment:
 
 def model_of(table: Mapping[str, Any], where: Where) -> Model:
     """A [model] table: what is no setting of `Model` is an option of the model."""
-    known = {key: value for key, value in table.items() if key in ("name", "file", "adapter")}
+    known = {key: value for key, value in table.items() if key in MODEL}
     options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
     return dataclasses.replace(read_table(Model, known, where), options=options)
 
@@ -204,10 +212,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
         raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
     plain(found, lambda key: f"{path}: {key}")
-    tables = [found.get("data"), found.get("model"), found.get("algorithm")]
+    tables = [found.get(key) for key in ("data", "columns", "model", "algorithm")]
     listed = found.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
-        for key in ("dir", "file", "name"):
+        for key in ("dir", "file", "backbone", "tokenizer", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and os.path.exists(place)):
@@ -292,6 +300,8 @@ def resolve(
     if data.dir is not None:
         data = dataclasses.replace(data, dir=_absolute(data.dir))
     columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
+    if columns.tokenizer is not None:
+        columns = dataclasses.replace(columns, tokenizer=_absolute(columns.tokenizer))
     model = model_of(table_of(layers.get("model", {}), "model", where), where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     for m in chosen:

@@ -299,7 +299,9 @@ def fingerprint(settings: Config, task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
     s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.fixed_digest}
-    return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
+    found = json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
+    found["model"] = {k: v for k, v in found["model"].items() if k != "backbone"}  # its digest says which it is
+    return found
 
 
 def summary(run: Result) -> Summary:

@@ -20,7 +20,7 @@ from polyfed.base.randomness import client_keys
 from polyfed.base.typed import plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
-from polyfed.compute.losses import LOSSES
+from polyfed.compute.losses import LOSSES, tokens
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Contender, State
@@ -244,7 +244,7 @@ class Stored:
         return [
             key
             for key, found in (
-                ("loss", self.settings.loss not in LOSSES),
+                ("loss", self.settings.loss not in (*LOSSES, tokens.__name__)),
                 ("augment", s.get("augment") == "function"),
                 ("metrics", any(scores.known(name) is None for name in self.settings.metrics)),
                 ("local-steps", isinstance(s.get("local-steps"), str)),

@@ -286,6 +286,7 @@ class Record(_File):
     """A line of metrics.jsonl: one split in one round. `record["accuracy"]` is a metric's mean over the clients.
 
     std, worst: of the metric that leads     pooled: its mean over all samples     clusters, assigned: see `Result`
+    aggregation_error: what means of low-rank factors lack of the mean of their products, over the latter
     """
 
     round: int
@@ -299,6 +300,7 @@ class Record(_File):
     virtual_time: Number = math.nan
     clusters: int | None = None
     assigned: list[int] | None = None
+    aggregation_error: Number = math.nan
     # the metrics
     __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -198,10 +198,12 @@ def record(run: Result, split: str) -> Record:
 
 
 def grouping(run: Result) -> dict[str, Any]:
-    """Number of clusters that the method sees now and, where it has changed, the label of every client."""
-    found = run.trained.algorithm.describe(run.server).clusters
+    """Number of clusters that the method sees now and, where it has changed, the label of every client; or the error of
+    its means of factors."""
+    shown = run.trained.algorithm.describe(run.server)
+    error, found = shown.findings.get("aggregation_error"), shown.clusters
     if found is None:
-        return {}
+        return {} if error is None else {"aggregation_error": float(error)}
     before = next((r.assigned for r in reversed(run.records) if r.assigned is not None), None)
     labels = np.asarray(found).tolist()
     return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})

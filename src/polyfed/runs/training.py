@@ -91,8 +91,10 @@ class Training(Table):
     augment: str | FUNCTION | None = setting(
         None, doc="Augmentation of training images, such as flip+crop:4 or flip+crop:4,p=0.5."
     )
-    loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
-        None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
+    loss: Literal["cross-entropy", "mse", "tokens"] | FUNCTION | None = setting(
+        None,
+        doc="The clients' loss. Default: cross-entropy for classes, mse for numbers. tokens: cross-entropy at each "
+        "token, whose classes are targets [T] of floats, -100 where none is wanted.",
     )
     class_weights: Literal["balanced"] | WEIGHTS | BY_LABEL | None = setting(
         None,
@@ -376,8 +378,19 @@ class Model(Table):
 
     table: ClassVar[str] = "model"
 
-    name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or a class in file.")
+    name: str | None = setting(None, doc="linear, mlp, cnn, lenet, resnet18 or transformers, or a class in file.")
     file: str | None = setting(None, doc="Python file that defines the model.")
+    backbone: str | None = setting(
+        None,
+        doc="Pretrained weights: a folder of the library transformers, which is the model, or a file for the named "
+        "model (safetensors, or a state dict of torch). Nothing is downloaded.",
+    )
+    backbone_digest: str | None = setting(None, doc="Digest of the backbone, which a run writes; another is refused.")
+    batchnorm: Literal["groups", "statistics"] | None = setting(
+        None,
+        doc="Put GroupNorm in the place of BatchNorm layers, or make their running statistics parameters, which FedAvg "
+        "averages and FedBN leaves with the client. Default: refused unless frozen.",
+    )
     adapter: str | None = setting(
         None,
         doc="Part of the model to train, the rest is frozen: probe, biases, norms, last:K, or "

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.data.schema import Settled
 from polyfed.models import default_for
+from polyfed.models.backbone import digest_of
 from polyfed.runs.build import make_model
 from polyfed.runs.config import TABLES, Where, model_of, read_table
 from polyfed.runs.folder import version_of
@@ -67,8 +69,8 @@ class Experiment(NamedTuple):
     start: torch.nn.Module
 
 
-def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experiment:
-    """The experiment of a message. loss: where joining has left it open"""
+def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: Path | None = None) -> Experiment:
+    """The experiment of a message. loss: where joining has left it open     backbone: where the site has it"""
     training = read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
     if training.privacy is not None and training.privacy.epsilon is not None and training.dtype is None:
         training = dataclasses.replace(training, dtype=torch.float64)  # as `prepare` does
@@ -80,4 +82,12 @@ def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experim
     found = model_of(model, NOWHERE)
     if found.file is not None:
         raise Refusal("the model is in a file, which a site does not run; name one of polyfed's own")
+    if found.backbone is not None:
+        which = f"the backbone {found.backbone} with digest {found.backbone_digest}"
+        if backbone is None or found.backbone_digest is None:
+            raise Refusal(f"needs {which}, which is not sent; name its folder or file here with --backbone")
+        if (here := digest_of(backbone.expanduser().resolve())) != found.backbone_digest:
+            raise Refusal(f"needs {which}, and the one named with --backbone has {here}")
+        found = dataclasses.replace(found, backbone=str(backbone))
+        model["backbone"] = found.backbone
     return Experiment(training, method, model, make_model(found, settled.inputs, settled.outputs, training.seed))

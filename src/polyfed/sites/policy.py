@@ -152,7 +152,7 @@ class Policy(Table):
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
-        self.among("columns", [*c.outcome, c.weights, *c.numbers, *c.categories], "the column")
+        self.among("columns", [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories], "the column")
         self.counts(rarest)
         for part, rows in counts.model_dump(exclude_none=True, exclude={"train"}).items():
             if scores and rows:

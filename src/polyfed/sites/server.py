@@ -35,7 +35,7 @@ from polyfed.data.schema import Settled, settle
 from polyfed.data.tables import check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default
-from polyfed.runs.build import make_model
+from polyfed.runs.build import backed, make_model
 from polyfed.runs.config import Experiment, Method, model_table, resolve
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.rehearsal import Forms, forms
@@ -135,7 +135,8 @@ class Server:
         quorum: int | None,
         say: Callable[[str], None],
     ):
-        self.experiment, (self.method, self.algorithm) = experiment, _only(experiment)
+        self.experiment = dataclasses.replace(experiment, model=backed(experiment.model))
+        self.method, self.algorithm = _only(self.experiment)
         self.transport, self.store, self.wait, self.quorum, self.say = transport, store, wait, quorum, say
         self.asking = Asking(transport, wait, say)
         self.names: list[str] = []
@@ -318,17 +319,22 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")
-    if e.columns.standardise in (None, "pooled"):
+    if e.columns.standardise in (None, "pooled") and e.columns.raw is None:
         needs.append("pooled")
-    parts = 2 + (validation > 0)
+    parts, model = 2 + (validation > 0), model_table(e.model)
+    if "backbone" in model:  # sites have it in a place of their own
+        model["backbone"] = Path(model["backbone"]).name
+    tokenizer = None if e.columns.tokenizer is None else Path(e.columns.tokenizer).name
     return {
         name: m.Join(
             versions=versions(e.packages()),
             experiment=e.name,
             training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
             algorithm=method.table(),
-            model=model_table(e.model),  # without a name where it is the default for what will be settled
-            columns=dataclasses.replace(e.columns, site={k: v for k, v in e.columns.site.items() if k == name}),
+            model=model,  # without a name where it is the default for what will be settled
+            columns=dataclasses.replace(
+                e.columns, tokenizer=tokenizer, site={k: v for k, v in e.columns.site.items() if k == name}
+            ),
             cut=seed if d.seed is None else d.seed,
             test=d.test_fraction,
             validation=validation,

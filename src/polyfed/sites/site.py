@@ -5,6 +5,7 @@ Asked again, a site answers the same bits again. What goes wrong comes back as F
 others (see `PolyfedError.outside`); the site's screen has all of it.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -99,7 +100,7 @@ class Site:
     data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
     operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
     alone, which may have all of these; None: as `say`     policy: what it answers at most, whatever it consents to
-    sign: makes a signature by the site's key, which secure sums need
+    sign: makes a signature by the site's key, which secure sums need     backbone: where pretrained weights are here
     """
 
     def __init__(
@@ -112,10 +113,11 @@ class Site:
         show: Callable[[str], None] | None = None,
         policy: Policy = Policy(),  # noqa: B008  (immutable)
         sign: Callable[[bytes], bytes] | None = None,
+        backbone: Path | None = None,
     ):
         self.hidden = Hidden(Path(vault), name, sign, policy.least_sites)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
-        self.show, self.policy = show or say, policy
+        self.show, self.policy, self.backbone = show or say, policy, backbone
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._over = False  # the run has ended here, by the vault's word
         self._joined: m.Join | None = None  # what was consented to
@@ -254,7 +256,13 @@ class Site:
     def _read(self, join: m.Join) -> tuple[File, m.Joined]:
         """The file as the terms have it, and what the site says of it."""
         cut = Cut(join.cut, join.test, join.validation)
-        file = File(self.data, self.name, join.columns, cut, self.policy.columns)
+        columns = join.columns
+        if columns.text is not None:
+            if self.backbone is None:
+                raise Refusal("needs the tokenizer of texts; name its folder here with --backbone")
+            place = self.backbone if self.backbone.is_dir() else self.backbone.parent
+            columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
+        file = File(self.data, self.name, columns, cut, self.policy.columns)
         with self.data.open("rb") as f:
             self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
@@ -281,15 +289,18 @@ class Site:
             alone = settle({self.name: about.file}, file.columns)
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
-        t, method, table, model = whole = experiment(join, alone)
+        t, method, table, model = whole = experiment(join, alone, backbone=self.backbone)
         task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
         title = f"{method.name}, {join.experiment}; shapes as of this site's own columns"
         local = f"local steps {join.steps}" if join.steps else f"{t.epochs} passes over the training rows"
+        asked = join.model
+        on = f" on the backbone {asked['backbone']} ({asked['backbone-digest']})" if "backbone" in asked else ""
         work = (
-            f"model {table['name']}; at most {join.rounds} rounds of {local}, in steps of {t.batch_size or 'all'} rows",
+            f"model {table['name']}{on}; at most {join.rounds} rounds of {local}, "
+            f"in steps of {t.batch_size or 'all'} rows",
             f"at most {join.evaluations} evaluations, each of one part of the rows",
             *starmap(repairs_said, join.columns.site.items()),
             *([f"once, for the audit between sites: {AUDIT[self.policy.audit]}"] if about.audit else []),
@@ -390,7 +401,7 @@ class Site:
     def _begins(self, head: m.Begin, vault: Vault) -> Begun:
         """The client of the settled experiment, with this site's data."""
         settled, file, preparation = head.settled, self._own, None
-        t, method, table, model = whole = experiment(head.joined, settled, head.loss)
+        t, method, table, model = whole = experiment(head.joined, settled, head.loss, self.backbone)
         task = t.task(model, t.loss or head.loss, pick_device(t.device), class_weights=head.weights)
         check_algorithm(method, task.dtype)
         if settled.preparation is not None:

@@ -32,7 +32,7 @@ from polyfed.core.schedule import Uniform
 from polyfed.data.dataset import Dataset, scaled
 from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
-from polyfed.data.readers import client_files
+from polyfed.data.readers import files_of
 from polyfed.data.sheets import read
 from polyfed.data.tables import weights_of, whose_of
 from polyfed.engines.local import LocalEngine, here, make_plan
@@ -250,9 +250,9 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
     if not place.exists():
         raise DataError(f"{place}: no such file or folder")
     if "preparation" in old.meta:
-        return _prepared(run, client_files(place) if place.is_dir() else [place], target)
+        return _prepared(run, files_of(place), target)
     found = of_arrays(
-        client_files(place) if place.is_dir() else [place],
+        files_of(place),
         target or of.options.get("target"),
         "regression" if old.classes is None else "classification",
         classes=old.classes,

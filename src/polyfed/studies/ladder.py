@@ -101,7 +101,8 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
 
     Setting by setting all values of its ladder are tried, the others at the middle and then at the best of theirs. From
     the best the search goes on to where no neighbour is better, beyond the ladders if need be; the trials that are left
-    halve the steps around the best.
+    halve the steps around the best. Where they run out before the neighbours of the latest place are tried, the choice
+    is the place before, all of whose neighbours were.
 
     score: values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged
     ladders: one per setting     trials: how many different values are tried
@@ -110,9 +111,14 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
     way = _Way(score, ladders, trials)
     for k, ladder in enumerate(ladders):
         way.line(k, ladder.values)
-    while way.rest() and way.refined():
-        pass
-    return Climbed(way.at, way.tried, sum(map(way.edge, range(len(ladders)))))
+    rested: At | None = None
+    while way.rest():
+        rested = way.at
+        if not way.refined():
+            break
+    if rested is not None and way.edges():
+        way.at = rested
+    return Climbed(way.at, way.tried, way.edges())
 
 
 class _Way:
@@ -172,6 +178,10 @@ class _Way:
                     insort(rungs, value)
                     found = True
         return found
+
+    def edges(self) -> int:
+        """At how many settings the place is at an edge."""
+        return sum(map(self.edge, range(len(self.ladders))))
 
     def edge(self, k: int) -> bool:
         """True where the place is at an edge of setting k."""

@@ -21,6 +21,7 @@ from polyfed.base.settings import is_list, is_mapping
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report.departure import MEAN, departure_page, departure_table
 from polyfed.report.pairs import Evidence, evidence, jointly, together
+from polyfed.report.read import read
 from polyfed.runs import ownership as files
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
@@ -56,6 +57,8 @@ class Departure:
         The leading metric.
     split : str
         What it is measured on.
+    lead : str or None
+        The method in the lead of the answer with everyone; None: of a run alone, or an answer without one.
     """
 
     left: tuple[str, ...]
@@ -63,6 +66,7 @@ class Departure:
     table: pd.DataFrame
     metric: Metric
     split: str
+    lead: str | None = None
 
     def summary(self) -> "Table":
         """The table as it is printed."""
@@ -159,7 +163,8 @@ def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
         raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
     first = next(iter(runs.values()))[0][1]
     rows = [row for label, found in runs.items() for row in _rows(label, found, first.split)]
-    return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split)
+    lead = read(before).verdicts.lead if (before / "comparison.toml").exists() else None
+    return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split, lead and lead[0])
 
 
 def _pairs(before: Path, after: Path) -> list[tuple[Numbers, Numbers]]:

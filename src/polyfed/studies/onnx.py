@@ -58,6 +58,8 @@ def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | No
     """
     if find_spec("onnx") is None:
         raise ConfigError("onnx: is not installed; pip install 'polyfed[onnx]'")
+    if by is not None and by.preparation.raw is not None:
+        raise ConfigError("onnx: found a model of texts or images, which no graph prepares, expected one of numbers")
     graph = Graph(_traced(model, shape, "" if by is None else "/"))
     if by is not None:
         graph.around(by.preparation, by.preparation.at(by.client))

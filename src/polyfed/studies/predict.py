@@ -130,7 +130,7 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     like = max(by.model.parameters(), key=lambda q: q.element_size())  # of trained numbers; frozen ones may be narrower
     x = torch.as_tensor(known.transform(codes, by.client))
     with torch.no_grad():
-        output: Tensor = by.model(x.to(like.device, like.dtype)).cpu().double()
+        output: Tensor = by.model(x.to(like.device, like.dtype if x.is_floating_point() else None)).cpu().double()
     found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
     remarks = [line for k, column in enumerate(known.inputs) for line in _remarks(column, codes[:, k], sheet)]
     if known.labels is None:

@@ -22,10 +22,11 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
-from polyfed.studies.ladder import At, Ladder
+from polyfed.studies.ladder import At, Ladder, climb
 
 UNCOUNTED = 1000  # the seed of the draw that settings are chosen by
 HELD = 0.25  # of the training samples, to choose by
+MORE, MOST = 4, 50  # trials that all methods of a setting get while a choice is at an edge, and where that ends
 WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
 RATES = (0.03, 0.1, 0.3)
 OTHER_RATES = {"pfedme": (0.01, 0.02, 0.05)}  # below 1 / lam
@@ -52,13 +53,15 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedala": ("eta", (0.3, 1.0, 3.0)),
     "fedamp": ("lam", (0.1, 1.0, 10.0)),
     "fedas": ("align_lr", (0.003, 0.01, 0.03)),
+    "fedavg-ft": ("finetune_lr", (0.03, 0.1, 0.3)),
     "fedavgm": ("beta", (0.5, 0.8, 0.9)),
+    "fedbabu": ("finetune_epochs", (1, 2, 4)),
     "feddbe": ("kappa", (0.1, 1.0, 10.0)),
     "feddyn": ("alpha", (0.01, 0.03, 0.1)),
     "fedfomo": ("models", (2, 3, 5)),
     "fedlc": ("tau", (0.3, 1.0, 3.0)),
     "fedntd": ("beta", (0.3, 1.0, 3.0)),
-    "fedpac": ("lam", (0.1, 1.0, 10.0)),
+    "fedpac": ("head_lr", (0.03, 0.1, 0.3)),
     "fedproto": ("lam", (0.1, 1.0, 10.0)),
     "fedprox": ("mu", (0.01, 0.1, 1.0)),
     "fedrep": ("head_epochs", (1, 2, 3)),
@@ -81,13 +84,12 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "stocfl": ("tau", (0.25, 0.5, 0.75)),
 }
 
-# what is not at its default: work outside the rounds that would use the whole budget up, and steps that go together
+# what is not at its default: work outside the rounds that would use the whole budget up
 OTHER: dict[str, dict[str, Any]] = {
     "stocfl": {"anchor_epochs": 2},
     "fedala": {"passes": 5},
     "fedpac": {"body_epochs": 1},
 }
-TOGETHER = {"fedavg-ft": "finetune_lr", "fedpac": "head_lr"}  # takes the step size too
 
 PARTS = {"fedem": 3}  # nets of a mixture, each like the others' one net
 
@@ -101,16 +103,22 @@ GRADIENTS: dict[str, Callable[[Any], float]] = {
     "per-fedavg": lambda method: 2 / 3 if method.order == "first" else 1,
 }
 PASSES = ("fedas", "fedlin", "fedspa", "fedtrack", "per-fedavg")
+LAST = ("fedavg-ft", "fedbabu", "per-fedavg")  # personalise for deployment alone: only a client's last round counts
 
 
 def gradients(method: Algorithm, run: Result) -> float:
-    """Gradients that a client took in a run, on average: of a batch one, of all its samples as many as they make
-    batches.
+    """Gradients that the deployed models took of a client, on average: of a batch one, of all its samples as many as
+    they make batches.
     """
-    batches = GRADIENTS.get(method.name, lambda _: 1)(method) * run.ledger["steps"].sum()
-    counts = run.federation.train.counts[run.ledger["client"].to_numpy(dtype=int)]
-    passes = counts.sum() / WORK["batch_size"] if method.name in PASSES else 0.0
-    return float(batches + passes) / run.federation.n
+    ledger, counts = run.ledger, run.federation.train.counts
+    clients = ledger["client"].astype(int)
+    passes = counts[clients] / WORK["batch_size"] if method.name in PASSES else 0.0
+    each = GRADIENTS.get(method.name, lambda _: 1)(method) * ledger["steps"] + passes
+    total = each.sum()
+    if method.name in LAST:
+        personal = each * 0 + passes if method.name in PASSES else ledger["steps"] - WORK["local_steps"]
+        total += personal.groupby(clients).last().sum() - personal.sum()
+    return float(total) / run.federation.n
 
 
 @dataclass(frozen=True)
@@ -190,25 +198,22 @@ def contenders(bench: Bench, some: Sequence[str] = ()) -> dict[str, type[Algorit
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 
-def ladders(cls: type[Algorithm]) -> list[tuple[str, Ladder]]:
+def ladders(cls: type[Algorithm]) -> dict[str, Ladder]:
     """The settings of a method that are tuned, and where the search of each begins."""
     some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
     names = {f.name for f in fields(cls)}
-    return [(name, Ladder.of(cls, name, values)) for name, values in some if name in names]
+    return {name: Ladder.of(cls, name, values) for name, values in some if name in names}
 
 
 def made(cls: type[Algorithm], at: At) -> Algorithm:
     """The method at the values of its ladders."""
-    given: dict[str, Any] = {name: value for (name, _), value in zip(ladders(cls), at, strict=True)}
-    given = {k: int(v) if ladder.whole else v for (k, ladder), v in zip(ladders(cls), given.values(), strict=True)}
-    if cls.name in TOGETHER:
-        given[TOGETHER[cls.name]] = given["lr"]
-    return cls(**OTHER.get(cls.name, {}), **given)
+    pairs = zip(ladders(cls).items(), at, strict=True)
+    return cls(**OTHER.get(cls.name, {}), **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
 
 
 def start(cls: type[Algorithm]) -> At:
     """Where a search begins: the middle of every ladder."""
-    return tuple(ladder.values[len(ladder.values) // 2] for _, ladder in ladders(cls))
+    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls).values())
 
 
 def refusal(setting: Setting, method: Algorithm) -> str:
@@ -244,29 +249,57 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
     return rounds, spent[0] + (rounds - 1) * each
 
 
-def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> Comparison:
-    """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
+def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At) -> float:
+    """What validation says of a method at values of its settings; kept: no value is trained twice."""
 
-    def within(method: Algorithm) -> tuple[int, float]:
-        return rounds_within(setting, method, 1 if bench.rehearse else budget)
-
-    def score(at: At) -> float:
+    def found() -> float | None:
         data = setting.federation(UNCOUNTED, HELD)
         try:
             method = made(cls, at)
             run = fit(
-                setting.model(cls, UNCOUNTED), data, method, rounds=within(method)[0], evaluate_every=0, seed=UNCOUNTED,
-                **work(setting),
+                setting.model(cls, UNCOUNTED), data, method, rounds=within(bench, setting, method, budget)[0],
+                evaluate_every=0, seed=UNCOUNTED, **work(setting),
             )  # fmt: skip
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
-            return -math.inf
+            return None
         return float(run.final["validation"]["accuracy"].mean())
 
-    some = ladders(cls)
-    key = f"{name}-{cls.name}"
-    at = bench.choose(key, score, [ladder for _, ladder in some], trials) if some else ()
+    kept = bench.once(f"{name}-{cls.name}-at-{'-'.join(f'{v:g}' for v in at)}", found)
+    return -math.inf if kept is None else kept
+
+
+def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
+    return rounds_within(setting, method, 1 if bench.rehearse else budget)
+
+
+def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> int:
+    """At how many settings the choice of a method is at an edge, after so many trials."""
+    return climb(partial(score, bench, name, setting, cls, budget), list(ladders(cls).values()), trials).edges
+
+
+def agreed(
+    bench: Bench, name: str, setting: Setting, methods: Sequence[type[Algorithm]], trials: int, budget: int
+) -> int:
+    """Trials of every method in a setting: as many more for all as it takes until no method's choice is at an edge."""
+    while 1 < trials < MOST:
+        tasks = [
+            (f"{name}/{cls.name}, {trials} trials", UNCOUNTED,
+             partial(searched, bench, name, setting, cls, trials, budget))
+            for cls in methods
+            if ladders(cls)
+        ]  # fmt: skip
+        if not any(bench.all_of(tasks)):
+            break
+        trials += MORE
+    return trials
+
+
+def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> Comparison:
+    """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
+    key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
+    at = bench.choose(key, tried, list(some.values()), trials) if (some := ladders(cls)) else ()
     method = made(cls, at)
-    rounds, _ = bench.once(f"{key}-rounds", partial(within, method))
+    rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // 10)
     return bench.compare(
         f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
@@ -276,10 +309,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
 
 def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str, float], int]:
     """(the values that were chosen, how many are at an edge of what was tried)."""
-    names = [setting for setting, _ in ladders(cls)]
-    if not names:
+    if not (some := ladders(cls)):
         return {}, 0
     key = f"{name}-{cls.name}"
-    _, edges = bench.choices[key]
-    kept = bench.once(key, dict)
-    return dict(zip(names, kept["best"], strict=True)), edges
+    return dict(zip(some, bench.once(key, dict)["best"], strict=True)), bench.choices[key][1]

@@ -23,6 +23,7 @@ from polyfed_papers.board import (
     CLUSTERED,
     FULL,
     HELD,
+    MORE,
     OTHER,
     OWN,
     SECOND,
@@ -32,6 +33,7 @@ from polyfed_papers.board import (
     UNCOUNTED,
     WORK,
     Setting,
+    agreed,
     cell,
     contenders,
     made,
@@ -65,9 +67,10 @@ def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
         Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
         Said("local work", f"{WORK['local_steps']} steps a round, batches of {WORK['batch_size']}, plain SGD", "ours"),
         Said("trials", f"{budget.trials} of every method: step size, and of {len(SECOND)} methods a second setting; "
-             f"by {100 * HELD:.0f} % of the training samples of a draw that does not count; edges extended", "ours"),
+             f"by {100 * HELD:.0f} % of the training samples of a draw that does not count; all methods of "
+             f"a setting get {MORE} more while a choice is at an edge", "ours"),
         Said("deployed", "the model of the last round; 20 % of each client's samples are tested", "ours"),
-        Said("not at defaults", f"{other}; fedavg-ft and fedpac take one step size for both of their parts", "ours"),
+        Said("not at defaults", other, "ours"),
         Said("left out", "; ".join(f"{name} ({why})" for name, why in APART.items()), "ours"),
     )  # fmt: skip
 
@@ -106,12 +109,13 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
     budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
     cells = []
     for name, setting in places.items():
-        for label, cls in methods.items():
-            if why := refusal(setting, made(cls, start(cls))):
-                refused[label] = why
-            else:
-                work = partial(cell, bench, name, setting, cls, budget.trials, budget.gradients)
-                cells.append((name, label, work))
+        why = {label: refusal(setting, made(cls, start(cls))) for label, cls in methods.items()}
+        able = {label: cls for label, cls in methods.items() if not why[label]}
+        refused |= {label: text for label, text in why.items() if text}
+        known = [cls for label, cls in able.items() if label not in bench.joining]
+        trials = 1 if bench.rehearse else agreed(bench, name, setting, known, budget.trials, budget.gradients)
+        for label, cls in able.items():
+            cells.append((name, label, partial(cell, bench, name, setting, cls, trials, budget.gradients)))
     found = bench.all_of([(f"{name}/{label}", UNCOUNTED, work) for name, label, work in cells])
     tables, figures, captions, studies = [], {}, {}, {}
     for name in places:

@@ -137,6 +137,21 @@ def means(layers: dict[str, Place], own: Tensor, weights: Tensor) -> dict[str, t
     }
 
 
+def missed(layers: dict[str, Place], w: Tensor, more: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    """Length of what the product of mean factors in `w: [p]` lacks of the mean of products, over that of the latter.
+
+    more: what it lacks, by layer, as two factors
+    """
+    lacks = {name: left @ right for name, (left, right) in more.items()}
+    whole = [lacks[name] + place.part(w, "B") @ place.part(w, "A") for name, place in layers.items()]
+    least = torch.finfo(w.dtype).tiny
+    return _length(lacks.values()) / _length(whole).clamp(min=least)
+
+
+def _length(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack([part.square().sum() for part in parts]).sum().sqrt()
+
+
 class Ranked(Algorithm, abstract=True):
     """Base: every client has a rank of its own, which follows from a draw that it is sent."""
 
