@@ -370,10 +370,8 @@ def _data_figure(study: Study) -> list[Drawing]:
     found = [("partition", partition_figure(study), "What each client holds", which)]
     audit = study.first.about.audit
     columns, flagged = {n: a.sites for n, a in audit.items()}, {n: a.flagged for n, a in audit.items()}
-    which = (
-        "Numbers: median, the middle half and the middle nine tenths; values: shares of rows. In orange: sites of which "
-    )
-    which += f"the notes above say \u201c{CHECK.rstrip(': ')}\u201d."
+    which = "Numbers: median, the middle half and the middle nine tenths; values: shares of rows. In orange: sites of "
+    which += f"which the notes above say \u201c{CHECK.rstrip(': ')}\u201d."
     found.append(("audit", distribution_figure(columns, flagged, across=2), "Columns that differ between sites", which))
     return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
 
