@@ -107,7 +107,7 @@ class Preparation:
         """A client's rows with its repairs, of inputs alone; tables of texts may name some that are not there."""
         used = {i.name for i in self.inputs}
         mine = {name: how for name, how in self.repairs.get(client, {}).items() if name in used}
-        return repaired(sheet, mine, [name for name in self.limits if name in used], strict=False)
+        return repaired(sheet, mine, [name for name in self.limits if name in used], self.gaps, strict=False)
 
     # rows to inputs
 

@@ -104,7 +104,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
         sheet = sheet_of(frame, f"client {name!r}", name)
-        whole = repaired(sheet, columns.site.get(name, {}), columns.limits)
+        whole = repaired(sheet, columns.site.get(name, {}), columns.limits, columns.gaps)
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
     return replace(data, name="frames", group_names=who).partition(**options)
