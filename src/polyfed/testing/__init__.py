@@ -57,10 +57,8 @@ class Row(NamedTuple):
 class NotConformant(AssertionError):
     """A method breaks rows of the table. `str(error)` is a line for each: method, row, what was found.
 
-    Parameters
+    Attributes
     ----------
-    method : str
-        The method's name.
     rows : list of Row
         Every row that was run.
     broken : list of str
