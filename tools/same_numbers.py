@@ -140,13 +140,13 @@ def normalised(kind: str, split: bool) -> nn.Module:
     return nn.Sequential(*net[:-1], nn.LayerNorm(net[-1].in_features), net[-1])
 
 
-def mixed(kind: str, split: bool) -> nn.Module:
+def mixed(kind: str, split: bool, by_class: bool = False) -> nn.Module:
     """Two nets whose probabilities are mixed, for methods of mixtures; the second starts from the first's negative."""
     nets = model(kind, split), model(kind, split)
     with torch.no_grad():
         for parameter in nets[1].parameters():
             parameter.neg_()
-    return Mixture(*nets)
+    return Mixture(*nets, classes=CLASSES if by_class else None)
 
 
 def scenarios() -> dict[str, dict[str, Any]]:
@@ -176,7 +176,10 @@ def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for at, variant in enumerate(VARIANTS.get(cls, [{}])):
             name = f"{cls}({', '.join(f'{k}={v}' for k, v in variant.items())})"
             split = cls in BODY or "shared_layers" in variant
-            net = partial({"FedBN": normalised, "FedEM": mixed}.get(cls, model), split=split)
+            net = partial(
+                {"FedBN": normalised, "FedEM": mixed, "FedRC": partial(mixed, by_class=True)}.get(cls, model),
+                split=split,
+            )
             for scenario, settings in scenarios().items():
                 kinds = [("linear", "float32"), ("mlp", "float64")]
                 if scenario in ("full", "partial") and not at:

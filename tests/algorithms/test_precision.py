@@ -73,7 +73,8 @@ def narrow(federation, method, **settings) -> set[str]:
     model = nn.Sequential(nn.Linear(4, 5), *norm, nn.ReLU(), nn.Linear(5, 3)).double()
     if method.adapter:
         model = pf.models.adapted(model, f"lora:r=2,train={method.adapter}")
-    model = Mixture(model, copy.deepcopy(model)).double() if method.name == "fedem" else model
+    if method.name in ("fedem", "fedrc"):
+        model = Mixture(model, copy.deepcopy(model), classes=3 if method.name == "fedrc" else None).double()
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched
         run = pf.fit(model, federation, method, dtype=torch.float64, batch_size=4, rounds=3, workers=1, **settings)

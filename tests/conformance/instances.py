@@ -102,9 +102,9 @@ def federation(regression: bool = False) -> pf.Federation:
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
     adapter), "mlp", "cnn", or a mixture of two."""
-    if kind.startswith("mixture"):
-        part = model(kind.partition(" ")[2] or "linear", outputs)
-        return Mixture(part, stage.opposite(part))
+    if "mixture" in kind:
+        part = model("cnn" if kind.endswith("cnn") else "linear", outputs)
+        return Mixture(part, stage.opposite(part), classes=outputs if "class" in kind else None)
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(5)
         d = PIXELS**2
@@ -136,8 +136,8 @@ def kind_of(method: Algorithm) -> str:
         return "norm"
     if method.adapter:
         return method.adapter
-    if type(method).__name__ == "FedEM":
-        return "mixture"
+    if type(method).__name__ in ("FedEM", "FedRC"):
+        return "mixture" if type(method).__name__ == "FedEM" else "class mixture"
     return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
 
 
@@ -147,7 +147,7 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
     usual = kind_of(method)
-    kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture") else kind or usual
+    kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture", "class mixture") else kind or usual
     kind = method.adapter or kind
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)

@@ -53,9 +53,9 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
     if name == "FedBN":
         share = 1 - float(layout.mask("norm").double().mean())
         return Stated(share, share)
-    if name == "FedEM":
+    if name in ("FedEM", "FedRC"):
         share = 1 - float(layout.mask("mixing").double().mean())
-        return Stated(share, share)
+        return Stated(share, share, numbers=int(layout.mask("mixing").sum()) if name == "FedRC" else 0)
     if name in FEATURES:
         (classes, width), p = layout.head(torch.zeros(layout.p))[0].shape, layout.p
         body, means = 1 - (classes * width + classes) / p, classes * width / p

@@ -43,7 +43,8 @@ def fit(method, fed=LABELS, *, outputs: int = 3, rounds: int = 6, model: nn.Modu
     model = model or nn.Sequential(nn.Linear(36, 8), *norm, nn.Linear(8, outputs))
     if method.adapter:
         settings |= {"adapter": f"lora:r=2,train={method.adapter}"}
-    model = Mixture(model, copy.deepcopy(model)) if method.name == "fedem" else model
+    if method.name in ("fedem", "fedrc"):
+        model = Mixture(model, copy.deepcopy(model), classes=outputs if method.name == "fedrc" else None)
     return pf.fit(model, fed, method, rounds=rounds, batch_size=8, workers=1, seed=3, evaluate_every=0, **settings)
 
 

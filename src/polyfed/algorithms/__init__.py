@@ -34,6 +34,7 @@ from polyfed.algorithms.fedpac import FedPAC as FedPAC
 from polyfed.algorithms.fedper import FedPer as FedPer
 from polyfed.algorithms.fedproto import FedProto as FedProto
 from polyfed.algorithms.fedprox import FedProx as FedProx
+from polyfed.algorithms.fedrc import FedRC as FedRC
 from polyfed.algorithms.fedrep import FedRep as FedRep
 from polyfed.algorithms.fedrod import FedRoD as FedRoD
 from polyfed.algorithms.fedsalora import FedSALoRA as FedSALoRA

@@ -1,4 +1,4 @@
-"""Mixtures: several nets whose probabilities are mixed, which FedEM trains."""
+"""Mixtures: several nets whose probabilities are mixed, which FedEM and FedRC train."""
 
 import math
 
@@ -18,22 +18,27 @@ class Mixture(nn.Module):
     ----------
     *parts : nn.Module
         The nets, each with a start of its own.
+    classes : int or None
+        C for weights pi_ky of every class y, which FedRC trains under.
     """
 
-    def __init__(self, *parts: nn.Module):
+    def __init__(self, *parts: nn.Module, classes: int | None = None):
         super().__init__()
         if not parts:
             raise ModelError("mixture: found no net, expected at least one")
         self.parts = nn.ModuleList(parts)
-        self.mixing = nn.Parameter(torch.full((len(parts),), -math.log(len(parts))))  # logarithms of the weights
+        size = (len(parts),) if classes is None else (len(parts), classes)
+        self.mixing = nn.Parameter(torch.full(size, -math.log(len(parts))))  # logarithms of the weights
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, ...] -> [b, C] logarithms of probabilities, which cross-entropy takes as they are."""
         each = torch.stack([part(x).log_softmax(-1) for part in self.parts], -2)
-        return (each + self.mixing.log_softmax(-1)[:, None]).logsumexp(-2)
+        return (each + self.mixing.log_softmax(0).reshape(len(self.parts), -1)).logsumexp(-2)
 
 
 @checked
-def mixture(input_shape: tuple[int, ...], outputs: COUNT, parts: COUNT = 3, hidden: WIDTH = 32) -> nn.Module:
-    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM."""
-    return Mixture(*(mlp(input_shape, outputs, hidden) for _ in range(parts)))
+def mixture(
+    input_shape: tuple[int, ...], outputs: COUNT, parts: COUNT = 3, hidden: WIDTH = 32, by_class: bool = False
+) -> nn.Module:
+    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM; by_class: for FedRC."""
+    return Mixture(*(mlp(input_shape, outputs, hidden) for _ in range(parts)), classes=outputs if by_class else None)

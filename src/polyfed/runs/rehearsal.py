@@ -72,7 +72,7 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
     plain = nn.Sequential(lower, nn.Sigmoid(), upper)
     normed = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper)
-    task = Task(taken(algorithm, plain, normed, Mixture(plain)), device="cpu")
+    task = Task(taken(algorithm, plain, normed, Mixture(plain), Mixture(plain, classes=3)), device="cpu")
     loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))

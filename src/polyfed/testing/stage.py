@@ -93,7 +93,8 @@ def opposite(net: nn.Module) -> nn.Module:
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
     """`network`, or where a method refuses it, with an adapter, with a normalisation layer, or two as a mixture."""
     plain = network(outputs)
-    return taken(method, plain, network(outputs, norm=True), Mixture(plain, opposite(plain)))
+    mixtures = (Mixture(plain, opposite(plain), classes=classes) for classes in (None, outputs))
+    return taken(method, plain, network(outputs, norm=True), *mixtures)
 
 
 def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:

@@ -91,13 +91,14 @@ OTHER: dict[str, dict[str, Any]] = {
     "fedpac": {"body_epochs": 1},
 }
 
-PARTS = {"fedem": 3}  # nets of a mixture, each like the others' one net
+PARTS = {"fedem": 3, "fedrc": 3}  # nets of a mixture, each like the others' one net
 
 # gradients to a batch that the engine counts once (below 1: some batches that it counts are not used), and passes over
 # all samples in every round, which it does not count
 GRADIENTS: dict[str, Callable[[Any], float]] = {
     "apfl": lambda method: 2,
     "fedem": lambda method: PARTS["fedem"],
+    "fedrc": lambda method: PARTS["fedrc"],
     "fedrod": lambda method: 2,
     "pfedme": lambda method: method.inner_steps,
     "per-fedavg": lambda method: 2 / 3 if method.order == "first" else 1,
@@ -144,7 +145,8 @@ class Setting:
     def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
         data = self.federation(seed)
         assert data.classes is not None
-        kind, more = ("mixture", {"parts": PARTS[cls.name]}) if cls.name in PARTS else ("mlp", {})
+        more = {"parts": PARTS[cls.name], "by_class": cls.name == "fedrc"} if cls.name in PARTS else {}
+        kind = "mixture" if more else "mlp"
         return build(kind, data.input_shape, data.classes, seed=seed, hidden=self.hidden, **more)
 
     @property
@@ -185,7 +187,7 @@ SHIFTS = {  # of which the groups are known
 }
 CLUSTERED = (
     "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
-    "fedem",
+    "fedem", "fedrc",
 )  # fmt: skip
 
 
