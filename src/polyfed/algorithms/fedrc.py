@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from polyfed.algorithms._shared.mixing import MIXING, Mixed, explained, renewed
 from polyfed.algorithms._shared.parts import assemble, split
-from polyfed.algorithms.fedem import MIXING, FedEM, explained, renewed
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.terms import members
@@ -17,7 +17,7 @@ from polyfed.core.algorithm import Down, Needs
 
 
 @dataclass(frozen=True)
-class FedRC(FedEM):
+class FedRC(Mixed):
     """FedEM whose responsibilities are divided by how common the sample's class is among those of the model.
 
         E   q_ij(k) = pi_ik exp(-l(theta_k; x_ij, y_ij)) / C_yk, over its sum over k,    pi_ik <- mean_j q_ij(k)
