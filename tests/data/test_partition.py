@@ -6,10 +6,12 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import (
     IID,
     Assignment,
+    Corruption,
     Dataset,
     Dirichlet,
     DirichletPrior,
@@ -47,6 +49,7 @@ KINDS = [
     LabelSwap(Dirichlet(1.0)),
     Rotation(degrees=(0, 90)),
     Noise(sigma=0.3),
+    Corruption(severity=3),
 ]
 
 
@@ -294,6 +297,33 @@ def test_noise_grows_from_client_to_client():
     assert all(getattr(three, name) is not None for name in ("relabel", "turns", "noise", "clusters"))
 
 
+def test_corruptions_by_group(refused):
+    """Each image as the formulas say, training and test alike; the groups are known."""
+    data = pf.data.load("digits")
+    clean = data.partition("iid", clients=10, seed=1)
+    fed = data.partition("iid+corruption:clean/noise/blur/contrast/inverted,severity=2", clients=10, seed=1)
+    assert fed.clusters is not None
+    assert fed.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    for part in ("train", "test"):
+        pairs = [(getattr(clean, part).client(i)[0], getattr(fed, part).client(i)[0]) for i in range(10)]
+        assert torch.equal(*pairs[0])
+        before, after = (x.flatten(1) for x in pairs[2])
+        gap = (after - before) / (before.amax(1) - before.amin(1))[:, None]
+        assert gap.std() == pytest.approx(0.2, rel=0.1)
+        kernel = torch.tensor([1, 4, 6, 4, 1.0]) / 16  # two passes inside an image
+        inside = torch.nn.functional.conv2d(pairs[4][0], torch.outer(kernel, kernel)[None, None])
+        assert torch.allclose(pairs[4][1][..., 2:-2, 2:-2], inside, atol=1e-5)
+        before, after = (x.flatten(1) for x in pairs[6])
+        assert torch.allclose(after.std(1), before.std(1) / 4, rtol=1e-4)
+        assert torch.allclose(after.mean(1), before.mean(1), atol=1e-5)
+        total = (pairs[8][0] + pairs[8][1]).flatten(1)
+        assert torch.allclose(total, total[:, :1].expand_as(total), atol=1e-5)
+    with refused("expected images", "[64]"):
+        pf.data.load("digits", flat=True).partition("iid+corruption", clients=10)
+    with refused("found 'corruption' twice"):
+        data.partition("iid+corruption+corruption", clients=10)
+
+
 def test_rotation_needs_images(refused):
     with refused("square images", "[60]"):
         Rotation().assign(source(shape=(60,)), 8)
@@ -361,6 +391,7 @@ def test_string_form_round_trip(kind):
         ("label-swap", LabelSwap(IID())),
         ("iid + rotation:0/180", Rotation(degrees=(0, 180))),
         ("dirichlet:0.5+noise:0.2", Noise(Dirichlet(0.5), sigma=0.2)),
+        ("iid+corruption:clean/blur,severity=3", Corruption(kinds=("clean", "blur"), severity=3)),
         ("iid+label-swap:pairs=0-1/2-3", LabelSwap(pairs=((0, 1), (2, 3)))),
     ],
 )

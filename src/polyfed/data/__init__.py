@@ -10,6 +10,7 @@ from polyfed.data.fetch import fetch
 from polyfed.data.partition import (
     IID,
     Assignment,
+    Corruption,
     Dirichlet,
     DirichletPrior,
     LabelSwap,
@@ -29,6 +30,7 @@ from polyfed.data.tables import from_frames
 __all__ = [
     "IID",
     "Assignment",
+    "Corruption",
     "Dataset",
     "Dirichlet",
     "DirichletPrior",

@@ -15,6 +15,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
 from polyfed.compute.split import Split
 from polyfed.data import prepare
+from polyfed.data.corruptions import KINDS, corrupted
 from polyfed.data.federation import WEIGHTED, Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
 from polyfed.data.preparation import Preparation
@@ -345,11 +346,16 @@ class Dataset:
                 ty[rows] = torch.from_numpy(dealt.relabel[i])[ty[rows]]
             if dealt.turns is not None and dealt.turns[i]:
                 tx[rows] = torch.rot90(tx[rows], int(dealt.turns[i]), (-2, -1))
-            if dealt.noise is not None and len(indices[i]):
+            strange = [key for key in ("corruption", "noise") if getattr(dealt, key) is not None]
+            if strange and len(indices[i]):
                 if not tx.is_floating_point():
-                    raise DataError(f"partition 'noise': found integer inputs in {self.name}, expected numbers")
+                    raise DataError(f"partition {strange[0]!r}: found integer inputs in {self.name}, expected numbers")
                 drawn = prepare.keyed(seed, prepare.NOISE, f"{i} {official} {indices[i][0]}")  # of disjoint parts
-                tx[rows] += torch.from_numpy(dealt.noise[i] * drawn.standard_normal(tx[rows].shape)).to(tx.dtype)
+                if dealt.noise is not None:
+                    tx[rows] += torch.from_numpy(dealt.noise[i] * drawn.standard_normal(tx[rows].shape)).to(tx.dtype)
+                if dealt.corruption is not None:
+                    kind, severity = dealt.corruption[i].tolist()
+                    tx[rows] = corrupted(tx[rows], KINDS[kind], severity, drawn)
         return Split(tx, ty, offsets)
 
     def _scale(self, parts: Mapping[str, Split | None], dealt: Assignment, n: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from polyfed.base.errors import DataError, PolyfedError
 from polyfed.base.registry import Registry
 from polyfed.base.settings import Configured, setting, shown
 from polyfed.data import prepare
+from polyfed.data.corruptions import KINDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,9 @@ class Assignment:
         [n] int64; client i's images are turned by turns[i] times 90 degrees, counter-clockwise.
     noise : array or None
         [n] deviation of the Gaussian noise that is added to client i's inputs.
+    corruption : array or None
+        [n, 2] int64; what client i's images are corrupted by, its place in `polyfed.data.corruptions.KINDS`, and how
+        strongly.
     """
 
     indices: list[np.ndarray]
@@ -86,6 +90,7 @@ class Assignment:
     relabel: np.ndarray | None = None
     turns: np.ndarray | None = None
     noise: np.ndarray | None = None
+    corruption: np.ndarray | None = None
 
     def among(self, clients: list[int]) -> "Assignment":
         """Return the share of some of the clients.
@@ -101,7 +106,7 @@ class Assignment:
             Of these clients alone, in this order.
         """
         clients = prepare.positions(clients, len(self.indices), "clients")
-        each = {k: getattr(self, k) for k in ("clusters", "relabel", "turns", "noise")}
+        each = {k: getattr(self, k) for k in ("clusters", "relabel", "turns", "noise", "corruption")}
         kept = {k: v if v is None else v[clients] for k, v in each.items()}
         names = None if self.names is None else tuple(self.names[i] for i in clients)
         return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)
@@ -576,8 +581,40 @@ class Noise(Composed):
         return replace(base, noise=np.sqrt(each if base.noise is None else each + base.noise**2))
 
 
+@dataclass(frozen=True)
+class Corruption(Composed):
+    """Clients in cluster c see their images corrupted in the way kinds[c], in training and test alike.
+
+    Four of the ways of ImageNet-C and its kin (Hendrycks and Dietterich, ICLR 2019) in simple form; strengths are ours.
+    """
+
+    kinds: tuple[Literal["clean", "noise", "blur", "contrast", "inverted"], ...] = setting(
+        ("clean", "noise", "blur", "contrast"), doc="One per cluster."
+    )
+    severity: int = setting(2, ge=1, le=4, doc="How strongly, from 1 to 4.")
+    word = "corruption"
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.require(len(self.kinds) > 0, "kinds", f"some of {', '.join(KINDS)}")
+
+    def _deal(self, source, n, seed, rng, min_samples):
+        if len(source.shape) < 2:
+            raise DataError(f"partition 'corruption': found inputs of shape {list(source.shape)}, expected images")
+        base = self.base.assign(source, n, seed, min_samples)
+        if base.corruption is not None:
+            raise DataError("partition: found 'corruption' twice, expected it once")
+        blocks = self._blocks(base, len(self.kinds))
+        kinds = np.array([KINDS.index(kind) for kind in self.kinds])[blocks]
+        corruption = np.stack([kinds, np.full_like(kinds, self.severity)], 1)
+        return replace(base, clusters=self._join(base, blocks), corruption=corruption)
+
+
 PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", DataError)
-for _kind in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural, LabelSwap, Rotation, Noise):
+for _kind in (
+    *(IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural),
+    *(LabelSwap, Rotation, Noise, Corruption),
+):
     PARTITIONERS.add(_kind.word, _kind)
 
 
@@ -586,7 +623,8 @@ def parse(text: str) -> Partitioner:
     """A partitioner from its string form: `name`, `name:value`, `name:value,key=value`; steps joined by "+".
 
     "iid", "dirichlet:0.5", "dirichlet-prior:0.1,restart=true", "pathological:2", "shards:2", "quantity:sigma=1.0",
-    "natural", "dirichlet:1.0+label-swap:4", "iid+rotation:0/90/180/270", "iid+label-swap:pairs=0-1/2-3".
+    "natural", "dirichlet:1.0+label-swap:4", "iid+rotation:0/90/180/270", "iid+label-swap:pairs=0-1/2-3",
+    "iid+corruption:clean/blur,severity=3".
 
     Parameters
     ----------
