@@ -57,7 +57,12 @@ class Row(NamedTuple):
 class NotConformant(AssertionError):
     """A method breaks rows of the table. `str(error)` is a line for each: method, row, what was found.
 
-    `rows` holds every row that was run, `broken` the names of those that it breaks.
+    Attributes
+    ----------
+    rows : list of Row
+        Every row that was run.
+    broken : list of str
+        Names of those that it breaks.
     """
 
     def __init__(self, method: str, rows: list[Row], broken: list[str]):
