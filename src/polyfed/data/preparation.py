@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from polyfed.base.columns import DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
+from polyfed.data.csv_files import Sheet, repaired
 from polyfed.data.moments import filling, median, moments
 from polyfed.data.raw import Images, Text
-from polyfed.data.sheets import Sheet, repaired
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has

@@ -21,9 +21,9 @@ from polyfed.base.arithmetic import arithmetic
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_mapping
+from polyfed.data.csv_files import GAPS, canonical, places
 from polyfed.data.preparation import Input, Preparation, Statistics
 from polyfed.data.readers import number
-from polyfed.data.sheets import GAPS, canonical, places
 from polyfed.runs.result import Result, position
 from polyfed.studies.export import target_of
 from polyfed.studies.predict import Predictor, predictor
