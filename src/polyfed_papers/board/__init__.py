@@ -39,7 +39,7 @@ APART = {
     "gpgd": "a step of FedSLR alone, its paper's yardstick",
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
-    "fedrc": "came after the boards' records, which have no cell of it",
+    "fedrc": "on board/clusters alone: it came after the others' records",
 }
 
 # the second setting that is tuned, and where the search begins; the first is the step size
@@ -188,7 +188,7 @@ SHIFTS = {  # of which the groups are known
 }
 CLUSTERED = (
     "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
-    "fedem",
+    "fedem", "fedrc",
 )  # fmt: skip
 
 
