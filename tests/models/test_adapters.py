@@ -122,6 +122,15 @@ def test_rs_lora_is_lora_at_alpha_times_the_root_of_the_rank():
     assert torch.allclose(*outs, rtol=0, atol=1e-14)
 
 
+def test_what_is_frozen_is_in_memory_once_and_what_is_trained_is_not_the_models():
+    plain = transformer()
+    there = {q.data_ptr() for q in plain.parameters()}
+    for words in ("norms", "lora:r=2", "last:2"):
+        for q in adapted(plain, words).parameters():
+            assert q.requires_grad != (q.data_ptr() in there) or q.shape[0] == 2, "but for A, which is new"
+    assert all(q.requires_grad for q in plain.parameters())
+
+
 def test_ia3_is_its_definition():
     """Keys and values times l, and what enters the layer behind them times l: Liu et al. (2022), section 3.3."""
     plain, generator = transformer(), torch.Generator().manual_seed(0)

@@ -186,7 +186,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     Returns
     -------
     nn.Module
-        Everything else is frozen. What is frozen in half precision stays so, and computes in float32.
+        Everything else is frozen, and in the memory of `model`. What is frozen in half precision stays so, and computes
+        in float32.
 
     Raises
     ------
@@ -196,7 +197,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         The model has no layer that the adapter needs, or an adapter already.
     """
     asked = Adapter.read(adapter)
-    model = copy.deepcopy(model)
+    same = {id(q): nn.Parameter(q.detach(), q.requires_grad) for q in model.parameters() if type(q) is nn.Parameter}
+    model = copy.deepcopy(model, same)
     owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
     if not owners:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to adapt")
@@ -215,6 +217,9 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         for name, q in m.named_parameters(recurse=False):
             if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
                 q.requires_grad_(True)
+    for q in model.parameters():
+        if q.requires_grad:
+            q.data = q.data.clone()
     half = any(q.dtype in HALF for q in model.parameters())
     return placed(model, None, torch.float32) if half else model
 
