@@ -15,8 +15,8 @@ from polyfed.core.schedule import Schedule
 from polyfed.engines.local import LocalEngine
 from polyfed.sites.client import Client
 from polyfed.sites.engine import RemoteEngine
-from polyfed.sites.message import Train, request
 from polyfed.sites.vault import Vault
+from polyfed.sites.wire import Train, request
 from polyfed.testing.stage import NAMES
 
 N, MOST = len(NAMES), 1 << 24

@@ -11,9 +11,9 @@ import pytest
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.data import sheets
+from polyfed.data import csv_files
+from polyfed.data.csv_files import canonical, read, sheet_of, spelt
 from polyfed.data.schema import Cut, File, settle
-from polyfed.data.sheets import canonical, read, sheet_of, spelt
 
 N = 12
 
@@ -414,7 +414,7 @@ def test_names_of_no_text_encoding_are_refused(name):
 
 def test_what_a_cell_means_is_worked_out_once_for_each_distinct_text(monkeypatch):
     asked = []
-    monkeypatch.setattr(sheets, "canonical", lambda text: asked.append(text) or canonical(text))
-    sheet = sheets.Sheet("a.csv", list(range(9000)), {"sex": ["1", "2", "1.0"] * 3000})
+    monkeypatch.setattr(csv_files, "canonical", lambda text: asked.append(text) or canonical(text))
+    sheet = csv_files.Sheet("a.csv", list(range(9000)), {"sex": ["1", "2", "1.0"] * 3000})
     assert sheet.positions("sex", ["1", "2"]).tolist() == [0, 1, 0] * 3000
     assert len(asked) <= 8

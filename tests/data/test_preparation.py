@@ -13,9 +13,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import polyfed as pf
 import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError
+from polyfed.data.csv_files import sheet_of
 from polyfed.data.moments import median, moments
 from polyfed.data.preparation import Preparation
-from polyfed.data.sheets import sheet_of
 
 WARDS = ["icu", "medicine", "surgery"]
 

@@ -11,7 +11,7 @@ import torch
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.data.audit import doubled, flags, parts_of
-from polyfed.data.sheets import sheet_of
+from polyfed.data.csv_files import sheet_of
 
 
 def flagged(frames, outcome="ill", **columns):

@@ -19,7 +19,7 @@ from fuzz import net, survives, tiny
 from polyfed.base.errors import PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Batches, Work
-from polyfed.data.sheets import sheet_of
+from polyfed.data.csv_files import sheet_of
 from polyfed.metrics.metric import Seen
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare

@@ -28,6 +28,7 @@ from polyfed_papers.board import (
     gradients,
     made,
     rounds_within,
+    score,
     start,
 )
 from polyfed_papers.board import board as boards
@@ -113,11 +114,11 @@ def test_an_edge_gives_all_methods_of_a_setting_more_trials(monkeypatch, tmp_pat
     """The best step size lies beyond the ladder for one method: the other, whose search was over, goes on as well."""
     tried = Counter()
 
-    def score(bench, name, setting, cls, budget, at):
+    def counting(bench, name, setting, cls, budget, at):
         tried[cls.name] += 1
         return -abs(at[0] - (20.0 if cls.name == "fedavg" else 0.1))
 
-    monkeypatch.setattr("polyfed_papers.board.score", score)
+    monkeypatch.setattr("polyfed_papers.board.score", counting)
     methods = [REGISTRY.find("fedavg"), REGISTRY.find("local")]
     trials = agreed(Bench(tmp_path), "hospitals", SMALL["hospitals"], methods, 4, 1)
     assert trials == 8  # 0.03, 0.1, 0.3, 1, 3, 9, 27 and one more between them
@@ -135,6 +136,13 @@ def test_the_budget_is_used_up_and_not_exceeded(name):
     spent = gradients(method, run)
     assert spent == pytest.approx(said)
     assert budget - spent / rounds < spent <= budget
+
+
+def test_a_value_that_one_round_cannot_afford_is_no_choice(tmp_path):
+    """Fine-tuning that is counted once could otherwise grow for ever."""
+    cls, bench = REGISTRY.find("fedbabu"), Bench(tmp_path)
+    affordable, longer = (score(bench, "hospitals", SMALL["hospitals"], cls, 60, (0.1, k)) for k in (1, 50))
+    assert affordable > longer == -float("inf")
 
 
 def test_all_methods_are_there_or_left_out_by_name(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
@@ -79,8 +80,11 @@ def test_wandb_keeps_the_history_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = train("wandb", tmp_path / "run")
     (file,) = tmp_path.rglob("*.wandb")
-    found = {}
-    for record in map(Record.FromString, records(file.read_bytes())):
+    found, before, until = {}, b"", time.monotonic() + 60
+    while (len(data := file.read_bytes()) < 8 or data != before) and time.monotonic() < until:
+        before = data  # its own process writes it, later
+        time.sleep(0.3)
+    for record in map(Record.FromString, records(data)):
         items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
         if items:
             found[items["_step"]] = items["test/accuracy"]

@@ -24,8 +24,8 @@ from polyfed.sites import flower_api
 from polyfed.sites.client import Client
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import site_key
-from polyfed.sites.message import REQUEST
 from polyfed.sites.vault import Vault
+from polyfed.sites.wire import REQUEST
 
 
 def spoiled(reply: bytes, fault: str) -> bytes:

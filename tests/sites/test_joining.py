@@ -9,8 +9,8 @@ from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_
 
 from polyfed.base.errors import ConfigError, PolyfedError, Refusal
 from polyfed.sites.consent import Consent
-from polyfed.sites.message import FORMAT
 from polyfed.sites.site import Site
+from polyfed.sites.wire import FORMAT
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'

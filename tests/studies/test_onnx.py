@@ -77,6 +77,31 @@ def test_onnxruntime_predicts_raw_rows_as_the_run_does(tmp_path, regression):
     assert np.ptp(expected["prediction" if regression else "probability_ill"]) > 0.01  # it is no constant
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of gaps
+def test_a_sites_repairs_are_in_its_graph(tmp_path):
+    """Units, texts and codes of one site: its rows are given as it writes them, and -9 stays a gap."""
+    path = tmp_path / "sites"
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    for name, factor, words in (("a", 1.0, ("f", "m")), ("b", 18.02, ("w", "h"))):
+        x, sex, y = rng.normal(6, 1, 40), rng.integers(0, 2, 40), rng.integers(0, 2, 40)
+        glucose = np.where(rng.random(40) < 0.2, -9.0, (x + y) * factor)
+        rows = {"glucose": glucose, "sex": np.take(words, sex), "ward": 1 + sex * (1 if name == "a" else 6), "y": y}
+        pd.DataFrame(rows).to_csv(path / f"{name}.csv", index=False)
+    site = {"b": {"glucose": "(x + 0) / 18.02", "sex": {"w": "f", "h": "m"}, "ward": {"7": "2"}}}
+    fed = pf.data.load(path, target="y", gaps=["-9.0"], site=site, categories=["ward"]).partition("natural")
+    run = pf.fit(torch.nn.Linear(fed.input_shape[0], 2), fed, pf.Ditto(0.1), rounds=20)
+    words = {"sex": ["w", "h", "w"], "ward": [1, 7, 1]}
+    for client, rows in {"a": {"sex": ["f", "m", "f"], "ward": [1, 2, 1]}, "b": words}.items():
+        glucose = np.array([6.0, 7.5, np.nan]) * (18.02 if client == "b" else 1)
+        raw, gap = (pd.DataFrame({"glucose": np.where(np.isnan(glucose), g, glucose)} | rows) for g in (-9.0, np.nan))
+        expected = run.predict(client, raw).filter(like="probability_").to_numpy()
+        assert np.allclose(run.predict(client, gap).filter(like="probability_"), expected, atol=1e-7)
+        assert answers(run.onnx(client, tmp_path / f"{client}.onnx"), raw)[1] == pytest.approx(expected, abs=1e-6)
+    a, b = (run.predict("b", pd.DataFrame({"glucose": [g]} | {k: v[:1] for k, v in words.items()})) for g in (60, 180))
+    assert abs(a["probability_1"] - b["probability_1"])[0] > 0.01  # glucose matters
+
+
 def test_what_the_columns_refuse_comes_out_as_nan(tmp_path):
     path = tmp_path / "sites"
     path.mkdir()

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, MethodError
 from polyfed.core import worker
 from polyfed.core.algorithm import REGISTRY
-from polyfed.testing import NotConformant, check_method, stage
+from polyfed.testing import REMEDIES, NotConformant, check_method, stage
 from polyfed.testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
 from polyfed.testing.stage import gap, train
 
@@ -45,6 +45,18 @@ def test_a_wrong_version_is_caught_by_a_named_row(method, row, monkeypatch):
     with pytest.raises(NotConformant, match=f"{method.name}: {named(row)}: ") as error:
         check_method(method, rows=named(row))
     assert "\n" not in str(error.value)
+
+
+def test_every_row_is_run_and_each_broken_one_has_a_remedy(cli, tmp_path):
+    assert REMEDIES.keys() == {named(row) for row in ROWS}
+    file = tmp_path / "drawn.py"
+    text = FILE.read_text().replace('- down["w"]}', '- down["w"] + 0.01 * torch.randn_like(down["w"])}')
+    file.write_text(text.replace("from dataclasses", "import torch\nfrom dataclasses").replace("Momentum", "Drawn"))
+    said = cli("check", file, "--row", "bits")
+    assert (said.status, len(said.err.splitlines())) == (2, 1)
+    broken = ("same seed same bits", "a stopped run resumes to the same bits")
+    assert [line.split(": ")[1:3] for line in said.out.splitlines()] == [["BROKEN", name] for name in broken]
+    assert all(line.endswith(REMEDIES[name]) for line, name in zip(said.out.splitlines(), broken, strict=True))
 
 
 def test_clients_that_change_one_another_need_not_show_with_all_of_them():

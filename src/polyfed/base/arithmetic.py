@@ -42,6 +42,22 @@ def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
     ConfigError
         Anything but numbers, x, + - * / and brackets, or no x.
     """
+    found = arithmetic(text)
+
+    def computed(x: "np.ndarray") -> "np.ndarray":
+        import numpy as np  # here, because settings are read without it
+
+        with np.errstate(all="ignore"):
+            try:
+                return np.asarray(found(x), dtype=np.float64)
+            except (ZeroDivisionError, OverflowError):  # of numbers alone
+                return np.full(len(x), np.nan)
+
+    return computed
+
+
+def arithmetic(text: str) -> Callable[[Any], Any]:
+    """Arithmetic as a function of anything that has these operations. Raises ConfigError as `formula`."""
     wrong = ConfigError(f"found {shown(text)}, expected arithmetic of x with + - * / and brackets, such as x / 18.02")
     try:
         tree = ast.parse(text.strip(), mode="eval").body if len(text) <= LONGEST else ast.Constant("")
@@ -66,14 +82,4 @@ def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
     found = made(tree)
     if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
         raise wrong
-
-    def computed(x: "np.ndarray") -> "np.ndarray":
-        import numpy as np  # here, because settings are read without it
-
-        with np.errstate(all="ignore"):
-            try:
-                return np.asarray(found(x), dtype=np.float64)
-            except (ZeroDivisionError, OverflowError):  # of numbers alone
-                return np.full(len(x), np.nan)
-
-    return computed
+    return found

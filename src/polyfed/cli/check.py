@@ -6,7 +6,7 @@ from polyfed.cli.commands import Check
 from polyfed.cli.screen import say
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.userfile import algorithms_of
-from polyfed.testing import NotConformant, check_method
+from polyfed.testing import REMEDIES, NotConformant, check_method
 
 
 def check(o: Check) -> None:
@@ -15,9 +15,19 @@ def check(o: Check) -> None:
     names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
     if not names:
         raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
+    broken = list[str]()
     for name in names:
         try:
             for found in check_method(REGISTRY.make(name, {}), o.row):
                 say(f"{name}: {found.name}: {found.outcome}")
         except NotConformant as e:
-            raise ConfigError(f"{file}: {e}") from None
+            for found in e.rows:
+                if found.name not in e.broken:
+                    say(f"{name}: {found.name}: {found.outcome}")
+            for found in e.rows:
+                if found.name in e.broken:
+                    say(f"{name}: BROKEN: {found.name}: {found.outcome}; {REMEDIES[found.name]}")
+            broken += str(e).splitlines()
+    if broken:
+        more = f" (and {len(broken) - 1} more, listed above)" if len(broken) > 1 else ""
+        raise ConfigError(f"{file}: {broken[0]}{more}")

@@ -15,11 +15,11 @@ from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
 from polyfed.data.audit import flagged
+from polyfed.data.csv_files import read, survey
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
 from polyfed.data.readers import files_of
-from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
 from polyfed.report.distributions import distribution_figure
 from polyfed.runs.build import Parts

@@ -4,7 +4,7 @@ from polyfed.base.columns import ENCODING, Columns
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
 from polyfed.cli.screen import say, stderr
-from polyfed.data.sheets import read
+from polyfed.data.csv_files import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out, spare

@@ -16,9 +16,9 @@ from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
 from polyfed.cli.screen import say
 from polyfed.data import load, readers
+from polyfed.data.csv_files import Sheet, read, survey
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
-from polyfed.data.sheets import Sheet, read, survey
 from polyfed.data.tables import Table, check_sites
 from polyfed.face import Run
 from polyfed.runs.config import Where, read_table

@@ -16,8 +16,8 @@ import numpy as np
 from polyfed.base.columns import Columns
 from polyfed.base.errors import few
 from polyfed.base.part import Part, Parts
+from polyfed.data.csv_files import FEW, Sheet
 from polyfed.data.readers import number
-from polyfed.data.sheets import FEW, Sheet
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 AT = np.array(QUANTILES)

@@ -19,9 +19,9 @@ from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.base.registry import Registry
 from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
+from polyfed.data.csv_files import IMAGE, LABEL
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
-from polyfed.data.sheets import IMAGE, LABEL
 from polyfed.data.tables import check_sites, load_tables
 from polyfed.data.tiny_imagenet import read_folder
 

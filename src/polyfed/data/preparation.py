@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from polyfed.base.columns import DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
+from polyfed.data.csv_files import Sheet, repaired
 from polyfed.data.moments import filling, median, moments
 from polyfed.data.raw import Images, Text
-from polyfed.data.sheets import Sheet, repaired
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
@@ -107,7 +107,7 @@ class Preparation:
         """A client's rows with its repairs, of inputs alone; tables of texts may name some that are not there."""
         used = {i.name for i in self.inputs}
         mine = {name: how for name, how in self.repairs.get(client, {}).items() if name in used}
-        return repaired(sheet, mine, [name for name in self.limits if name in used], strict=False)
+        return repaired(sheet, mine, [name for name in self.limits if name in used], self.gaps, strict=False)
 
     # rows to inputs
 

@@ -23,11 +23,11 @@ from polyfed.base.part import Part
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
+from polyfed.data.csv_files import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.federation import WEIGHTED, Federation, pair_of
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
 from polyfed.data.raw import Text
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
-from polyfed.data.sheets import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of, whose_of
 
 

@@ -13,12 +13,12 @@ from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Part
 from polyfed.data.audit import Flag, doubled, flags, kept, parts_of
+from polyfed.data.csv_files import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import raw_of
-from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
@@ -104,7 +104,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
         sheet = sheet_of(frame, f"client {name!r}", name)
-        whole = repaired(sheet, columns.site.get(name, {}), columns.limits)
+        whole = repaired(sheet, columns.site.get(name, {}), columns.limits, columns.gaps)
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
     return replace(data, name="frames", group_names=who).partition(**options)

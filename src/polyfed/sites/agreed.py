@@ -20,7 +20,7 @@ from polyfed.runs.config import TABLES, Where, model_of, read_table
 from polyfed.runs.folder import version_of
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings
-from polyfed.sites.message import Join, Table
+from polyfed.sites.wire import Join, Table
 
 OURS = ("polyfed", "torch")
 NOWHERE = Where(None, {}, {})

@@ -10,7 +10,7 @@ from polyfed.base.errors import RunError
 from polyfed.base.part import Strict
 from polyfed.core.engine import Silent
 from polyfed.runs import stop
-from polyfed.sites.message import Failed, Message, Request, reply
+from polyfed.sites.wire import Failed, Message, Request, reply
 
 ANOTHER = "it answers another message"
 PAUSE = 0.2  # seconds between looks at who is connected

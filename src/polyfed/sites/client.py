@@ -20,9 +20,9 @@ from polyfed.core.rows import MemoryRows
 from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Plan, Worker
 from polyfed.privacy.guard import Guard
-from polyfed.sites import message as m
-from polyfed.sites.message import Message
+from polyfed.sites import wire as m
 from polyfed.sites.vault import START, Vault, Version
+from polyfed.sites.wire import Message
 
 
 class Client:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form
 from polyfed.data.said import Csv, Npz
-from polyfed.sites.message import Joined
+from polyfed.sites.wire import Joined
 
 MEANING = {
     "w": "a model, after training here",

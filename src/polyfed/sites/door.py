@@ -12,10 +12,10 @@ from polyfed.base.errors import Refusal
 from polyfed.base.part import Strict
 from polyfed.core.messages import Form, State
 from polyfed.data.audit import withheld
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.consent import Consent
-from polyfed.sites.message import Message, misfit
 from polyfed.sites.policy import Policy
+from polyfed.sites.wire import Message, misfit
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from polyfed.core.messages import Form, form_of
 from polyfed.core.uplinks import Part, Tally, Wanted
 from polyfed.core.worker import Plan, Reply, chunks, expand
 from polyfed.metrics.metric import Metric
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.asking import ANOTHER, Asking, R, Transport, Wrong
-from polyfed.sites.message import Message, misfit
 from polyfed.sites.sums import Opener, Sum, sent_forms, unpacked
 from polyfed.sites.vault import START, Version
+from polyfed.sites.wire import Message, misfit
 
 LOUD = 1000.0  # times the median norm of what sites send, above which whoever sends it is named
 LARGEST = float(np.finfo(np.float32).max)  # of a score

@@ -27,7 +27,7 @@ from polyfed.sites.gate import Caller, Denied, Gate, Port, as_flower
 from polyfed.sites.keys import Keys, split, write
 
 if TYPE_CHECKING:
-    from polyfed.sites.message import Message, Request
+    from polyfed.sites.wire import Message, Request
 
 ENDS = 60.0  # seconds between two looks at whether a key has ended
 LOOK = 1.0  # seconds between two looks at who is connected

@@ -25,7 +25,7 @@ from polyfed.runs.config import Where, read_table, read_toml
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
 from polyfed.sites.agreed import Experiment
-from polyfed.sites.message import Join, Joined
+from polyfed.sites.wire import Join, Joined
 
 FILE = "policy.toml"
 NAMES = Annotated[list[str], Words("a list of names")]

@@ -15,11 +15,11 @@ from polyfed.data.moments import deviation, medians, total
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, with_statistics
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.asking import Asking
-from polyfed.sites.message import Message, misfit
 from polyfed.sites.site import WAYS
 from polyfed.sites.sums import Opener
+from polyfed.sites.wire import Message, misfit
 
 What = Literal["counts", "sums", "squares"]
 

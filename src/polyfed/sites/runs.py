@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 
 from polyfed.sites.audit import Audit, audited
-from polyfed.sites.message import Failed, Message
 from polyfed.sites.site import Site
+from polyfed.sites.wire import Failed, Message
 
 OPEN = 32  # runs that are held in memory; a site is made again from its vault
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)  # of a run, which names a folder here

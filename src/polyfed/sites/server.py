@@ -45,14 +45,14 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.agreed import digest, frozen, unlike, versions
 from polyfed.sites.asking import Asking, Transport
 from polyfed.sites.engine import RemoteEngine
-from polyfed.sites.message import Message
 from polyfed.sites.pooled import pooled
 from polyfed.sites.site import FIRST
 from polyfed.sites.sums import OPENED, Opener, fewest, refuse_rows
+from polyfed.sites.wire import Message
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named

@@ -46,17 +46,17 @@ from polyfed.runs.private import planned
 from polyfed.runs.rehearsal import Forms, forms, sums
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.agreed import Experiment, digest, experiment, frozen, mark, unlike, versions
 from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.door import Door
 from polyfed.sites.keys import fingerprint
-from polyfed.sites.message import Message, misfit, request
 from polyfed.sites.policy import Policy, allowance
 from polyfed.sites.sums import Hidden, fewest, refuse_rows, sent_forms
 from polyfed.sites.vault import Vault
+from polyfed.sites.wire import Message, misfit, request
 from polyfed.studies.export import write_model
 
 Sums = Mapping[tuple[int, int], Wanted]

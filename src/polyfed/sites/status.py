@@ -7,7 +7,7 @@ from typing import Any
 from polyfed.report.page import page
 from polyfed.report.table import Cell, Table
 from polyfed.report.words import duration, size
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.flower import Flower, Hub
 
 COLUMNS = "site<", "waited for", "left the site", "answers", "last answer<", "connection<"

@@ -30,11 +30,11 @@ from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
 from polyfed.privacy.settings import Privacy
 from polyfed.runs.rehearsal import counted, sums_instead
 from polyfed.sites import journal
-from polyfed.sites import message as m
+from polyfed.sites import wire as m
 from polyfed.sites.agreed import digest
 from polyfed.sites.asking import ANOTHER, Asking
 from polyfed.sites.keys import signed, write
-from polyfed.sites.message import Message, misfit
+from polyfed.sites.wire import Message, misfit
 
 SECRET, SIGNED, PEERS, NOTED, OPENED = "secret.key", "signed.json", "peers.json", "sums.jsonl", "opened.jsonl"
 

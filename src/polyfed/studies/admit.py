@@ -29,11 +29,11 @@ from polyfed.core.newcomer import Apart, Newcomer, newcomer
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
+from polyfed.data.csv_files import read
 from polyfed.data.dataset import Dataset, scaled
 from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
 from polyfed.data.readers import files_of
-from polyfed.data.sheets import read
 from polyfed.data.tables import weights_of, whose_of
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.metrics.metric import Metric

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyfed.base.arithmetic import arithmetic
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import is_mapping
+from polyfed.data.csv_files import GAPS, canonical, places
 from polyfed.data.preparation import Input, Preparation, Statistics
 from polyfed.data.readers import number
-from polyfed.data.sheets import GAPS, places
 from polyfed.runs.result import Result, position
 from polyfed.studies.export import target_of
 from polyfed.studies.predict import Predictor, predictor
@@ -62,7 +64,7 @@ def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | No
         raise ConfigError("onnx: found a model of texts or images, which no graph prepares, expected one of numbers")
     graph = Graph(_traced(model, shape, "" if by is None else "/"))
     if by is not None:
-        graph.around(by.preparation, by.preparation.at(by.client))
+        graph.around(by.preparation, by.client)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(graph.finished().SerializeToString())
@@ -117,8 +119,9 @@ class Graph:
     def cast(self, name: str, dtype: Any, **more: Any) -> str:
         return self.do("Cast", name, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), **more)
 
-    def around(self, known: Preparation, at: Statistics) -> None:
-        """Put the preparation before the model, and what makes an answer of its outputs behind it."""
+    def around(self, known: Preparation, client: str) -> None:
+        """Put a client's preparation before the model, and what makes an answer of its outputs behind it."""
+        at, self.repairs = known.at(client), known.repairs.get(client, {})
         if taken := [i.name for i in known.inputs if i.name in OUTPUTS]:
             raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
         graph = self.model.graph
@@ -128,12 +131,11 @@ class Graph:
         numbers = iter(zip(at.fill, at.shift, at.scale, strict=True))
         for column in known.inputs:
             cells = self.do("Unsqueeze", self.codes(column, known), self.constant([1]))
+            cells, gone = self.repaired(column, cells, known)
             if column.values is None:
-                gone = self.gone(cells, known)
                 blocks[0].append(self.scaled(cells, gone, known, *next(numbers)))
             else:
-                gone, hot = self.hot(column, cells, known)
-                blocks[2].append(hot)
+                blocks[2].append(self.hot(column, cells, gone, known))
             if column.gap:
                 blocks[1].append(self.cast(gone, np.float64))
         joined = self.do("Concat", *(name for block in blocks for name in block), axis=1)
@@ -142,21 +144,44 @@ class Graph:
         self.answer(known, at)
 
     def kind(self, column: Input) -> int:
-        return self.kinds.DOUBLE if column.values is None or _numeric(column.values) else self.kinds.STRING
+        """The type of a column: numbers, or texts where a category has some, at this client if not at others."""
+        repair = self.repairs.get(column.name)
+        texts = [*(column.values or ()), *(repair if is_mapping(repair) else ())]
+        return self.kinds.DOUBLE if column.values is None or _numeric(texts) else self.kinds.STRING
 
     def codes(self, column: Input, known: Preparation) -> str:
         """A column as numbers: as it is, or a text by its place among the values."""
-        if column.values is None or _numeric(column.values):
+        if column.values is None or self.kind(column) == self.kinds.DOUBLE:
             return column.name
         spelt = [*GAPS, *known.gaps]
         gaps = dict.fromkeys([t for gap in spelt for t in (gap, gap.upper(), gap.title())], GONE)
         found = gaps | places(column.values)
         for word in ("true", "false"):  # which match in any case
             found |= {t: found[word] for t in (word.upper(), word.title()) if word in found}
+        repair = self.repairs.get(column.name)
+        if is_mapping(repair):
+            found |= {text: found.get(canonical(str(to)), found.get(str(to), -1)) for text, to in repair.items()}
         return self.do(
             "LabelEncoder", column.name, domain="ai.onnx.ml", keys_strings=list(found),
             values_int64s=list(found.values()), default_int64=-1,
         )  # fmt: skip
+
+    def repaired(self, column: Input, cells: str, known: Preparation) -> tuple[str, str]:
+        """(cells with the client's repair, which are missing): numbers by a table before that, by arithmetic after."""
+        if self.kind(column) == self.kinds.STRING:
+            return cells, self.do("Equal", cells, self.constant([[GONE]]))
+        repair = self.repairs.get(column.name)
+        if is_mapping(repair):
+            raw = cells
+            for text, to in repair.items():
+                if (value := number(text)) is not None:
+                    new = number(str(to))
+                    here = self.do("Equal", raw, self.constant(value))
+                    cells = self.do("Where", here, self.constant(np.nan if new is None else new), cells)
+        gone = self.gone(cells, known)
+        if isinstance(repair, str):
+            cells = arithmetic(repair)(Cells(self, cells)).name
+        return cells, gone
 
     def gone(self, cells: str, known: Preparation) -> str:
         """Where numbers are missing: NaN, or one that stands for a gap, such as -999."""
@@ -172,13 +197,11 @@ class Graph:
             cells = self.do("Where", gone, self.constant(fill), cells)
         return self.do("Div", self.do("Sub", cells, self.constant(shift)), self.constant(scale))
 
-    def hot(self, column: Input, cells: str, known: Preparation) -> tuple[str, str]:
-        """(whether it is missing, an input per value) of a category; what is refused comes out as NaN."""
+    def hot(self, column: Input, cells: str, gone: str, known: Preparation) -> str:
+        """An input per value of a category; what is refused comes out as NaN."""
         values = column.values or ()
-        if _numeric(values):
-            gone, each = self.gone(cells, known), np.array([[float(v) for v in values]])
-        else:
-            gone, each = self.do("Equal", cells, self.constant([[GONE]])), np.arange(len(values))[None]
+        texts = self.kind(column) == self.kinds.STRING
+        each = np.arange(len(values))[None] if texts else np.array([[float(v) for v in values]])
         hot = self.cast(self.do("Equal", cells, self.constant(each)), np.float64)
         if known.missing == "refuse":
             hot = self.do("Where", gone, self.constant(np.nan), hot)
@@ -186,7 +209,7 @@ class Graph:
             none = self.do("Less", self.do("ReduceSum", hot, self.constant([1]), keepdims=1), self.constant(0.5))
             unseen = self.do("And", none, self.do("Not", gone))
             hot = self.do("Where", unseen, self.constant(np.nan), hot)
-        return gone, hot
+        return hot
 
     def answer(self, known: Preparation, at: Statistics) -> None:
         """Outputs as `polyfed predict` prints them."""
@@ -220,6 +243,43 @@ class Graph:
         self.model.opset_import.extend(self.helper.make_opsetid(name, v) for name, v in OPSETS.items())
         self.checker.check_model(self.model)
         return self.model
+
+
+class Cells:
+    """Numbers of a column [rows, 1] in a graph, with which arithmetic adds nodes to it."""
+
+    def __init__(self, graph: Graph, name: str):
+        self.graph, self.name = graph, name
+
+    def _made(self, kind: str, a: "Cells | float", b: "Cells | float") -> "Cells":
+        names = [v.name if isinstance(v, Cells) else self.graph.constant(float(v)) for v in (a, b)]
+        return Cells(self.graph, self.graph.do(kind, *names))
+
+    def __add__(self, other: "Cells | float") -> "Cells":
+        return self._made("Add", self, other)
+
+    def __sub__(self, other: "Cells | float") -> "Cells":
+        return self._made("Sub", self, other)
+
+    def __rsub__(self, other: float) -> "Cells":
+        return self._made("Sub", other, self)
+
+    def __mul__(self, other: "Cells | float") -> "Cells":
+        return self._made("Mul", self, other)
+
+    def __truediv__(self, other: "Cells | float") -> "Cells":
+        return self._made("Div", self, other)
+
+    def __rtruediv__(self, other: float) -> "Cells":
+        return self._made("Div", other, self)
+
+    def __neg__(self) -> "Cells":
+        return self * -1.0
+
+    def __pos__(self) -> "Cells":
+        return self
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
 def _numeric(values: Sequence[str]) -> bool:

@@ -21,8 +21,8 @@ from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import restored
+from polyfed.data.csv_files import Sheet, sheet_of
 from polyfed.data.preparation import UNSEEN, Preparation
-from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Where, model_of
 from polyfed.runs.folder import safe

@@ -1,11 +1,9 @@
-"""The conformance table for anybody's method: `check_method(Momentum())` runs every row and names the one that fails.
+"""The conformance table for anybody's method: `check_method(Momentum())` runs every row and names those that fail.
 
 Every row is a function `(method) -> None` on one small federation; it raises `NotConformant` or passes, or returns a
 sentence where it does not apply. The project's own tests run the same rows on every built-in method.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from polyfed.base.errors import ConfigError, MethodError, PolyfedError
@@ -13,9 +11,32 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.runs.userfile import blamed
 from polyfed.testing.rows import ROWS
 
-
-class NotConformant(AssertionError):
-    """A method breaks a row of the table. `str(error)` is one line: method, row, what was found."""
+KEPT = "keep what a client remembers in `client`, and what the server does in its state, not in the method or a module"
+DRAWN = "draw with polyfed.base.randomness, from a key of the run's seed, the round and the client"
+EACH = "let `local_update` treat each of its clients [s, ...] alone, and `aggregate` weigh them by round.samples"
+REMEDIES = {  # of each row, where it is not what was expected that says it
+    "every setting has a meaning": "declare each with setting(..., doc=...)",
+    "the server state says its axes": "state Server(each=..., pairs=...) for tensors with an axis of clients",
+    "same seed same bits": DRAWN,
+    "relabelling the clients relabels the result": f"{EACH}; round.ids are places, not weights",
+    "chunks and workers do not change the models": f"{EACH}; no sum over them in `local_update`",
+    "test samples are for metrics alone": "use `data`, which holds training samples alone",
+    "a sample of weight two counts twice": "multiply the loss of a sample by batch.weight, or call task.gradient",
+    "no message lies in the memory of a private row": "clone a tensor that is both kept and sent",
+    "the downlink is a function of the server state alone": KEPT,
+    "a personal model is either the uplink or unknown to it": "make what is sent of the common model alone",
+    "sums over clients hold with any cohort": "change what `conserved` states only by what takes part in a round",
+    "every byte is billed": "send through Down and the returned uplink alone",
+    "numbers stay in the precision of the run": "make tensors like those that are given: torch.zeros_like(w)",
+    "a client smaller than a batch trains": "iterate over `data`, whose batches are as long as there are samples",
+    "a client that is never picked is evaluated": "start client state from the common start, task.w0",
+    "a stopped run resumes to the same bits": KEPT,
+    "divergence is loud": "do not clean up numbers that are not finite",
+    "late replies are taken or refused": 'divide by what has come, or state Needs(synchronous="why")',
+    "means are protected by a robust rule": 'average with up.mean(name) or up.sum(name), not over up["name"]',
+    "it admits a newcomer": "state the axes of the server's state, and change nothing in `downlink`",
+    "newcomers do not see each other": EACH,
+}
 
 
 class Row(NamedTuple):
@@ -26,11 +47,27 @@ class Row(NamedTuple):
     name : str
         The fact that was tested, in words.
     outcome : str
-        "passed", or why the row does not apply.
+        "passed", why the row does not apply, or what was found where the method breaks it.
     """
 
     name: str
     outcome: str
+
+
+class NotConformant(AssertionError):
+    """A method breaks rows of the table. `str(error)` is a line for each: method, row, what was found.
+
+    Attributes
+    ----------
+    rows : list of Row
+        Every row that was run.
+    broken : list of str
+        Names of those that it breaks.
+    """
+
+    def __init__(self, method: str, rows: list[Row], broken: list[str]):
+        super().__init__("\n".join(f"{method}: {row.name}: {row.outcome}" for row in rows if row.name in broken))
+        self.rows, self.broken = rows, broken
 
 
 def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
@@ -51,7 +88,7 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
     Raises
     ------
     NotConformant
-        For the first row that fails.
+        Rows fail, named after all were run.
     MethodError
         A function of the method fails, or gives back what it must not; names its file and line.
     ConfigError
@@ -67,24 +104,25 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
     chosen = [(name, row) for name, row in chosen if rows is None or rows in name]
     if not chosen:
         raise ConfigError(f"rows: found {rows!r}, expected a part of a row's name, such as seed")
-    found: list[Row] = []
+    found, broken = list[Row](), list[str]()
     for name, row in chosen:
-        with _named(method, name):
+        try:
             found.append(Row(name, row(method) or "passed"))
+        except MethodError:
+            raise
+        except Exception as e:
+            if (mistake := blamed(e, _modules(method))) is not None:
+                raise mistake from e
+            if not isinstance(e, AssertionError | PolyfedError):
+                raise
+            found.append(Row(name, " ".join(str(e).split()) or "it does not hold"))
+            broken.append(name)
+    if broken:
+        raise NotConformant(method.name, found, broken)
     return found
 
 
-@contextmanager
-def _named(method: Algorithm, row: str) -> Iterator[None]:
+def _modules(method: Algorithm) -> tuple[str, ...]:
+    """Modules of the author's own."""
     modules = {cls.__module__ for cls in type(method).__mro__}
-    own = tuple(name for name in modules if name.split(".")[0] not in ("polyfed", "builtins"))
-    try:
-        yield
-    except MethodError:
-        raise
-    except Exception as e:
-        if (mistake := blamed(e, own)) is not None:
-            raise mistake from e
-        if not isinstance(e, AssertionError | PolyfedError):
-            raise
-        raise NotConformant(f"{method.name}: {row}: {' '.join(str(e).split()) or 'it does not hold'}") from e
+    return tuple(name for name in modules if name.split(".")[0] not in ("polyfed", "builtins"))

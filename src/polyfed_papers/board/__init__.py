@@ -256,9 +256,12 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
         data = setting.federation(UNCOUNTED, HELD)
         try:
             method = made(cls, at)
+            rounds, spent = within(bench, setting, method, budget)
+            if spent > budget and not bench.rehearse:  # in one round
+                return None
             run = fit(
-                setting.model(cls, UNCOUNTED), data, method, rounds=within(bench, setting, method, budget)[0],
-                evaluate_every=0, seed=UNCOUNTED, **work(setting),
+                setting.model(cls, UNCOUNTED), data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED,
+                **work(setting),
             )  # fmt: skip
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None

@@ -107,19 +107,16 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
     if bench.rehearse:
         places = dict(islice(places.items(), 1))
     budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
-    cells = []
-    for name, setting in places.items():
+    tables, figures, captions, studies = [], {}, {}, {}
+    for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
         why = {label: refusal(setting, made(cls, start(cls))) for label, cls in methods.items()}
         able = {label: cls for label, cls in methods.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
         known = [cls for label, cls in able.items() if label not in bench.joining]
         trials = 1 if bench.rehearse else agreed(bench, name, setting, known, budget.trials, budget.gradients)
-        for label, cls in able.items():
-            cells.append((name, label, partial(cell, bench, name, setting, cls, trials, budget.gradients)))
-    found = bench.all_of([(f"{name}/{label}", UNCOUNTED, work) for name, label, work in cells])
-    tables, figures, captions, studies = [], {}, {}, {}
-    for name in places:
-        parts = {label: part for (at, label, _), part in zip(cells, found, strict=True) if at == name}
+        work = {k: partial(cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in able.items()}
+        found = bench.all_of([(f"{name}/{label}", UNCOUNTED, task) for label, task in work.items()])
+        parts = dict(zip(work, found, strict=True))
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
         studies[name] = study
         tables.append(one(bench, name, study, methods, parts))
@@ -319,7 +316,7 @@ def dots(study: Study) -> "Figure":
                 axes.plot([100 * g.low, 100 * g.high], [i, i], color=colour, linewidth=1.2)
             axes.plot(100 * g.mean, i, "o", color=colour, markersize=3.5)
         axes.set_yticks(range(len(order)), order, fontsize=6)
-        axes.invert_yaxis()
+        axes.set_ylim(len(order) - 0.4, -0.6)
         axes.set_xlabel("gain over local, points; 95 % jointly over the methods")
     return figure
 

@@ -21,7 +21,7 @@ from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened
-from polyfed.sites.message import pack, size, unpack
+from polyfed.sites.wire import pack, size, unpack
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
 from polyfed_papers.fedslr.progress import column, over_rounds

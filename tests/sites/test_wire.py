@@ -14,8 +14,8 @@ from hospitals import NAMES, OPEN, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import RunError
 from polyfed.core.messages import Form, form_of
-from polyfed.sites import message
-from polyfed.sites.message import misfit, pack, size, unpack
+from polyfed.sites import wire
+from polyfed.sites.wire import misfit, pack, size, unpack
 
 MOST = 1 << 20
 PRIVACY = ("peer", "peers", "keys", "cohort")  # left out where replies are open
@@ -121,8 +121,8 @@ def heard(tmp_path_factory):
 
     def answer(name, data):
         reply = sites.answer(name, data)
-        found.setdefault(raw(data).head["kind"], (message.request, raw(data)))
-        found.setdefault(raw(reply).head["kind"], (message.reply, raw(reply)))
+        found.setdefault(raw(data).head["kind"], (wire.request, raw(data)))
+        found.setdefault(raw(reply).head["kind"], (wire.reply, raw(reply)))
         return reply
 
     top = {"rounds": 1, "class-weights": "balanced"}

@@ -221,7 +221,7 @@ def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> S
     encoding = repairs.get(ENCODING, columns.encoding)
     header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
     sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter)
-    return targeted(repaired(sheet, repairs, columns.limits), columns)
+    return targeted(repaired(sheet, repairs, columns.limits, columns.gaps), columns)
 
 
 def _pictures(folder: Path) -> Sheet:
@@ -233,10 +233,15 @@ def _pictures(folder: Path) -> Sheet:
 
 
 def repaired(
-    sheet: Sheet, repairs: Mapping[str, str | Mapping[str, str | float]], limits: Collection[str], strict: bool = True
+    sheet: Sheet,
+    repairs: Mapping[str, str | Mapping[str, str | float]],
+    limits: Collection[str],
+    gaps: Collection[str] = (),
+    strict: bool = True,
 ) -> Sheet:
     """A site's rows with its repairs: texts by their table, then limits as values, then numbers by their arithmetic.
 
+    gaps: texts that say that a value is missing, which arithmetic leaves as they are
     strict: whether a table may name only texts that are there. Raises DataError for a column that is not there.
     """
     changed: dict[str, list[str]] = {}
@@ -253,8 +258,9 @@ def repaired(
         if isinstance(repair, str):
             known = Texts(texts, found.comma)
             new = formula(repair)(known.numbers)
-            fine, gaps = np.isfinite(new), np.isnan(known.numbers)
-            if (wrong := ~fine & ~gaps).any():
+            gone = known.odd | known.missing(gaps)
+            fine = np.isfinite(new) & ~gone
+            if (wrong := ~fine & ~gone).any():
                 cell = known.all[int(wrong.argmax())]
                 raise DataError(f"{sheet.where}, column {name!r}: {repair} of {cell} is no finite number", name)
             written = [_written(v, found.comma) if ok else t for v, ok, t in zip(new, fine, known.all, strict=True)]
