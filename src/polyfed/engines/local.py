@@ -265,8 +265,9 @@ def memory_of(
     w = task.p * task.w0.element_size()
     steps = 0
     if plan is not None:
-        samples = max(most * (2 * plan.chunk if task.batched else 4), min(seen, task.block))  # 4 as measured on a CPU
-        steps = plan.workers * (8 * plan.chunk * w + samples * task.sample_bytes)
+        on_cpu = task.device.type == "cpu"  # 4: as measured there; an accelerator halves a chunk that does not fit
+        samples, chunk = (4 * most, plan.chunk) if on_cpu else (2 * most, 1)
+        steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.block)) * task.sample_bytes)
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * row
     return Memory(size(task.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
 
