@@ -25,13 +25,13 @@ from polyfed.runs.trainer import fit as fit_method
 from polyfed.runs.watching import Progress
 from polyfed_clinical import splines as curves
 from polyfed_clinical.columns import Units, designed, started
-from polyfed_clinical.inference import joint, meta_analysis, wald
+from polyfed_clinical.inference import meta_analysis, wald
 from polyfed_clinical.likelihood import Best, maximum
 from polyfed_clinical.models import Loss, Model, loss, named
 from polyfed_clinical.newton import INTERCEPT, Found, why
 from polyfed_clinical.secured import fit_sums
 from polyfed_clinical.sites import Design, Wire, check, correction, dispersion, gathered, labelled
-from polyfed_clinical.summary import ARRIVED, ClinicalFit
+from polyfed_clinical.summary import ARRIVED, ClinicalFit, loglik_of, told
 
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last
 
@@ -165,31 +165,23 @@ def fit(
     fits, fits_se = (own[key].numpy() * units.of(int(kind.intercept)).numpy() for key in ("estimate", "se"))
     centre = own["centre"].numpy() if kind.intercept else None
     meta, heterogeneity = meta_analysis(mine_named, fits, fits_se, centre, kind, level)
-    loglik = best.found.value
-    if kind.name == "linear":
-        loglik = -n / 2 * (np.log(2 * np.pi * -2 * loglik * design.unit**2 / n) + 1)
 
-    about = pd.DataFrame({"patients": each["n"].int().numpy()}, index=who)
-    if kind.name != "linear":
-        about["events"] = each["target"][:, 0 if kind.intercept else 1].int().numpy()
-    if missing == "complete":
-        about["left_out"] = whole - about["patients"]
+    about = _about(kind, who, each, whole if missing == "complete" else None)
     if by_site:
         columns_of = {"intercept": estimate[:k], "intercept_se": se[:k]}
         columns_of["baseline"] = kind.mean(beta[:k] * design.unit + design.zero).numpy()
         about = about.join(pd.DataFrame(columns_of, index=[who[i] for i in layout.who]))
-    blamed = [Found(start, 0.0, start, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
     about["meta"] = [bool(np.isfinite(row).all()) for row in fits_se]
-    about["why"] = [
-        a or why(f, kind, [INTERCEPT] * kind.intercept + labels) for a, f in zip(alike, blamed, strict=True)
-    ]
+    about["why"] = _why(kind, labels, start, own, alike)
     totals = {key: int(about[key].sum()) for key in ("patients", "events", "left_out") if key in about}
-    moved = wire.ledger.by_client(len(places))
-    return ClinicalFit(
-        model=kind.name,
+    return told(
+        wire,
+        kind,
+        knots,
+        found,
         coefficients=found.iloc[k * by_site :],
         covariance=matrix,
-        loglik=float(loglik),
+        loglik=loglik_of(kind, best.found.value, n, design),
         heterogeneity=heterogeneity,
         meta=meta,
         sites=about,
@@ -198,20 +190,31 @@ def fit(
             index=pd.MultiIndex.from_product([who, mine_named], names=["site", "coefficient"]),
         ),
         left=left,
-        ledger=wire.ledger.frame(),
-        rounds=wire.rounds,
-        bytes=pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=who),
         method="newton" if method is None else method.name,
         level=level,
-        ratio=kind.ratio,
         intercepts="" if not kind.intercept or len(places) < 2 else "site" if by_site else "common",
         test=best.test,
         untested=best.untested,
-        knots=knots,
-        joint=joint(found["estimate"], matrix, {c: curves.terms_of(c, at) for c, at in knots.items()}),
         errors=kept,
         totals=totals,
     )
+
+
+def _about(kind: Model, who: list[str], each: Mapping[str, Tensor], whole: np.ndarray | None) -> pd.DataFrame:
+    """Numbers of rows, of events and, of `whole` rows, of those left out, by site."""
+    about = pd.DataFrame({"patients": each["n"].int().numpy()}, index=who)
+    if kind.name != "linear":
+        about["events"] = each["target"][:, 0 if kind.intercept else 1].int().numpy()
+    if whole is not None:
+        about["left_out"] = whole - about["patients"]
+    return about
+
+
+def _why(kind: Model, labels: list[str], start: Tensor, own: Mapping[str, Any], alike: Sequence[str]) -> list[str]:
+    """What is the matter with each site's own fit, if anything."""
+    ends = [Found(start, 0.0, start, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
+    names = [INTERCEPT] * kind.intercept + labels
+    return [said or why(end, kind, names) for said, end in zip(alike, ends, strict=True)]
 
 
 def _trained(

@@ -27,11 +27,11 @@ from polyfed.core.algorithm import State
 from polyfed.privacy.fixed import narrow, wide
 from polyfed_clinical import splines as curves
 from polyfed_clinical.columns import Units, designed, started
-from polyfed_clinical.inference import LikelihoodRatio, joint, wald
+from polyfed_clinical.inference import LikelihoodRatio, wald
 from polyfed_clinical.models import Model
 from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Found, newton, why
 from polyfed_clinical.sites import CONSTANTS, Design, Site, Wire, correction, dispersion, full, upper
-from polyfed_clinical.summary import ClinicalFit
+from polyfed_clinical.summary import ClinicalFit, loglik_of, told
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -351,20 +351,11 @@ def fit_sums(
     matrix = pd.DataFrame(spread.numpy() * np.outer(unit, unit), index=names, columns=names)
     degrees = sums.rows - p if linear and not robust else None
     table = wald(names, unit * estimate.numpy(), np.sqrt(np.diag(matrix)), kind, level, degrees)
-    loglik = (
-        -float(n) / 2 * (np.log(2 * np.pi * -2 * found.value * design.unit**2 / float(n)) + 1)
-        if linear
-        else found.value
-    )
     totals = {"patients": int(n)} | ({} if linear else {"events": int(said["target"][0 if kind.intercept else 1])})
-    moved, who = wire.ledger.by_client(len(places)), [site.name for site in places]
-    return ClinicalFit(
-        model=kind.name, coefficients=table, covariance=matrix, loglik=float(loglik), heterogeneity=differ, meta=meta,
-        sites=pd.DataFrame(index=who), own=pd.DataFrame(columns=["estimate", "se"]), left=0.0,
-        ledger=wire.ledger.frame(), rounds=wire.rounds,
-        bytes=pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=who), method="newton",
-        level=level, ratio=kind.ratio, intercepts="" if not kind.intercept else "site" if by_site else "common",
-        test=test, untested=untested, knots=knots,
-        joint=joint(table["estimate"], matrix, {x: curves.terms_of(x, at) for x, at in knots.items()}), errors=kept,
-        totals=totals | ({} if left_out is None else {"left_out": left}), sums="secure",
+    return told(
+        wire, kind, knots, table, covariance=matrix, loglik=loglik_of(kind, found.value, float(n), design),
+        heterogeneity=differ, meta=meta, sites=pd.DataFrame(index=[site.name for site in places]),
+        own=pd.DataFrame(columns=["estimate", "se"]), left=0.0, method="newton", level=level,
+        intercepts="" if not kind.intercept else "site" if by_site else "common", test=test, untested=untested,
+        errors=kept, totals=totals | ({} if left_out is None else {"left_out": left}), sums="secure",
     )  # fmt: skip

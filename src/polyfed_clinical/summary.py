@@ -10,7 +10,10 @@ import pandas as pd
 from polyfed.base.arguments import checked
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
-from polyfed_clinical.inference import LikelihoodRatio
+from polyfed_clinical import splines as curves
+from polyfed_clinical.inference import LikelihoodRatio, joint
+from polyfed_clinical.models import Model
+from polyfed_clinical.sites import Design, Wire
 
 ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p values to be given
 
@@ -219,6 +222,31 @@ class ClinicalFit:
 
     def _repr_html_(self) -> str:
         return self.table().to("html")
+
+
+def told(wire: Wire, kind: Model, knots: Mapping[str, Any], table: pd.DataFrame, **found: Any) -> ClinicalFit:
+    """The result, with what any fit through `wire` took. table: of all coefficients; found: the other attributes."""
+    who = [site.name for site in wire.sites]
+    moved = wire.ledger.by_client(len(who))
+    ends = {column: curves.terms_of(column, at) for column, at in knots.items()}
+    rest: dict[str, Any] = {"coefficients": table} | found
+    return ClinicalFit(
+        model=kind.name,
+        ratio=kind.ratio,
+        knots=knots,
+        joint=joint(table["estimate"], rest["covariance"], ends),
+        ledger=wire.ledger.frame(),
+        rounds=wire.rounds,
+        bytes=pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=who),
+        **rest,
+    )
+
+
+def loglik_of(kind: Model, value: float, n: float, design: Design) -> float:
+    """Of n rows at the maximum, where it is `value`; of a linear model with the variance at its maximum."""
+    if kind.name != "linear":
+        return float(value)
+    return float(-n / 2 * (np.log(2 * np.pi * -2 * value * design.unit**2 / n) + 1))
 
 
 def _cell(row: Any, key: str) -> Cell:

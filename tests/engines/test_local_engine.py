@@ -1,5 +1,7 @@
 """The local engine: how it plans, what it refuses, and that each client runs exactly once."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +44,17 @@ class Module(nn.Module):
 
     def forward(self, x):
         return self.inner(x)
+
+
+class Spread(Module):
+    """Makes 1000 activations of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.inner(x)[:, None].expand(-1, 1000, -1).tanh()).mean(1)
 
 
 # the plan
@@ -170,14 +183,66 @@ def test_fit_refuses_before_it_starts(monkeypatch, tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+WIDE = """
+import resource
+import numpy as np
+import polyfed as pf
+from torch import nn
+from polyfed.models import adapted
+from polyfed.runs.trainer import prepare
+
+def layer():
+    return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(*(layer() for _ in range(4))), nn.Linear(256, 2)
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+rng = np.random.default_rng(0)
+data = [(rng.normal(size=(64, 128, 256)).astype(np.float32), np.arange(64) % 2) for _ in range(2)]
+fed = pf.Federation.from_arrays(data, test_fraction=0.5)
+how = pf.Training(rounds=1, batch_size=32, workers=1, device="cpu")
+trainer = prepare(adapted(Deep(), "lora:r=8"), fed, pf.FedAvg(), how)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+trainer.run()
+taken = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(trainer.memory.base, sum(q.nbytes for q in trainer.task.model.parameters() if not q.requires_grad))
+print(trainer.memory.more, taken)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is counted as on Linux")
+def test_the_memory_planned_for_an_adapter_is_that_taken():
+    """Hundreds of megabytes, nearly all of them activations, to a factor of two; the frozen part is counted once."""
+    done = subprocess.run([sys.executable, "-c", WIDE], check=True, capture_output=True, text=True)
+    base, frozen, planned, taken = map(int, done.stdout.split())
+    assert base == frozen == 4 * 4 * (2 * 1024 * 256 + (1 + 8) * (1024 + 256))
+    assert taken / 2 < planned < 2 * taken
+
+
+def test_prepare_refuses_steps_that_do_not_fit(monkeypatch):
+    """A module's activations, which no vector of it shows, beside its frozen part."""
+    monkeypatch.setattr(local, "memory", lambda: 100_000)
+    model, training = Spread(), pf.Training(rounds=1, batch_size=8, device="cpu")
+    model.head.requires_grad_(False)
+    with pytest.raises(RunError, match=r"fedavg .* does not fit: the frozen part .*, local steps .*, .* free") as error:
+        prepare(model, federation(), FedAvg(), training)
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(local, "memory", lambda: 100_000_000)
+    assert prepare(model, federation(), FedAvg(), training).memory is not None
+
+
 def test_fit_with_little_memory_gives_the_same_bits(monkeypatch, tmp_path):
     settings = {"rounds": 3, "batch_size": 8, "fraction": 0.5, "device": "cpu"}
     expected = pf.fit(nn.Linear(6, 3).requires_grad_(), federation(), Ditto(), **settings)
     task = expected.trained.task
     needed, rows = bytes_of(task, Ditto(), len(SIZES), 3)
+    trainer = prepare(task.module(task.w0), federation(), Ditto(), pf.Training(**settings))
     monkeypatch.setattr(local, "memory", lambda: needed + rows // 2)
-    model = task.module(task.w0)
-    run = pf.fit(model, federation(), Ditto(), **settings, out=tmp_path)
+    run = trainer.run(tmp_path)
     assert isinstance(run.trained.engine.rows, MappedRows)
     assert torch.equal(run.personal, expected.personal)
     assert torch.equal(run.server["w"], expected.server["w"])

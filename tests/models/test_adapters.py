@@ -58,6 +58,7 @@ COUNTS = {
     "probe": HEAD,
     "biases": 2 * 5 * D + HEAD,
     "norms": 2 * 2 * D + HEAD,
+    "ia3": 2 * 4 * D + HEAD,
     "last:2": HEAD + 2 * D,
     "lora:r=4,targets=query+value": 4 * 4 * D + HEAD,
     "lora:r=4,targets=query+value,train=factors": 4 * 4 * 2 * D + HEAD,
@@ -119,6 +120,34 @@ def test_rs_lora_is_lora_at_alpha_times_the_root_of_the_rank():
             layer.B.data.fill_(0.1)
         outs.append(model(TOKENS))
     assert torch.allclose(*outs, rtol=0, atol=1e-14)
+
+
+def test_what_is_frozen_is_in_memory_once_and_what_is_trained_is_not_the_models():
+    plain = transformer()
+    there = {q.data_ptr() for q in plain.parameters()}
+    for words in ("norms", "lora:r=2", "last:2"):
+        for q in adapted(plain, words).parameters():
+            assert q.requires_grad != (q.data_ptr() in there) or q.shape[0] == 2, "but for A, which is new"
+    assert all(q.requires_grad for q in plain.parameters())
+
+
+def test_ia3_is_its_definition():
+    """Keys and values times l, and what enters the layer behind them times l: Liu et al. (2022), section 3.3."""
+    plain, generator = transformer(), torch.Generator().manual_seed(0)
+    model = adapted(plain, "ia3:targets=key+value,inputs=out")
+    assert torch.equal(model(TOKENS), plain(TOKENS))
+    scales = {name: q for name, q in model.named_parameters() if name.endswith(".l")}
+    assert len(scales) == 6
+    x = plain.tokens(TOKENS)
+    for q in scales.values():
+        q.data = torch.rand(q.shape, generator=generator, dtype=q.dtype)
+    for k, block in enumerate(plain.blocks):
+        key, value, out = (scales[f"blocks.{k}.{name}.l"] for name in ("key", "value", "out"))
+        scores = block.query(x) @ (key * block.key(x)).transpose(-1, -2) / D**0.5
+        x = block.norm(x + block.out(out * (scores.softmax(-1) @ (value * block.value(x)))))
+    expected = plain.head(x.mean(1))
+    torch.testing.assert_close(model(TOKENS), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(merged(model)(TOKENS), expected, rtol=0, atol=1e-14)
 
 
 def test_the_adapter_as_a_setting_of_fit(tmp_path):

@@ -21,6 +21,8 @@ class FedAvg(Algorithm):
         True, source="paper", doc="Weigh clients by their number of samples, as in the paper; False: plain mean."
     )
 
+    linear = "its means"
+
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 

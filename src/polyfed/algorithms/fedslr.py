@@ -68,6 +68,8 @@ class FedSLR(LowRank):
     deploy: Literal["mixed", "gkr"] = setting(
         "mixed", source="paper", doc='"mixed": w + p_i; "gkr": w alone, the paper\'s global knowledge representation.'
     )
+
+    linear = "the singular values that it shrinks, and so its ranks,"
     p_init: Literal["zeros", "weights"] = setting(
         "zeros",
         source="ours",

@@ -26,7 +26,8 @@ def client(o: Client) -> None:
         if word not in MADE:
             raise ConfigError(f"--allow: found {word!r}{closest(word, MADE)}, expected {', '.join(MADE)}")
     if not o.data.is_file():
-        raise ConfigError(f"--data: {o.data} is not a file")
+        folder = "; images go in by a CSV file that names theirs, [columns] image" if o.data.is_dir() else ""
+        raise ConfigError(f"--data: {o.data} is not a file{folder}")
     file = o.policy or o.key.with_name(FILE)
     policy = read(file) if o.policy or file.exists() else Policy()
     given, say = site_key(o.key, partial(_passphrase, o.passphrase)), Events(o.vault, o.quiet)

@@ -78,8 +78,20 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
     if split.weight is not None and callable(task.loss):
         _check_weighted(task, split)
+    task.sample_bytes = _sample_bytes(task, batch.x[0])
     if task.vectorised:
         _settle_many(task, x, y, split.weight is not None, who)
+
+
+def _sample_bytes(task: Task, x: Tensor) -> int:
+    """Bytes that a sample more keeps for the backward pass of one model. x: some samples"""
+
+    def kept(x: Tensor) -> int:
+        module, parameters = task.workspace(training=True)
+        with seeded(0), torch.enable_grad(), task.precision():
+            return saved_bytes(lambda: module(model_input(x)), parameters)
+
+    return max(0, kept(torch.cat([x, x])) - kept(x)) // len(x)
 
 
 def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> None:

@@ -39,6 +39,7 @@ from polyfed.metrics.scores import DEFAULT
 FOUND = ("random", "threshold", "integers")
 Guarded = Callable[[Tensor, Batch], Tensor | None]  # (models [s, p], batch) -> gradients [s, p]; None: the plain ones
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
+ONE = 1 << 26  # bytes of them when evaluating one model, by what a step would keep
 
 
 class Task:
@@ -131,7 +132,7 @@ class Task:
         self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
         self.grouped = False  # by one pass of what is frozen, as `check` finds where the other way fails
-        self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
+        self.sample_bytes = 0  # of memory that a sample keeps in a step through the module, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
         self.random = True
         self.threshold: float | None = 0.0
@@ -186,6 +187,11 @@ class Task:
     def batched(self) -> bool:
         """True where several clients in one call are computed together, and not one after another."""
         return self.stacked is not None or self.vectorised
+
+    @property
+    def block(self) -> int:
+        """Samples of one model per forward pass when evaluating."""
+        return min(BLOCK, max(1, ONE // max(1, self.sample_bytes)))
 
     @property
     def classes(self) -> int:
@@ -610,9 +616,9 @@ class Task:
         found: list[Tensor] = []
         for mine, own in zip(w, x, strict=True):
             parts: list[Tensor] = []
-            for k in range(0, max(len(own), 1), BLOCK):
+            for k in range(0, max(len(own), 1), self.block):
                 with seen:
-                    output = self.outputs(mine, own[k : k + BLOCK])
+                    output = self.outputs(mine, own[k : k + self.block])
                 if output.shape != seen.left().shape or not torch.equal(output, seen.left()):
                     raise ModelError(f"model: its outputs are not those of its last layer, {self.layout.end}")
                 parts.append(seen.entered())
@@ -776,7 +782,7 @@ class Task:
         """
         if x.is_floating_point() or not self.integers:
             x = x.to(w.dtype)
-        blocks = [x[k : k + BLOCK] for k in range(0, max(len(x), 1), BLOCK)]
+        blocks = [x[k : k + self.block] for k in range(0, max(len(x), 1), self.block)]
         with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
             if self.stacked is not None:
                 out = [self.stacked.outputs(w[None], block[None])[0] for block in blocks]

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -208,6 +209,69 @@ def memory() -> int:
     return 8 << 30
 
 
+class Memory(NamedTuple):
+    """Bytes that a run takes at its peak. base: what is frozen, in memory already, once for all clients and threads
+    server: its state, before and after a round     cohort: messages and private rows of one     steps: of all threads,
+    with models, gradients, the optimiser's vectors and activations, or to evaluate where that is more
+    row: what a client's private row takes
+    """
+
+    base: int
+    server: int
+    cohort: int
+    steps: int
+    row: int
+
+    @property
+    def more(self) -> int:
+        """What has to be free."""
+        return self.server + self.cohort + self.steps
+
+    def words(self) -> str:
+        """The parts, in one line."""
+        base = f"the frozen part {_size(self.base)} once, " if self.base else ""
+        steps = f", local steps {_size(self.steps)}" if self.steps else ""
+        return f"{base}the server's state takes {_size(self.server)}, a cohort {_size(self.cohort)}{steps}"
+
+    def check(self, what: str, have: int) -> None:
+        """Raise RunError where less than `more` is free. what: is run     have: bytes that are free"""
+        if self.more > have:
+            raise RunError(
+                f"{what} does not fit: {self.words()}, {_size(have)} are free; fewer clients per round, a smaller "
+                "batch-size, fewer workers or a smaller model is needed"
+            )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.2g} GB" if count < 99e9 else f"{count / 1e9:,.0f} GB"
+
+
+def memory_of(
+    algorithm: Algorithm,
+    task: Task,
+    n: int,
+    cohort: int,
+    added: bool,
+    plan: Plan | None = None,
+    most: int = 0,
+    seen: int = 0,
+) -> Memory:
+    """The memory that a run of n clients takes, `cohort` at a time.
+
+    added: see `make_rows`     plan: how they are run; None leaves steps out
+    most: samples in a step     seen: samples to evaluate on
+    """
+    row = size(contract.client_state(algorithm, algorithm.init_client(task, task.w0)))
+    w = task.p * task.w0.element_size()
+    steps = 0
+    if plan is not None:
+        on_cpu = task.device.type == "cpu"  # 4: as measured there; an accelerator halves a chunk that does not fit
+        samples, chunk = (4 * most, plan.chunk) if on_cpu else (2 * most, 1)
+        steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.block)) * task.sample_bytes)
+    moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * row
+    return Memory(size(task.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
+
+
 def make_rows(
     algorithm: Algorithm,
     task: Task,
@@ -223,20 +287,12 @@ def make_rows(
     added: whether uplinks are added up as they come, so that no more than `LEAST` of a cohort's are there at a time
     Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
     """
+    needed, have = memory_of(algorithm, task, n, cohort, added), free_memory(task.device)
+    needed.check(f"{algorithm.name} with {n} clients and {task.p:,} parameters", have)
+    per_row = needed.row
     start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
-    per_row = size(start)
-    w = task.p * task.w0.element_size()
-    server = size(outlined(algorithm, task, n))
-    moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * per_row
-    have = free_memory(task.device)
-    if 2 * server + moving > have:
-        raise RunError(
-            f"{algorithm.name} with {n} clients and {task.p:,} parameters does not fit: the server's state takes "
-            f"{2 * server / 1e9:.1f} GB and a cohort of {cohort} {moving / 1e9:.1f} GB, {have / 1e9:.1f} GB are free; "
-            "fewer clients per round or a smaller model is needed"
-        )
     mapped = saved is not None and is_mapped(part(saved, "client."))
-    if not mapped and (not per_row or n * per_row + 2 * server + moving <= 0.6 * have):
+    if not mapped and (not per_row or n * per_row + needed.more <= 0.6 * have):
         return MemoryRows(n, start)
     if folder is None:
         raise RunError(

@@ -24,7 +24,31 @@ from polyfed.compute.layout import NORMS
 from polyfed.compute.narrow import HALF, placed
 
 
-class LoRA(nn.Module):
+class Beside(nn.Module):
+    """A frozen linear layer with something trained beside it."""
+
+    base: nn.Linear
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, k] of one layer that computes the same, for modules that read it instead of calling the layer."""
+        raise NotImplementedError
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[m], or None."""
+        return self.base.bias
+
+    def merged(self) -> nn.Linear:
+        """One linear layer that computes the same."""
+        layer = copy.deepcopy(self.base)  # its new numbers are of the wider type of both
+        for name, t in (("weight", self.weight), ("bias", self.bias)):
+            if t is not None:
+                setattr(layer, name, nn.Parameter(t.detach(), requires_grad=False))
+        return layer
+
+
+class LoRA(Beside):
     """A linear layer with a low-rank update beside it: y = base(x) + scale B (A x).
 
     base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0
@@ -45,20 +69,31 @@ class LoRA(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[m, k] with the update, for modules that read it instead of calling the layer."""
+        """[m, k] with the update."""
         update = self.B @ self.A
         return self.base.weight + self.scale * (update if self.R is None else update + self.R)
 
+
+class IA3(Beside):
+    """A linear layer whose outputs [m], or inputs [k], are multiplied by `l`, which begins at 1. Liu et al. (2022)."""
+
+    def __init__(self, base: nn.Linear, inputs: bool):
+        super().__init__()
+        self.base, self.inputs = base, inputs
+        self.l = nn.Parameter(base.weight.new_ones(base.weight.shape[int(inputs)], dtype=_wide(base.weight.dtype)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x * self.l) if self.inputs else self.base(x) * self.l
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, k], multiplied."""
+        return self.base.weight * (self.l if self.inputs else self.l[:, None])
+
     @property
     def bias(self) -> Tensor | None:
-        """[m], or None."""
-        return self.base.bias
-
-    def merged(self) -> nn.Linear:
-        """One linear layer that computes the same."""
-        layer = copy.deepcopy(self.base)
-        layer.weight = nn.Parameter(self.weight.detach(), requires_grad=False)  # of the wider type of both
-        return layer
+        """[m], multiplied with the outputs, or None."""
+        return self.base.bias if self.inputs or self.base.bias is None else self.base.bias * self.l
 
 
 @dataclass(frozen=True)
@@ -111,6 +146,7 @@ EXPECTED = {
     "train": "chart (B), factors (A and B) or residual (these, and a matrix to merge updates into)",
     "alpha": "a positive number",
     "scale": "lora (alpha / r) or rs (alpha / sqrt r)",
+    "inputs": "names of layers, or their ends, such as output.dense",
 }
 KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
     "lora": {
@@ -124,6 +160,7 @@ KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
     "biases": {},
     "norms": {},
     "last": {"k": _count},
+    "ia3": {"targets": bool, "inputs": bool},
 }
 
 
@@ -140,15 +177,17 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         less, beside the linear layers whose names end so; without targets beside all but the head. They are B A with A
         frozen and orthonormal; with `train=factors` they are scale B A with both trained, scale = alpha / r, or with
         `scale=rs` alpha / sqrt r; `train=residual` puts a matrix beside these, into which FedEx-LoRA and FLoRA merge
-        updates. "biases": all biases (BitFit). "norms": weights and biases of normalisation layers.
-        "last:K": the last K layers with weights.
+        updates. "ia3:targets=key+value,inputs=output.dense": factors on the outputs of the former and on the inputs of
+        the latter; without either, on the outputs of all but the head. "biases": all biases (BitFit).
+        "norms": weights and biases of normalisation layers. "last:K": the last K layers with weights.
     seed : int
         Of A, which follows from it and the layer's name: the same at every client.
 
     Returns
     -------
     nn.Module
-        Everything else is frozen. What is frozen in half precision stays so, and computes in float32.
+        Everything else is frozen, and in the memory of `model`. What is frozen in half precision stays so, and computes
+        in float32.
 
     Raises
     ------
@@ -158,7 +197,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         The model has no layer that the adapter needs, or an adapter already.
     """
     asked = Adapter.read(adapter)
-    model = copy.deepcopy(model)
+    same = {id(q): nn.Parameter(q.detach(), q.requires_grad) for q in model.parameters() if type(q) is nn.Parameter}
+    model = copy.deepcopy(model, same)
     owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
     if not owners:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to adapt")
@@ -168,44 +208,62 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     model.requires_grad_(False)
     if asked.name == "lora":
         _add_lora(model, asked.options, head, seed)
+    if asked.name == "ia3":
+        ends = {key: _named(model, asked.options, key, head) for key in ("targets", "inputs")}
+        _put(model, {name: IA3(base, key == "inputs") for key, found in ends.items() for name, base in found.items()})
     for name in owners[-int(asked.options["k"]) :] if asked.name == "last" else [head]:
         model.get_submodule(name).requires_grad_(True)
     for m in model.modules():
         for name, q in m.named_parameters(recurse=False):
             if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
                 q.requires_grad_(True)
+    for q in model.parameters():
+        if q.requires_grad:
+            q.data = q.data.clone()
     half = any(q.dtype in HALF for q in model.parameters())
     return placed(model, None, torch.float32) if half else model
 
 
 def is_adapted(model: nn.Module) -> bool:
     """True for a model with updates beside its layers."""
-    return any(isinstance(m, LoRA) for m in model.modules())
+    return any(isinstance(m, Beside) for m in model.modules())
 
 
-def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
-    """Put updates beside the linear layers of the model, in place."""
-    linear = [name for name, m in named_modules(model) if type(m) is nn.Linear and name not in ("", head)]
-    ends = options["targets"].split("+") if "targets" in options else [""]
+def _named(model: nn.Module, options: Mapping[str, str], key: str, head: str) -> dict[str, nn.Linear]:
+    """The linear layers that an option names; where there are no options, "targets" are all but the head."""
+    linear = {name: m for name, m in named_modules(model) if type(m) is nn.Linear and name not in ("", head)}
+    if key not in options:
+        return {} if key == "inputs" or "inputs" in options else linear
+    ends = options[key].split("+")
     for end in ends:
         if not any(_ends(name, end) for name in linear):
             names = sorted({name.rpartition(".")[2] for name in linear})
             raise ConfigError(
-                f"adapter.targets: no linear layer ends in {end!r}{closest(end, names)}; there are {linear}"
+                f"adapter.{key}: no linear layer ends in {end!r}{closest(end, names)}; there are {list(linear)}"
             )
+    return {name: m for name, m in linear.items() if any(_ends(name, end) for end in ends)}
+
+
+def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put modules in the place of those of these names."""
+    for name, layer in layers.items():
+        where, _, last = name.rpartition(".")
+        setattr(model.get_submodule(where), last, layer)
+
+
+def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
+    """Put updates beside the linear layers of the model, in place."""
     train, r = options.get("train", "chart"), int(options.get("r", "8"))
     factors = train != "chart"
     alpha = float(options.get("alpha", r))
     scale = alpha / (math.sqrt(r) if options.get("scale") == "rs" else r) if factors else 1.0
     if not factors and ("alpha" in options or "scale" in options):
         raise ConfigError("adapter: alpha and scale are for train=factors or residual; a chart has scale 1")
-    for name in linear:
-        if any(_ends(name, end) for end in ends):
-            where, _, last = name.rpartition(".")
-            base = model.get_submodule(name)
-            assert isinstance(base, nn.Linear)
-            rank = min(r, base.in_features, base.out_features)
-            setattr(model.get_submodule(where), last, LoRA(base, _drawn(seed, name, rank, base, factors), scale, train))
+    found: dict[str, nn.Module] = {}
+    for name, base in _named(model, options, "targets", head).items():
+        rank = min(r, base.in_features, base.out_features)
+        found[name] = LoRA(base, _drawn(seed, name, rank, base, factors), scale, train)
+    _put(model, found)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -241,8 +299,5 @@ def merged(model: nn.Module) -> nn.Module:
         Of the form that the model had before `adapted`, with the same outputs.
     """
     model = copy.deepcopy(model)
-    for name, m in [*named_modules(model)]:
-        if isinstance(m, LoRA):
-            where, _, last = name.rpartition(".")
-            setattr(model.get_submodule(where), last, m.merged())
+    _put(model, {name: m.merged() for name, m in named_modules(model) if isinstance(m, Beside)})
     return model

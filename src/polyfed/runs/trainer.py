@@ -34,13 +34,24 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Contender, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.engine import Engine
+from polyfed.core.messages import size
 from polyfed.core.rounds import Loop, refuse_late
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation, Outline
-from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
+from polyfed.engines.local import (
+    LocalEngine,
+    Memory,
+    check_rows,
+    cores,
+    free_memory,
+    make_plan,
+    make_rows,
+    memory_of,
+    pick_device,
+)
 from polyfed.models.adapters import adapted
 from polyfed.privacy.guard import Guard
 from polyfed.privacy.ledger import Ledger
@@ -109,6 +120,8 @@ class Trainer:
         [3, n] messages, bytes down and bytes up before the first round.
     kept : Kept or None
         The model, cut above its frozen modules; None: all of it is computed at every step.
+    memory : Memory or None
+        What is planned to be taken of it; None where clients are run elsewhere.
     """
 
     task: Task
@@ -129,6 +142,7 @@ class Trainer:
     private: Planned | None = None
     billed: np.ndarray | None = None
     kept: Kept | None = None
+    memory: Memory | None = None
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
         """Train.
@@ -164,7 +178,8 @@ class Trainer:
             if store is not None:
                 store.begin(session.result(), fresh=saved is None)
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
-                for line in filter(None, (plan, self.note)):
+                needed = f"memory: {self.memory.words()}" if self.memory and self.memory.base else None
+                for line in filter(None, (plan, needed, self.note)):
                     store.log(line)
             with tracked(self.training.track, session.result()) as more:
                 session.callbacks = (*session.callbacks, *more)
@@ -328,6 +343,8 @@ def prepare(
     ------
     ConfigError, ModelError, DataError
         Something does not fit.
+    RunError
+        The memory that is free is less than the run takes.
     """
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
     check_tracker(t.track)
@@ -384,12 +401,20 @@ def prepare(
     counts = federation.train.counts
     most = min(int(counts.max()), work.batch_size or int(counts.max()))
     plan = make_plan(top, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
+    needed = None
+    if t.engine == "local" and not isinstance(federation, Outline):
+        method = looped(algorithm)
+        seen = max(len(split.x) for split in splits(federation).values())
+        needed = memory_of(method, top, federation.n, cohort, streamed, plan, most, seen)
+        needed = needed._replace(base=size(task.fixed))
+        what = f"{method.name} with {federation.n} clients and {task.p:,} parameters"
+        needed.check(what, free_memory(task.device))
     t = dataclasses.replace(
         t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
     )
     return Trainer(
         task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
-        describe or {}, private=private, kept=cut,
+        describe or {}, private=private, kept=cut, memory=needed,
     )  # fmt: skip
 
 
