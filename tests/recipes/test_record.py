@@ -190,6 +190,14 @@ def change_numbers(lines):
     run["config"]["versions"]["torch"] = "1.0"
 
 
+def test_a_record_from_before_a_number_was_kept_comes_out_again(cli, record):
+    def before(lines):
+        del line_of(lines, "all/FedAvg-seed1")["summary"]["trained_bytes"]
+
+    said = cli("verify", changed(record, before), "--run", "all/FedAvg-seed1")
+    assert (said.status, "summary  equal" in said.out) == (0, True)
+
+
 def test_a_changed_number_is_seen(cli, record):
     said = cli("verify", changed(record, change_numbers), "--run", "all/FedAvg-seed1")
     assert said.status == 1

@@ -137,7 +137,7 @@ def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]
 
 
 def _summary(run: Numbers, again: Numbers) -> Difference | None:
-    """Differences of the numbers of the summary, seconds and digests aside."""
+    """Differences of the numbers of the summary of `run`, seconds and digests aside."""
 
     def flat(value: dict[str, Any], name: str = "") -> dict[str, Any]:
         parts = (flat(v, f"{name}{k} ") if is_table(v) else {f"{name}{k}": v} for k, v in value.items())
@@ -146,7 +146,7 @@ def _summary(run: Numbers, again: Numbers) -> Difference | None:
     a, b = (
         flat({k: v for k, v in r.summary.written().items() if k not in ("seconds", "digest")}) for r in (run, again)
     )
-    return _first(("differs", k, a.get(k), b.get(k)) for k in {**a, **b})
+    return _first(("differs", k, a[k], b.get(k)) for k in a)  # an older run lacks what has come since
 
 
 def _clients(run: Numbers, again: Numbers) -> Difference | None:
