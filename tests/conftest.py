@@ -7,7 +7,7 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 What takes long, the tests of the folders of `CERTIFICATES` and `WHOLE` that slow.txt names and any that is marked
 `steady`, is run where a file that it reaches has changed since its file last passed, which steady.txt knows; comments
 and docstrings do not count. Outside of those folders it is any file of the package, or of the docs for theirs.
-`--all`, as in `make test-long`, runs all of them, and writes it anew.
+`--all`, as in `make test-long`, runs all of them, and writes it anew. What is chosen by -k or by name is run.
 """
 
 import os
@@ -54,9 +54,13 @@ def pytest_configure(config):
         hide(config, without.split(","))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch())
-    whole = not config.option.keyword and not any("::" in arg for arg in config.args)
-    if config.getoption("--all") and whole and not hasattr(config, "workerinput"):
+    if config.getoption("--all") and not picked(config) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Steady())
+
+
+def picked(config) -> bool:
+    """Whether some tests were asked for, by -k or by name."""
+    return bool(config.option.keyword) or any("::" in arg for arg in config.args)
 
 
 def hide(config, packages: list[str]) -> None:
@@ -97,7 +101,7 @@ def pytest_configure_node(node):
 @pytest.hookimpl(trylast=True)  # of the cases that markers and -k have left
 def pytest_collection_modifyitems(config, items):
     measure, slow = config.getoption("--measure"), set(SLOW.read_text().split())
-    if not measure and not config.getoption("--all"):
+    if not measure and not config.getoption("--all") and not picked(config):
         same = config.workerinput["same"] if hasattr(config, "workerinput") else unchanged()
         skip = pytest.mark.skip("nothing that it reaches has changed since it passed (make test-long)")
         for item in items:
