@@ -152,7 +152,9 @@ class Steady:
 
     def pytest_sessionfinish(self):
         known = passed() | {file: state(file) for file, failed in self.failed.items() if not failed}
-        STEADY.write_text("".join(f"{file} {of}\n" for file, of in sorted(known.items()) if of))
+        STEADY.write_text(
+            "".join(f"{file} {of}\n" for file, of in sorted(known.items()) if (TESTS.parent / file).is_file())
+        )
 
 
 class Stopwatch:
