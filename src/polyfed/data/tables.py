@@ -137,19 +137,7 @@ class Table:
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
-        for key in (
-            "drop",
-            "numbers",
-            "categories",
-            "target",
-            "time",
-            "event",
-            "weights",
-            "group",
-            "limits",
-            "text",
-            "image",
-        ):
+        for key in NAMING:
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
                 if name not in found:
