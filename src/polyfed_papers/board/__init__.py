@@ -39,7 +39,6 @@ APART = {
     "gpgd": "a step of FedSLR alone, its paper's yardstick",
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
-    "fedrc": "on board/clusters alone: it came after the others' records",
 }
 
 # the second setting that is tuned, and where the search begins; the first is the step size
