@@ -68,14 +68,19 @@ def dropped(func: Callable[..., Any], key: Key, count: int, *args: Any, **kwargs
 
     func: one of `DROPOUTS`, called with these arguments
     """
-    input, p, training, inplace = _arguments(*args, **kwargs)
-    dims = DROPOUTS[func]
-    if not training or not 0 < p <= 1 or dims not in (0, input.dim()):
+    if not drops(func, *args, **kwargs):
         return None
+    (input, p, _, inplace), dims = _arguments(*args, **kwargs), DROPOUTS[func]
     shape = input.shape[:2] if dims else input.shape
     mask = kept(key, count, prod(shape), p, input.device).to(input.dtype)
     mask = (mask / (1 - p) if p < 1 else mask).view(*shape, *[1] * (input.dim() - len(shape)))
     return input.mul_(mask) if inplace else input * mask
+
+
+def drops(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """True where `dropped` has masks for this call."""
+    input, p, training, _ = _arguments(*args, **kwargs)
+    return training and 0 < p <= 1 and DROPOUTS[func] in (0, input.dim())
 
 
 def _arguments(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Any, ...]:

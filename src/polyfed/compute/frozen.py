@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.typed import plain
 from polyfed.compute.batches import Batches
 from polyfed.compute.task import Task, model_input, trainable
 
@@ -47,7 +48,8 @@ def cut(task: Task, only: Tensor) -> int | None:
     """
     if type(task.model) is not nn.Sequential or (task.stacked is None and task.random):
         return None
-    trained = [bool(v.any()) for v in only.split_with_sizes(task.layout.sizes, -1)]
+    # read back at once: an accelerator is waited for
+    trained: list[bool] = plain(torch.stack([v.any() for v in only.split_with_sizes(task.layout.sizes, -1)]))
     place = {id(q): k for k, q in enumerate(trainable(task.model))}
     mine = [[place[id(q)] for q in trainable(module)] for module in _sequence(task.model)]
     for k, entries in enumerate(mine):

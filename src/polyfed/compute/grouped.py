@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.base.errors import ModelError
 from polyfed.compute.batches import on_device
-from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
+from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops, halves
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Entering
 
@@ -148,11 +148,14 @@ class Drawn(TorchFunctionMode):
         x = args[0] if args else kwargs["input"]
         if len(x) % self._s:
             raise ModelError(f"dropout of {list(x.shape)}, which does not begin with the samples")
-        rest, assured = args[1:], self._keys
-        assert assured is not None
-        parts = [
-            dropped(func, Key(low, high), self._count, part, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
-            for part, low, high in zip(x.unflatten(0, (self._s, -1)), *assured.unbind(), strict=True)
-        ]
-        some = [part for part in parts if part is not None]
-        return torch.cat(some) if len(some) == self._s else None
+        keys, parts = self._keys, x.unflatten(0, (self._s, -1))
+        rest, named = args[1:], {k: v for k, v in kwargs.items() if k != "input"}
+        if keys is None or not drops(func, parts[0], *rest, **named):
+            return None
+
+        def one(part: Tensor, low: Tensor, high: Tensor) -> Tensor:
+            made = dropped(func, Key(low, high), self._count, part, *rest, **named)
+            assert made is not None
+            return made
+
+        return torch.func.vmap(one)(parts, *keys.unbind()).flatten(0, 1)

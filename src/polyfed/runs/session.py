@@ -11,6 +11,7 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.errors import Diverged, RunError
+from polyfed.base.typed import plain
 from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
@@ -205,5 +206,5 @@ def grouping(run: Result) -> dict[str, Any]:
     if found is None:
         return {} if error is None else {"aggregation_error": float(error)}
     before = next((r.assigned for r in reversed(run.records) if r.assigned is not None), None)
-    labels = np.asarray(found).tolist()
+    labels: list[int] = plain(torch.as_tensor(found))
     return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})

@@ -1,0 +1,87 @@
+"""Every method on a device of its own (`elsewhere.py`): the processor's models, and local training that waits for
+nothing. A method whose server or clients put a tensor in the wrong place fails here, without an accelerator."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from elsewhere import DEVICE, Elsewhere, There
+from instances import METHODS, train
+from small import Wrapped
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.worker import Worker
+from polyfed.runs import trainer
+
+PLAIN = [name for name in METHODS if "(" not in name]
+LOOK = {  # what local training of a method reads back, some times a solve and never at a step
+    "fedala": "when its weights have settled", "fedbabu": "which layers are trained", "fedcet": "its smoothness",
+    "fedem": "which weights are there", "fedex-lora": "which layers are trained", "fedpac": "which layers are trained",
+    "fedrc": "which weights are there", "fedrep": "which layers are trained", "fedsoft": "which weights are there",
+    "fedspa": "which weights are there", "ffa-lora": "which layers are trained", "flexlora": "which layers are trained",
+    "flora": "which layers are trained", "lpgd": "a rank", "pacfl": "which classes are there",
+    "recalibrated": "when Newton's steps have settled", "rolora": "which layers are trained",
+}  # fmt: skip
+M = 5
+READ = {"fedavg": 1, "scaffold": 3, "ditto": 2, "fedacs": M * M + 3, "fpfc": 8}  # numbers that a round reads back
+SHORT = {"rounds": 2, "local_epochs": 1, "fraction": 0.5, "dtype": torch.float64, "evaluate_every": 1}
+
+
+@contextmanager
+def elsewhere(monkeypatch):
+    """Inside, `device="cuda"` is the device that is none. Yields it, and the waits inside local training."""
+    inside, own = [], Worker._chunk
+
+    def chunk(self, *args, **kwargs):
+        before = len(device.waits)
+        made = own(self, *args, **kwargs)
+        inside.extend(device.waits[before:])
+        return made
+
+    with monkeypatch.context() as patch, Elsewhere() as device:
+        patch.setattr(trainer, "pick_device", lambda name: DEVICE)
+        patch.setattr(Worker, "_chunk", chunk)
+        yield device, inside
+
+
+def held(t: torch.Tensor) -> torch.Tensor:
+    return t.held if isinstance(t, There) else t
+
+
+@pytest.mark.steady
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "cnn") for name in PLAIN), *((name, None) for name in READ)], ids=lambda x: x or "chain"
+)
+def test_a_run_on_a_device_is_the_processors_and_training_waits_for_nothing(name, kind, monkeypatch):
+    method = METHODS[name]
+    expected = train(method, kind=kind, device="cpu", **SHORT)
+    with elsewhere(monkeypatch) as (_, inside):
+        found = train(method, kind=kind, device="cuda", **SHORT)
+        assert found.trained.task.batched
+        models = held(found.personal)
+    torch.testing.assert_close(models, expected.personal, rtol=0, atol=1e-9)
+    for key, values in expected.final["test"].items():
+        torch.testing.assert_close(torch.as_tensor(found.final["test"][key]), torch.as_tensor(values), equal_nan=True)
+    assert not inside or name in LOOK, f"{name}: local training waits, at {inside[0]}"
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_round_moves_the_places_of_its_samples_and_nothing_of_the_model(name, monkeypatch):
+    """Of m clients with k steps of b samples: 8 k b m bytes to the device for every local solve, and some numbers for
+    every client; the models and the samples stay where they are, whatever their size."""
+    m, solves, (k, b) = M, 2 if name == "ditto" else 1, (3, 4)
+    fed = pf.Federation.from_arrays([(torch.randn(k * b, 6), torch.arange(k * b) % 3)] * m, test_fraction=0.0)
+    moved = []
+    for width in (4, 400):
+        model = Wrapped(nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)))
+        ends = []
+        for rounds in (2, 3):
+            with elsewhere(monkeypatch) as (device, _):
+                pf.fit(model, fed, METHODS[name], rounds=rounds, batch_size=b, evaluate_every=0, device="cuda")
+            ends.append((device.to, device.back, len(device.waits)))
+        moved.append([b - a for a, b in zip(*ends, strict=True)])
+    assert moved[0] == moved[1]
+    to, back, _ = moved[0]
+    assert 8 * k * b * m * solves <= to <= 8 * k * b * m * solves + 80 * m
+    assert back <= 8 * (2 * m + READ[name])
