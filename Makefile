@@ -5,7 +5,7 @@ RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
 .PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate torture torture-network fuzz \
-    wheel bench docs docs-release clean
+    wheel bench bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -61,6 +61,9 @@ wheel: .venv/ready   ## a wheel with the compiled kernel for this platform, in d
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
+
+bench-gpu: .venv/ready-dev   ## on a machine with a GPU, under 40 minutes, into build/gpu.md: DRY=1 tries it on the processor; PFL=FOLDER
+	$(BIN)/python benchmarks/gpu.py $(if $(DRY),--dry) $(if $(PFL),--pfl $(PFL))
 
 docs: .venv/ready-docs   ## the documentation site, in build/site
 	$(BIN)/mkdocs build
