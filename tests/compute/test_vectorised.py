@@ -16,6 +16,7 @@ from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
 from polyfed.compute.dropout import Key, halves, kept
 from polyfed.compute.layout import Layout
+from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
 from polyfed.compute.trial import Keyed
@@ -280,7 +281,7 @@ def _kept(task: Task, samples: int) -> int:
     w = task.w0[None].clone().requires_grad_()
     x = torch.zeros(1, samples, 36, dtype=torch.float64)
     module = task.model.train()
-    return vectorised.saved_bytes(lambda: vectorised.stacked_outputs(module, task.layout, w, x).sum(), (w, x))
+    return saved_bytes(lambda: vectorised.stacked_outputs(module, task.layout, w, x).sum(), (w, x))
 
 
 @pytest.mark.parametrize("samples", [1, 3, 9, 1000])

@@ -14,10 +14,10 @@ from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import row_norms, seeded
 from polyfed.compute.batches import Batch
 from polyfed.compute.losses import column
+from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task, model_input
 from polyfed.compute.trial import reason, train_twice
-from polyfed.compute.vectorised import saved_bytes
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import fitting
 
@@ -89,7 +89,7 @@ def _sample_bytes(task: Task, x: Tensor) -> int:
     def kept(x: Tensor) -> int:
         module, parameters = task.workspace(training=True)
         with seeded(0), torch.enable_grad(), task.precision():
-            return saved_bytes(lambda: module(model_input(x)), parameters)
+            return saved_bytes(lambda: module(model_input(x)), parameters, [*map(module.get_submodule, task.blocks)])
 
     return max(0, kept(torch.cat([x, x])) - kept(x)) // len(x)
 
@@ -97,7 +97,8 @@ def _sample_bytes(task: Task, x: Tensor) -> int:
 def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> None:
     """Settle how many models are computed at once: by vmap, or else grouped, or else not, which is said."""
     why = "it mixes the samples of a batch"
-    for task.grouped in (False, True):
+    ways = (True,) if task.blocks else (False, True)  # a block inside vmap cannot be computed again
+    for task.grouped in ways:
         task.vectorised = True
         try:
             _try_many(task, x, y, weighted)
@@ -131,7 +132,7 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
         drawn = keys[:1] if task.random else None
         with torch.enable_grad(), task.precision():
             made = partial(task.many_pass, module, task.layout, start, some, drawn, None)
-            return saved_bytes(lambda: made()[0], (start, some))
+            return saved_bytes(lambda: made()[0], (start, some), [*map(module.get_submodule, task.blocks)])
 
     task.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
 

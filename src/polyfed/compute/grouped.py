@@ -7,7 +7,8 @@ here, which `check` finds by comparing.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from polyfed.base.errors import ModelError
 from polyfed.compute.batches import on_device
 from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops, halves
 from polyfed.compute.layout import Layout
+from polyfed.compute.recompute import kept_short
 from polyfed.compute.terms import Entering
 
 Own = dict[str, Any]  # a layer's trained parameters by name, [s, ...]
@@ -27,10 +29,17 @@ Form = Callable[[Any, Own, int, Tensor], Tensor]  # of a layer, its trained para
 
 
 def grouped_pass(
-    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, seen: Entering | None
+    module: nn.Module,
+    layout: Layout,
+    w: Tensor,
+    x: Tensor,
+    keys: np.ndarray | None,
+    seen: Entering | None,
+    blocks: Sequence[str] = (),
 ) -> tuple[Tensor, ...]:
     """Every model's outputs on its own samples, as `vectorised.stacked_pass`: [s, p], [s, b, ...] -> [s, b, ...].
 
+    blocks: names of those that are computed again in the backward pass
     Raises ModelError for a layer that has no form.
     """
     s, owned = len(w), dict[str, Own]()
@@ -38,10 +47,21 @@ def grouped_pass(
         layer, _, name = e.name.rpartition(".")
         owned.setdefault(layer, {})[name] = view
     drawn = None if keys is None else on_device(halves(keys), w.device)
-    with _forms(module, owned, s), Drawn(s, drawn), seen or nullcontext():
+
+    def again() -> Callable[[], AbstractContextManager[None]]:
+        return partial(_inside, module, owned, s, drawn, draws.count)
+
+    with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), seen or nullcontext():
         output: Tensor = module(x.flatten(0, 1))
         found = [output] if seen is None else [output, seen.entered()]
     return tuple(t.view(s, -1, *t.shape[1:]) for t in found)
+
+
+@contextmanager
+def _inside(module: nn.Module, owned: dict[str, Own], s: int, keys: Tensor | None, count: int) -> Generator[None]:
+    """What a pass is inside of, from its dropout `count` on."""
+    with _forms(module, owned, s), Drawn(s, keys, count):
+        yield
 
 
 @contextmanager
@@ -125,11 +145,14 @@ FORMS: dict[Any, Form] = {  # LoRA by its name: it is built from models, which l
 
 
 class Drawn(TorchFunctionMode):
-    """Inside, dropouts have each group's own keyed masks. keys: [2, s] int32; None: nothing may be drawn."""
+    """Inside, dropouts have each group's own keyed masks. keys: [2, s] int32; None: nothing may be drawn.
 
-    def __init__(self, s: int, keys: Tensor | None):
+    count: of dropouts so far
+    """
+
+    def __init__(self, s: int, keys: Tensor | None, count: int = 0):
         super().__init__()
-        self._s, self._keys, self._count = s, keys, 0
+        self._s, self._keys, self.count = s, keys, count
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -140,7 +163,7 @@ class Drawn(TorchFunctionMode):
         if self._keys is not None and func in DROPOUTS:
             made = self._dropped(func, args, kwargs)
             if made is not None:
-                self._count += 1
+                self.count += 1
                 return made
         return func(*args, **kwargs)
 
@@ -154,7 +177,7 @@ class Drawn(TorchFunctionMode):
             return None
 
         def one(part: Tensor, low: Tensor, high: Tensor) -> Tensor:
-            made = dropped(func, Key(low, high), self._count, part, *rest, **named)
+            made = dropped(func, Key(low, high), self.count, part, *rest, **named)
             assert made is not None
             return made
 

@@ -28,6 +28,7 @@ from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
 from polyfed.compute.narrow import placed
 from polyfed.compute.optimizers import Optimizer
+from polyfed.compute.recompute import Again, blocks, kept_short
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
 from polyfed.compute.terms import Also, Entering, members
@@ -76,6 +77,9 @@ class Task:
     class_weights : sequence of float or None
         One number per class, which multiplies the loss of its samples; the mean over a batch divides by the number of
         its samples. For "cross-entropy" only.
+    recompute : bool
+        Activation checkpointing: the model's blocks keep what goes into them and are computed again in the backward
+        pass, with the same gradients. Blocks are the entries of lists of at least two modules of one class.
 
     Raises
     ------
@@ -83,7 +87,7 @@ class Task:
         The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen (its
         statistics mix samples and are no part of the vector). `check` finds the rest by trying.
     ConfigError
-        The loss is unknown, or bf16 is asked for with other weights than float32.
+        The loss is unknown, bf16 is asked for with other weights than float32, or recompute of a model without blocks.
     """
 
     @checked
@@ -100,6 +104,7 @@ class Task:
         tf32: bool = False,
         metrics: Sequence[Metric] | None = None,
         class_weights: Sequence[float] | None = None,
+        recompute: bool = False,
     ):
         self._still = still(model)
         try:
@@ -131,6 +136,12 @@ class Task:
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
+        self.blocks = blocks(self.model) if recompute else []
+        if recompute and not self.blocks:
+            raise ConfigError(
+                f"recompute: found no blocks in {type(model).__name__}, expected a list of at least two modules of one "
+                "class, such as a transformer's layers"
+            )
         self.grouped = False  # by one pass of what is frozen, as `check` finds where the other way fails
         self.sample_bytes = 0  # of memory that a sample keeps in a step through the module, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
@@ -246,7 +257,7 @@ class Task:
             tf32=self.tf32, class_weights=plain(self.class_weights),
         ).adopt(self.found)  # fmt: skip
         part.asked, part.scores, part.settled = self.asked, self.scores, self.settled
-        part.grouped = self.grouped
+        part.grouped, part.blocks = self.grouped, blocks(part.model) if self.blocks else []
         part.vectorised, part.sample_bytes = self.vectorised and part.stacked is None, self.sample_bytes
         return part
 
@@ -480,12 +491,17 @@ class Task:
         """
         module, parameters = self.workspace(training=True, second=also is not None)  # which may evaluate models
         keys = self._keys(batch)
+
+        def again(draws: object, key: int) -> Again:
+            return lambda: partial(self._drawing, key, draws.count if isinstance(draws, Keyed) else 0)
+
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             if b == 0:
                 continue
             views = self.point(parameters, w[i])
-            with torch.enable_grad(), self._drawing(0 if keys is None else int(keys[i])):
+            key = 0 if keys is None else int(keys[i])
+            with torch.enable_grad(), self._drawing(key) as draws, kept_short(module, self.blocks, again(draws, key)):
                 with self.precision(), nullcontext() if also is None else Entering(module) as seen:
                     output = module(model_input(batch.x[i, :b]))
                 loss = self.criterion.mean(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
@@ -540,7 +556,7 @@ class Task:
     @property
     def many_pass(self) -> Callable[..., tuple[Tensor, ...]]:
         """What computes many models on their own samples at once."""
-        return grouped_pass if self.grouped else stacked_pass
+        return partial(grouped_pass, blocks=self.blocks) if self.grouped else stacked_pass
 
     def _keys(self, batch: Batch) -> np.ndarray | None:
         """[s] uint64, of what the model draws in this step."""
@@ -693,8 +709,8 @@ class Task:
             q.data = view
         return views
 
-    def _drawing(self, key: int) -> AbstractContextManager[object]:
-        return Keyed(key, self.device) if self.random else nullcontext()
+    def _drawing(self, key: int, count: int = 0) -> AbstractContextManager[object]:
+        return Keyed(key, self.device, count) if self.random else nullcontext()
 
     def precision(self) -> AbstractContextManager[object]:
         """Inside, products and convolutions are in bfloat16 where `bf16` asks for it.

@@ -30,16 +30,16 @@ class Keyed(TorchDispatchMode):
     Dropout has masks of its own (`dropout.py`). Worker threads share torch's generators, so each other random operation
     seeds them, draws, and puts them back as they were, under a lock. Operations that are given a generator of their own
     are left alone.
-    device: of a tensor     drew: whether any number was drawn
+    device: of a tensor     count: k of the next one     drew: whether any number was drawn
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or the first operation of a program loads torch's compiler, which is slow
         return False
 
-    def __init__(self, key: int, device: torch.device):
+    def __init__(self, key: int, device: torch.device, count: int = 0):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.key, self.count, self.drew = key, 0, False
+        self.key, self.count, self.drew = key, count, False
         self._dropout = _Dropout(self)
         self.generators = [torch.default_generator]
         if device.type == "cuda":

@@ -48,22 +48,6 @@ def stacked_pass(
     return torch.func.vmap(forward)(layout.views(w), x, *drawn)
 
 
-def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
-    """Bytes that `make` keeps for a backward pass of its result. besides: what is there anyway."""
-    known = {t.untyped_storage().data_ptr() for t in besides}
-    kept = dict[int, int]()
-
-    def pack(t: Tensor) -> Tensor:
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = make()  # kept until the bytes are counted, or their places would be used again
-        found = sum(size for at, size in kept.items() if at not in known)
-    del result
-    return found
-
-
 class Many(TorchFunctionMode):
     """Inside a vmapped forward pass. key: of this pass, one for each client; None: nothing is dropped."""
 

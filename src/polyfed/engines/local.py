@@ -238,7 +238,7 @@ class Memory(NamedTuple):
         if self.more > have:
             raise RunError(
                 f"{what} does not fit: {self.words()}, {_size(have)} are free; fewer clients per round, a smaller "
-                "batch-size, fewer workers or a smaller model is needed"
+                "batch-size, recompute, fewer workers or a smaller model is needed"
             )
 
 

@@ -144,6 +144,11 @@ class Training(Table):
         doc="bf16: products and convolutions of local training in bfloat16, the weights in float32; for convolutional "
         "networks. tf32: on a CUDA device, their factors rounded to 10 bits.",
     )
+    recompute: bool = setting(
+        False,
+        doc="Activation checkpointing: blocks of the model, such as a transformer's layers, keep only their inputs and "
+        "are computed again in the backward pass. Less memory, a third more time, the same numbers.",
+    )
     evaluate_every: int | None = setting(
         None,
         ge=0,
@@ -292,6 +297,7 @@ class Training(Table):
         return Task(
             model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype,
             bf16=self.precision == "bf16", tf32=self.precision == "tf32", metrics=judges, class_weights=class_weights,
+            recompute=self.recompute,
         )  # fmt: skip
 
     def dump(self) -> dict[str, Any]:

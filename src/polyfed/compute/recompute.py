@@ -1,0 +1,153 @@
+"""Activation checkpointing: a block keeps what goes into it, and is computed again where the backward pass needs more.
+Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
+
+The second time a block draws what it drew the first time: whoever runs the model says how (`again`), so that gradients
+are the same.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from polyfed.base.errors import ModelError
+from polyfed.base.typed import named_modules
+
+Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block's call -> what to compute it again in
+
+
+def blocks(model: nn.Module) -> list[str]:
+    """Names of the blocks of a model: the entries of its outermost lists of at least two modules of one class, made of
+    layers, such as a transformer's layers or a residual network's blocks."""
+    found: list[str] = []
+    for name, module in named_modules(model):
+        inside = dict(module.named_children()) if isinstance(module, nn.ModuleList | nn.Sequential) else {}
+        classes = [type(m) for m in inside.values() if any(True for _ in m.children())]
+        if any(name.startswith(f"{outer}.") for outer in found):
+            continue
+        found += [
+            f"{name}.{child}" if name else child
+            for child, m in inside.items()
+            if classes.count(type(m)) > 1 and not isinstance(m, nn.ModuleList | nn.Sequential)
+        ]
+    return found
+
+
+@contextmanager
+def kept_short(module: nn.Module, names: Sequence[str], again: Again) -> Generator[None]:
+    """Inside, the blocks of these names keep what goes into them, and nothing else, for a backward pass.
+
+    module: whose blocks they are     again: called where a block begins: makes what its second pass is inside of
+    """
+    if not names or not torch.is_grad_enabled():
+        yield
+        return
+    changed: list[nn.Module] = []
+    try:
+        for name in names:
+            block = module.get_submodule(name)
+            block.forward = partial(_short, name, block.forward, again)
+            changed.append(block)
+        yield
+    finally:
+        for block in changed:
+            del block.__dict__["forward"]
+
+
+def _short(name: str, forward: Callable[..., Any], again: Again, *args: Any, **kwargs: Any) -> Any:
+    call = _Call(name, forward, again(), args, kwargs)
+    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+        return forward(*args, **kwargs)
+
+
+class _Call:
+    """One call of a block. What it would have kept has numbers, in the order in which it is made."""
+
+    def __init__(self, name: str, forward: Callable[..., Any], inside: Callable[[], Any], args: Any, kwargs: Any):
+        self._name, self._forward, self._inside, self._given = name, forward, inside, (args, kwargs)
+        self._versions = [t._version for t in _tensors(self._given)]
+        self._cast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in {t.device.type for t in _tensors(self._given)}
+        ]
+        self._count, self._made = 0, dict[int, Tensor]()
+
+    def pack(self, t: Tensor) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def unpack(self, k: int) -> Tensor:
+        if k not in self._made:
+            self._repeat()
+        return self._made.pop(k)  # each is asked for once in a backward pass
+
+    def _repeat(self) -> None:
+        if self._versions != [t._version for t in _tensors(self._given)]:
+            raise ModelError(f"recompute: layer {self._name!r} writes into its input, so it cannot be computed again")
+        args, kwargs = tree_map(_alike, self._given)
+        made: list[Tensor] = []
+
+        def pack(t: Tensor) -> int:
+            made.append(t.detach())
+            return 0
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda _: made[0])
+        with ExitStack() as stack:
+            for context in (
+                torch.enable_grad(),
+                self._inside(),
+                *(torch.autocast(*cast) for cast in self._cast),
+                hooks,
+            ):
+                stack.enter_context(context)
+            self._forward(*args, **kwargs)
+        if len(made) != self._count:
+            raise ModelError(f"recompute: layer {self._name!r} does not do the same when it is computed again")
+        self._made = dict(enumerate(made))
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+
+
+def _alike(t: Any) -> Any:
+    return t.detach().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
+
+
+def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: Sequence[nn.Module] = ()) -> int:
+    """Bytes that are kept for a backward pass of what `make` makes, at their peak.
+
+    besides: what is there anyway     blocks: which are computed again: of each what goes in, and of one all the rest
+    """
+    known = {t.untyped_storage().data_ptr() for t in besides}
+    kept = [dict[int, int]() for _ in range(1 + len(blocks))]
+    entering, where = dict[int, Tensor](), [0]  # which would else be gone, and their places used again
+
+    def pack(t: Tensor) -> Tensor:
+        kept[where[-1]][t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    def enter(k: int, _: nn.Module, args: Any, kwargs: Any) -> None:
+        where.append(k)
+        entering.update({t.untyped_storage().data_ptr(): t for t in _tensors((args, kwargs))})
+
+    def leave(_: nn.Module, given: Any, made: Any) -> None:
+        where.pop()
+
+    hooks = [m.register_forward_pre_hook(partial(enter, k), with_kwargs=True) for k, m in enumerate(blocks, 1)]
+    hooks += [m.register_forward_hook(leave) for m in blocks]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            result = make()  # kept until the bytes are counted, or their places would be used again
+    finally:
+        for hook in hooks:
+            hook.remove()
+    once = kept[0] | {at: t.untyped_storage().nbytes() for at, t in entering.items()}
+    inside = [sum(n for at, n in own.items() if at not in known and at not in once) for own in kept[1:]]
+    found = sum(n for at, n in once.items() if at not in known) + max(inside, default=0)
+    del result
+    return found
