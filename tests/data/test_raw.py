@@ -30,19 +30,6 @@ class Words(torch.nn.Module):
 """
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    """A tokenizer.json that knows a few words and pads, which is not what it is asked for."""
-    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: k + 2 for k, word in enumerate(WORDS)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.enable_padding(length=9)
-    place = tmp_path_factory.mktemp("words")
-    made.save(str(place / "tokenizer.json"))
-    return place / "tokenizer.json"
-
-
 def frame(n, seed):
     rng = np.random.default_rng(seed)
     notes = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(n)]

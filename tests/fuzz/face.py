@@ -124,6 +124,7 @@ class Face:
             "Federation.from_datasets.train": [[*zip(*pair, strict=True)] for pair in PAIRS],
             "Predictor.predict.rows": tables_frame, "Result.evaluate.models": run.personal, "Run.of.result": run,
             "fit.settings": TRAIN,
+            "texts": {"a": ["x y", "y"], "b": ["y"]}, "tokenizer": lambda texts: [[1, 2] for _ in texts],
             "compare.settings": TRAIN, "window_for.settings": {"iterations": 3},
             "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
             "Metric.computed.seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])),

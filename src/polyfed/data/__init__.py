@@ -26,6 +26,7 @@ from polyfed.data.partition import (
 )
 from polyfed.data.synthetic import diagonal_quadratics, fedcet_quadratics, fpfc, heterogeneous_quadratics, least_squares
 from polyfed.data.tables import from_frames
+from polyfed.data.texts import from_texts
 
 __all__ = [
     "IID",
@@ -51,6 +52,7 @@ __all__ = [
     "fetch",
     "fpfc",
     "from_frames",
+    "from_texts",
     "heterogeneous_quadratics",
     "least_squares",
     "load",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -306,9 +307,13 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
 
 
 def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
-    """The rows of a DataFrame, as they would be read from a file. client: as in `Sheet`"""
+    """The rows of a DataFrame, or of a data set of the library datasets, as they would be read from a file.
+
+    client: as in `Sheet`
+    """
     import pandas as pd  # here, because it is slow to import
 
+    frame = _in_pandas(frame)
     if not isinstance(frame, pd.DataFrame):
         raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
     names = [str(c) for c in frame.columns]
@@ -316,6 +321,19 @@ def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
         raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
     return Sheet(where, list(range(2, len(frame) + 2)), text, client=client)
+
+
+def _in_pandas(data: Any) -> Any:
+    """A data set that has `to_pandas` and `features`, whose classes have names, as a DataFrame; else itself."""
+    features = getattr(data, "features", None)
+    if not (is_mapping(features) and callable(getattr(data, "to_pandas", None))):
+        return data
+    frame = data.to_pandas()
+    for name, feature in features.items():
+        labels = getattr(feature, "names", None)
+        if labels is not None:  # positions among them; a row without a label has -1
+            frame[name] = [labels[k] if k >= 0 else None for k in frame[name]]
+    return frame
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,7 @@
 """Columns that go in alone: texts, as token ids and a mask that says which of them are there; and files of images."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -103,6 +103,12 @@ def raw_of(columns: Columns) -> Text | Images | None:
         return None
     path = Path(columns.tokenizer).expanduser().resolve()
     return Text(columns.text, columns.length, str(path), _read(path)[1])
+
+
+def encoder(tokenizer: str | Path) -> Callable[[Sequence[str]], list[list[int]]]:
+    """(texts) -> the ids of each, by a tokenizer.json. Raises DataError where it cannot be read."""
+    found = _read(Path(tokenizer).expanduser().resolve())[0]
+    return lambda texts: [encoded.ids for encoded in found.encode_batch_fast([*texts])]
 
 
 def _image(path: Path, size: int) -> Array:

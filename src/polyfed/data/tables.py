@@ -75,7 +75,8 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     Parameters
     ----------
     frames : mapping
-        A name and its DataFrame for each client: numbers, texts and gaps, columns matched by name.
+        A name and its DataFrame for each client, or its data set of the library datasets: numbers, texts and gaps,
+        columns matched by name.
     target : str or None
         The column to predict; None: the last one of the first frame.
     task : str

@@ -1,0 +1,137 @@
+"""Texts as a language model takes them: rows of token ids, each asked for the next token.
+
+Packed, the texts of a client follow each other and are cut into rows that are full, so that no step is spent on
+padding; otherwise every text is a row, cut or padded to the same length.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.base.arguments import answer, checked
+from polyfed.base.errors import DataError, closest
+from polyfed.data.csv_files import sheet_of
+from polyfed.data.federation import Federation, names_of
+from polyfed.data.prepare import TEST, VALIDATION, check_fraction, held_out, keyed
+from polyfed.data.raw import encoder
+
+Array = np.ndarray
+Ids = Sequence[Sequence[int]]
+IGNORED = -100  # as the loss `tokens` has it
+
+
+@checked
+def from_texts(
+    texts: Mapping[str, Any],
+    tokenizer: str | Path | Callable[[list[str]], Ids],
+    *,
+    length: int = 128,
+    column: str = "text",
+    pack: bool = False,
+    end: int | None = None,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+) -> Federation:
+    """A federation for a causal language model: the targets of a row of tokens are the tokens that follow.
+
+    For the loss "tokens" and the metric "perplexity". A target is -100, which both ignore, where no token follows: at
+    the end of a text, and in padding.
+
+    Parameters
+    ----------
+    texts : mapping
+        A name for each client, and its texts: a list, or a DataFrame or a data set of the library datasets, of which
+        one column is taken.
+    tokenizer : str, Path or callable
+        A tokenizer.json, or (texts) -> the ids of each.
+    length : int
+        Tokens of a row, T.
+    column : str
+        The column of texts, of tables.
+    pack : bool
+        The texts of a client follow each other, in their order, each closed by `end`, and are cut into rows. A row's
+        attention then reaches over the texts in it; no token is asked for across their border. Texts are held out
+        before they are packed.
+    end : int or None
+        Id of the token that closes a text; it is asked for. Packing needs one, and other rows may have it.
+    test_fraction, validation_fraction : float
+        Share of each client's texts that is held out, keyed by (seed, client name), as in `Federation.from_arrays`.
+    seed : int
+        Seed of what is held out.
+
+    Returns
+    -------
+    Federation
+        x: [N, 2, T] int64 ids and mask, 1 for tokens and 0 for padding; y: [N, T] float32 ids, or -100.
+
+    Raises
+    ------
+    DataError
+        In one line, naming the client: no texts, something else than texts, or a text of no token.
+    """
+    if length < 2:
+        raise DataError(f"length: found {length}, expected at least 2 tokens")
+    if pack and end is None:
+        raise DataError("end: found none, expected the id of the token that closes a text, for pack=True")
+    for what, share in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
+        check_fraction(share, what)
+    who = names_of([*texts], len(texts))
+    if not who:
+        raise DataError("texts: found none, expected some for each client")
+    encode = encoder(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    parts: list[list[tuple[Array, Array] | None]] = [[], [], []]
+    for name, given in zip(who, texts.values(), strict=True):
+        where = f"client {name!r}"
+        coded = _coded(_texts(given, column, where), encode, end, where)
+        kept, test = held_out(len(coded), test_fraction, keyed(seed, TEST, name))
+        less, validation = held_out(len(kept), validation_fraction, keyed(seed, VALIDATION, name))
+        for part, rows in zip(parts, (kept[less], test, kept[validation]), strict=True):
+            part.append(_rows([coded[k] for k in rows], length, pack) if len(rows) else None)
+    train = [pair for pair in parts[0] if pair is not None]
+    meta = {"length": length, "packed": pack}
+    return Federation.from_arrays(train, parts[1], parts[2], who, meta=meta, task="regression", integer_inputs=True)
+
+
+def _texts(given: Any, column: str, where: str) -> list[str]:
+    if isinstance(given, list | tuple):
+        found: list[Any] = [*given]  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        columns = sheet_of(given, where).columns
+        if column not in columns:
+            raise DataError(f"{where}: no column {column!r}{closest(column, columns)}; it has {', '.join(columns)}")
+        found = [*columns[column]]
+    odd = next((t for t in found if not isinstance(t, str)), None)
+    if odd is not None or not found:
+        what = "no texts" if odd is None else f"a {type(odd).__name__}"
+        raise DataError(f"{where}: found {what}, expected texts")
+    return found
+
+
+def _coded(texts: list[str], encode: Callable[[list[str]], Ids], end: int | None, where: str) -> list[Array]:
+    """The ids of each text, closed."""
+    made = answer("tokenizer", encode, texts)
+    found = [np.asarray(ids, dtype=np.int64).reshape(-1) for ids in made]
+    if len(found) != len(texts):
+        raise DataError(f"tokenizer: found ids of {len(found)} texts, expected {len(texts)}")
+    empty = next((k for k, ids in enumerate(found) if not len(ids)), None)
+    if empty is not None:
+        raise DataError(f"{where}: text {empty + 1} has no token")
+    return found if end is None else [np.append(ids, end) for ids in found]
+
+
+def _rows(texts: list[Array], length: int, pack: bool) -> tuple[Array, Array]:
+    """Ids and mask [N, 2, length], and what follows each token [N, length]."""
+    follows = [np.append(ids[1:], IGNORED) for ids in texts]
+    if pack:
+        stream = np.concatenate(texts), np.concatenate(follows)
+        pieces = [tuple(t[k : k + length] for t in stream) for k in range(0, len(stream[0]), length)]
+    else:
+        pieces = [(ids[:length], after[:length]) for ids, after in zip(texts, follows, strict=True)]
+    x = np.zeros((len(pieces), 2, length), dtype=np.int64)
+    y = np.full((len(pieces), length), IGNORED, dtype=np.float32)
+    for row, target, (ids, after) in zip(x, y, pieces, strict=True):
+        row[0, : len(ids)], row[1, : len(ids)], target[: len(ids)] = ids, 1, after
+    return x, y
