@@ -103,6 +103,19 @@ def test_what_holds_no_texts_is_refused_in_a_line(texts, given, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        (lambda texts: None, "tokenizer: made a NoneType, expected a list of ids for each text"),
+        (lambda texts: [["a"]] * len(texts), "tokenizer: made a list, expected a list of ids"),
+        (lambda texts: [[1]], "tokenizer: found ids of 1 texts, expected 3"),
+    ],
+)
+def test_a_function_that_is_no_tokenizer_is_refused(tokenizer, said):
+    with pytest.raises(DataError, match=said):
+        pf.data.from_texts(TEXTS, tokenizer, length=T)
+
+
 def test_a_tokenizer_by_its_file(tokenizer):
     fed = pf.data.from_texts({"a": ["pain fever"], "b": ["none"]}, tokenizer, length=3, test_fraction=0.0)
     assert fed.train.x[:, 0].tolist() == [[2, 3, 0], [4, 0, 0]]

@@ -113,7 +113,10 @@ def _texts(given: Any, column: str, where: str) -> list[str]:
 def _coded(texts: list[str], encode: Callable[[list[str]], Ids], end: int | None, where: str) -> list[Array]:
     """The ids of each text, closed."""
     made = answer("tokenizer", encode, texts)
-    found = [np.asarray(ids, dtype=np.int64).reshape(-1) for ids in made]
+    try:
+        found = [np.asarray(ids, dtype=np.int64).reshape(-1) for ids in made]
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"tokenizer: made a {type(made).__name__}, expected a list of ids for each text") from None
     if len(found) != len(texts):
         raise DataError(f"tokenizer: found ids of {len(found)} texts, expected {len(texts)}")
     empty = next((k for k, ids in enumerate(found) if not len(ids)), None)
