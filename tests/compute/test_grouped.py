@@ -59,7 +59,9 @@ def compared(task, some):
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
-@pytest.mark.parametrize("words", [None, "lora:r=2,targets=query+value", "lora:r=2,train=residual", "norms", "biases"])
+@pytest.mark.parametrize(
+    "words", [None, "lora:r=2,targets=query+value", "lora:r=2,train=residual", "dora:r=2", "norms", "biases"]
+)
 def test_gradients_are_those_of_one_after_another(words, drop):
     torch.manual_seed(0)
     model = Net(drop).double()

@@ -10,7 +10,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.models import adapted, merged
-from polyfed.models.adapters import LoRA
+from polyfed.models.adapters import DoRA, LoRA
 from polyfed.report.words import size as words_size
 
 D, T = 12, 5  # width, tokens
@@ -63,6 +63,7 @@ COUNTS = {
     "lora:r=4,targets=query+value": 4 * 4 * D + HEAD,
     "lora:r=4,targets=query+value,train=factors": 4 * 4 * 2 * D + HEAD,
     "lora:r=3": 8 * 3 * D + HEAD,
+    "dora:r=4,targets=query+value": 4 * (4 * 2 * D + D) + HEAD,
 }
 
 
@@ -148,6 +149,60 @@ def test_ia3_is_its_definition():
     expected = plain.head(x.mean(1))
     torch.testing.assert_close(model(TOKENS), expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(merged(model)(TOKENS), expected, rtol=0, atol=1e-14)
+
+
+def drawn_dora(**options: str) -> nn.Module:
+    words = ",".join(["dora:r=4", "targets=query+value", *(f"{key}={value}" for key, value in options.items())])
+    model, generator = adapted(transformer(), words), torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, DoRA):
+            for q in (layer.A, layer.B, layer.g):
+                q.data += torch.rand(q.shape, generator=generator, dtype=q.dtype)
+    return model
+
+
+def test_dora_is_its_definition():
+    """Equation 5: each row of the weight has the length g and the direction of W + alpha / r B A; the bias stays."""
+    model = drawn_dora(alpha="6")
+    found = {name: m for name, m in model.named_modules() if isinstance(m, DoRA)}
+    assert len(found) == 4
+    x = torch.randn(3, T, D, dtype=torch.float64)
+    for name, layer in found.items():
+        plain = transformer().get_submodule(name)
+        V = plain.weight + 6 / 4 * layer.B @ layer.A
+        expected = layer.g[:, None] * V / V.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(layer.weight, expected, rtol=0, atol=1e-13)
+        torch.testing.assert_close(layer.weight.norm(dim=1), layer.g, rtol=0, atol=1e-13)
+        torch.testing.assert_close(layer(x), x @ expected.T + plain.bias, rtol=0, atol=1e-12)
+    torch.testing.assert_close(merged(model)(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
+
+
+def test_doras_gradient_is_the_losss():
+    """Along every trained number, by differences; at equal rows of zero too, whose lengths have no derivative."""
+    layer = next(m for m in drawn_dora().modules() if isinstance(m, DoRA))
+    x, names = torch.randn(2, D, dtype=torch.float64), ("A", "B", "g")
+
+    def output(*parts: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, parts, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(output, tuple(getattr(layer, n).detach().clone().requires_grad_() for n in names))
+    empty = nn.Linear(3, 2).double()
+    empty.weight.data[0] = 0
+    zero = DoRA(empty.requires_grad_(False), torch.randn(2, 3, dtype=torch.float64), 1.0)
+    assert torch.equal(zero(x[:, :3]), empty(x[:, :3]))
+    grads = torch.autograd.grad(zero(x[:, :3]).sum(), [zero.A, zero.B, zero.g])
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize(
+    "method", [pf.FPFC(), pf.FedACS(), pf.Scaffold(), pf.FedCET(), pf.FlexLoRA()], ids=lambda m: m.name
+)
+def test_methods_that_need_linear_updates_refuse_dora(method):
+    model = adapted(transformer(), "dora:r=2,targets=query")
+    with pytest.raises(ConfigError, match=rf"found dora, as in layer 'blocks.0.query'.* expected .* for {method.name}"):
+        pf.fit(model, FED, method, rounds=1)
+    mean = pf.fit(model, FED, pf.FedAvg(lr=0.1), rounds=1)
+    assert np.isfinite(mean.final["train"]["loss"]).all()
 
 
 def test_the_adapter_as_a_setting_of_fit(tmp_path):
@@ -253,7 +308,7 @@ def test_fpfc_finds_groups_with_permuted_labels(seed, words):
 
 
 REFUSED = {
-    "lorra": "found 'lorra' (did you mean 'lora'?), expected lora, probe, biases, norms, last",
+    "lorra": "found 'lorra' (did you mean 'lora'?), expected lora, dora, probe, biases, norms, last",
     "lora:rank=3": "has no option 'rank'",
     "lora:r=0": "adapter.r: found '0', expected an integer of at least 1",
     "lora:targets=qury": "no linear layer ends in 'qury'",

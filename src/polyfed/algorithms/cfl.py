@@ -59,6 +59,7 @@ class CFL(Clustered):
     """
 
     linear = "its cosines between updates, and so its clusters,"
+    chart = True
 
     lr: float = setting(0.1, source="code", doc="Step size of local SGD.")
     eps1: float = setting(

@@ -85,6 +85,7 @@ class FedACS(Personal):
     """
 
     linear = "its similarities between models"
+    chart = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     quantile: float | None = setting(

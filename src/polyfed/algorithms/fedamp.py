@@ -51,6 +51,7 @@ class Mixed(Personal, abstract=True):
     """Base of FedAMP and HeurFedAMP: the server keeps n models and sends each client its own mixture u_i of them."""
 
     linear = "its distances and cosines between models"
+    chart = True
 
     lr: float
 

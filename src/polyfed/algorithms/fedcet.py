@@ -81,6 +81,7 @@ class FedCET(Personal):
     """
 
     linear = "its linear rate and its exact optimum"
+    chart = True
 
     lr: float | Literal["adaptive", "paper"] = setting(
         "adaptive",

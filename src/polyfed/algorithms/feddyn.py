@@ -23,6 +23,7 @@ class FedDyn(Algorithm):
     """
 
     linear = "its exact optimum"
+    chart = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     alpha: float = setting(

@@ -45,6 +45,7 @@ class FedLin(Algorithm):
     """
 
     linear = "its linear rate and its exact optimum"
+    chart = True
 
     lr: float = setting(
         0.5,

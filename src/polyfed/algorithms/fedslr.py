@@ -70,6 +70,7 @@ class FedSLR(LowRank):
     )
 
     linear = "the singular values that it shrinks, and so its ranks,"
+    chart = True
     p_init: Literal["zeros", "weights"] = setting(
         "zeros",
         source="ours",

@@ -27,6 +27,7 @@ class FedTrack(Algorithm):
     """
 
     linear = "its linear rate and its exact optimum"
+    chart = True
 
     lr: float = setting(0.1, source="ours", doc="Local step size.")
 

@@ -30,6 +30,7 @@ class FeSEM(Clustered):
     """
 
     linear = "its distances between models, and so its clusters,"
+    chart = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(

@@ -23,6 +23,7 @@ class Scaffold(Algorithm):
     """
 
     linear = "its fixed point and its rate"
+    chart = True
 
     lr: float = setting(0.1, source="ours", doc="Local step size.")
     server_lr: float = setting(1.0, ge=0, source="paper", doc="Global step size.")

@@ -124,7 +124,7 @@ def adapters(cls: type[Algorithm]) -> str:
         return f"For adapters of two trained factors alone: --adapter lora:r=8,train={cls.adapter}."
     return (
         f"With the model's own parameters and on a chart (--adapter lora) {cls.linear} are those of the updates "
-        "themselves; with train=factors they are not."
+        "themselves; with train=factors they are not" + (", and dora is refused." if cls.chart else ", nor with dora.")
     )
 
 

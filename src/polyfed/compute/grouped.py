@@ -118,6 +118,15 @@ def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
     return base + layer.scale * update.view(base.shape)
 
 
+def _dora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
+    """As `_lora`, with the rows of every group's weight scaled to their lengths."""
+    A, B, g = own["A"], own["B"], own["g"]
+    update = layer.scale * _times(_times(_by_group(x, s), A, s), B, s)
+    base: Tensor = layer.base(x)
+    scaled: Tensor = layer.scaled(_by_group(base, s), update, (g / layer.lengths(A, B))[:, None])
+    return scaled.view(base.shape)
+
+
 def _layer_norm(layer: nn.LayerNorm, own: Own, s: int, x: Tensor) -> Tensor:
     shape = [*layer.normalized_shape]
     y = F.layer_norm(x, shape, None, None, layer.eps).reshape(s, -1, *shape)
@@ -136,11 +145,12 @@ def _embedding(layer: nn.Embedding, own: Own, s: int, x: Tensor) -> Tensor:
     return y if layer.padding_idx is None else torch.where((x == layer.padding_idx)[..., None], y.detach(), y)
 
 
-FORMS: dict[Any, Form] = {  # LoRA by its name: it is built from models, which lie above
+FORMS: dict[Any, Form] = {  # two by name: they are built from models, which lie above
     nn.Linear: _linear,
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,
     "LoRA": _lora,
+    "DoRA": _dora,
 }
 
 

@@ -52,6 +52,7 @@ class Contender(Configured):
     name: ClassVar[str]
     needs: Needs = Needs()  # no field, as this class is no dataclass
     linear: str = ""  # what it states of models that holds where updates are linear in the vector
+    chart: bool = False  # whether it refuses adapters that are not linear, for the sake of that
     adapter: str = ""  # of a method for LoRA adapters, what their `train` has to be
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

@@ -28,6 +28,7 @@ class Beside(nn.Module):
     """A frozen linear layer with something trained beside it."""
 
     base: nn.Linear
+    linear: bool = True  # whether the weight is linear in what is trained, where A is frozen
 
     @property
     def weight(self) -> Tensor:
@@ -72,6 +73,46 @@ class LoRA(Beside):
         """[m, k] with the update."""
         update = self.B @ self.A
         return self.base.weight + self.scale * (update if self.R is None else update + self.R)
+
+
+class DoRA(Beside):
+    """A linear layer in lengths and directions: its weight has the rows of V = W + scale B A, scaled to lengths g.
+
+    Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), equation 5. The lengths of V are derived too, where
+    the paper's equation 11 takes them for constants: what methods get is the gradient of the loss.
+    base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0     g: [m], which begin at the lengths of W
+    """
+
+    linear = False
+
+    def __init__(self, base: nn.Linear, a: Tensor, scale: float):
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.A = nn.Parameter(a.to(base.weight.device, _wide(base.weight.dtype)))
+        self.B = nn.Parameter(self.A.new_zeros(base.out_features, len(a)))
+        self.g = nn.Parameter(self.lengths(self.A, self.B).detach())
+
+    def lengths(self, A: Tensor, B: Tensor) -> Tensor:
+        """[..., m] lengths of the rows of V, without V. A: [..., r, k]     B: [..., m, r]"""
+        W = self.base.weight.to(A.dtype)
+        cross, own = W @ A.mT, B @ (A @ A.mT)
+        squares = W.square().sum(1) + self.scale * ((2 * cross + self.scale * own) * B).sum(-1)
+        return squares.clamp(min=torch.finfo(A.dtype).tiny).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = self.scale * F.linear(F.linear(x, self.A), self.B)
+        return self.scaled(self.base(x), update, self.g / self.lengths(self.A, self.B))
+
+    def scaled(self, base: Tensor, update: Tensor, by: Tensor) -> Tensor:
+        """The outputs of base and update, whose rows are scaled. At by = 1 they are the base's, to the bit."""
+        plain = base if self.base.bias is None else base - self.base.bias.to(base.dtype)
+        return base + (by - 1) * plain + by * update
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, k] with the update, in the lengths g."""
+        V = self.base.weight + self.scale * (self.B @ self.A)
+        return V * (self.g / self.lengths(self.A, self.B))[:, None]
 
 
 class IA3(Beside):
@@ -156,6 +197,12 @@ KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
         "alpha": _positive,
         "scale": lambda text: text in ("lora", "rs"),
     },
+    "dora": {
+        "r": _count,
+        "targets": bool,
+        "alpha": _positive,
+        "scale": lambda text: text in ("lora", "rs"),
+    },
     "probe": {},
     "biases": {},
     "norms": {},
@@ -177,7 +224,9 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         less, beside the linear layers whose names end so; without targets beside all but the head. They are B A with A
         frozen and orthonormal; with `train=factors` they are scale B A with both trained, scale = alpha / r, or with
         `scale=rs` alpha / sqrt r; `train=residual` puts a matrix beside these, into which FedEx-LoRA and FLoRA merge
-        updates. "ia3:targets=key+value,inputs=output.dense": factors on the outputs of the former and on the inputs of
+        updates. "dora:r=8,targets=query+value": these updates, and the lengths of the weights' rows, which are trained
+        apart from their directions; it is not linear in what is trained, which methods that compare clients refuse.
+        "ia3:targets=key+value,inputs=output.dense": factors on the outputs of the former and on the inputs of
         the latter; without either, on the outputs of all but the head. "biases": all biases (BitFit).
         "norms": weights and biases of normalisation layers. "last:K": the last K layers with weights.
     seed : int
@@ -206,8 +255,8 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         raise ModelError(f"{type(model).__name__} has an adapter; expected the model that it was put into")
     head = owners[-1]
     model.requires_grad_(False)
-    if asked.name == "lora":
-        _add_lora(model, asked.options, head, seed)
+    if asked.name in ("lora", "dora"):
+        _add_lora(model, asked, head, seed)
     if asked.name == "ia3":
         ends = {key: _named(model, asked.options, key, head) for key in ("targets", "inputs")}
         _put(model, {name: IA3(base, key == "inputs") for key, found in ends.items() for name, base in found.items()})
@@ -227,6 +276,11 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
 def is_adapted(model: nn.Module) -> bool:
     """True for a model with updates beside its layers."""
     return any(isinstance(m, Beside) for m in model.modules())
+
+
+def bent(model: nn.Module) -> str | None:
+    """The first layer with an update that is not linear in what is trained, by name, or None."""
+    return next((name for name, m in named_modules(model) if isinstance(m, Beside) and not m.linear), None)
 
 
 def _named(model: nn.Module, options: Mapping[str, str], key: str, head: str) -> dict[str, nn.Linear]:
@@ -251,9 +305,10 @@ def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         setattr(model.get_submodule(where), last, layer)
 
 
-def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
+def _add_lora(model: nn.Module, asked: Adapter, head: str, seed: int) -> None:
     """Put updates beside the linear layers of the model, in place."""
-    train, r = options.get("train", "chart"), int(options.get("r", "8"))
+    options = asked.options
+    train, r = "factors" if asked.name == "dora" else options.get("train", "chart"), int(options.get("r", "8"))
     factors = train != "chart"
     alpha = float(options.get("alpha", r))
     scale = alpha / (math.sqrt(r) if options.get("scale") == "rs" else r) if factors else 1.0
@@ -262,7 +317,8 @@ def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int
     found: dict[str, nn.Module] = {}
     for name, base in _named(model, options, "targets", head).items():
         rank = min(r, base.in_features, base.out_features)
-        found[name] = LoRA(base, _drawn(seed, name, rank, base, factors), scale, train)
+        a = _drawn(seed, name, rank, base, factors)
+        found[name] = DoRA(base, a, scale) if asked.name == "dora" else LoRA(base, a, scale, train)
     _put(model, found)
 
 

@@ -52,7 +52,7 @@ from polyfed.engines.local import (
     memory_of,
     pick_device,
 )
-from polyfed.models.adapters import adapted
+from polyfed.models.adapters import adapted, bent
 from polyfed.privacy.guard import Guard
 from polyfed.privacy.ledger import Ledger
 from polyfed.privacy.noise import new_secret
@@ -380,6 +380,12 @@ def prepare(
         # what the method refuses is said here, before anything is written; a server's state may be larger than memory
         if schedule.late(federation.n):
             refuse_late(algorithm, federation.n)
+        if (algorithm.chart or algorithm.adapter) and (layer := bent(task.model)) is not None:
+            train = f",train={algorithm.adapter}" if algorithm.adapter else ""
+            raise ConfigError(
+                f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one such "
+                f"as lora:r=8{train} for {algorithm.name}"
+            )
         outlined(algorithm, task, federation.n)
         check_optimizer(algorithm, task, federation, work)
         if t.robust is None:

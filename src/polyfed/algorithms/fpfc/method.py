@@ -54,6 +54,7 @@ class FPFC(Algorithm):
     """
 
     linear = "its distances between models, and so its clusters,"
+    chart = True
 
     lr: float = setting(0.1, source="paper", doc="Step size of the local solve.")
     lam: float = setting(
