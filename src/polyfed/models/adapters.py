@@ -78,8 +78,8 @@ class LoRA(Beside):
 class DoRA(Beside):
     """A linear layer in lengths and directions: its weight has the rows of V = W + scale B A, scaled to lengths g.
 
-    Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), equation 5. The lengths of V are derived too, where
-    the paper's equation 11 takes them for constants: what methods get is the gradient of the loss.
+    Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), equation 5. The lengths of V are derived too,
+    where the paper's section 4.3 takes them for constants: what methods get is the gradient of the loss.
     base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0     g: [m], which begin at the lengths of W
     """
 
