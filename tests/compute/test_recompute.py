@@ -90,12 +90,12 @@ def test_local_training_has_the_same_bits(kind, grouped):
 
 
 def test_bfloat16_and_second_derivatives_are_the_same():
-    model = transformer().float()
+    model = transformer(layers=2).float()
     batch = batches(SPLIT, [0, 2, 1]).whole()
     one, two = (task_of(model, again, bf16=True) for again in (False, True))
     w = one.w0.expand(3, -1).clone()
     assert torch.equal(one.gradient(w, batch)[0], two.gradient(w, batch)[0])
-    one, two = (task_of(transformer(), again) for again in (False, True))
+    one, two = (task_of(transformer(layers=2), again) for again in (False, True))
     w, v = one.w0.expand(3, -1).clone(), torch.randn(3, one.p, dtype=torch.float64)
     torch.testing.assert_close(one.hvp(w, v, batch), two.hvp(w, v, batch), rtol=0, atol=1e-12)
 
@@ -170,7 +170,7 @@ def test_a_block_that_writes_into_its_input_is_refused_by_name():
 def test_as_a_setting_it_fits_where_the_whole_does_not(monkeypatch):
     """`prepare` refuses what would not fit, before a step is taken."""
     fed = pf.Federation.from_arrays([(SPLIT.x.repeat(60, 1), SPLIT.y.repeat(60))] * 2, test_fraction=0.0)
-    model = transformer(layers=20)
+    model = transformer(layers=12)
 
     def prepared(recompute: bool):
         how = pf.Training(rounds=1, batch_size=500, evaluate_every=0, workers=1, recompute=recompute)

@@ -383,8 +383,8 @@ def prepare(
         if (algorithm.chart or algorithm.adapter) and (layer := bent(task.model)) is not None:
             train = f",train={algorithm.adapter}" if algorithm.adapter else ""
             raise ConfigError(
-                f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one such "
-                f"as lora:r=8{train} for {algorithm.name}"
+                f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one "
+                f"such as lora:r=8{train} for {algorithm.name}"
             )
         outlined(algorithm, task, federation.n)
         check_optimizer(algorithm, task, federation, work)
