@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 import polyfed.algorithms as known
@@ -269,7 +270,7 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
             )  # fmt: skip
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
-        return float(run.final["validation"]["accuracy"].mean())
+        return float(np.nanmean(run.final["validation"]["accuracy"]))  # of the clients that have such samples
 
     kept = bench.once(f"{name}-{cls.name}-at-{'-'.join(f'{v:g}' for v in at)}", found)
     return -math.inf if kept is None else kept
