@@ -104,7 +104,7 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
     halve the steps around the best. Where they run out before the neighbours of the latest place are tried, the choice
     is the place before, all of whose neighbours were.
 
-    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity or NaN: diverged
+    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity, NaN: diverged
     ladders: one per setting     trials: how many different values are tried
     Returns the choice, the trials, and how many edges are left.
     """
