@@ -6,8 +6,7 @@ and Model Heterogeneity in Federated Learning", AAAI 2024.
 from dataclasses import dataclass
 
 import torch
-from torch.func import grad
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from polyfed.algorithms._shared.prototypes import pairs, renewed, unseen
 from polyfed.algorithms.fedproto import FedProto
@@ -55,17 +54,18 @@ class FedTGP(FedProto):
         (m, c, share), means = pairs(up), renewed(server, up)
         M = means["prototypes"][c.unique()]
         apart = torch.cdist(M, M, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
-        margin = apart.amin(1).max().clamp(max=self.tau) * one_hot(c, len(server["seen"]))
-        net = {name: server[name] for name in ("e", "U", "u", "V", "v")}
-
-        def loss(net):
-            far = (m[:, None] - made(net)).square().sum(2).clamp_min(1e-12).sqrt()
-            return share @ cross_entropy(-(far + margin), c, reduction="none")
-
+        margin, own = apart.amin(1).max().clamp(max=self.tau), one_hot(c, len(server["seen"]))
+        e, U, u, V, v = (server[name] for name in ("e", "U", "u", "V", "v"))
         for _ in range(self.server_steps):
-            net = {
-                name: q - self.server_lr * g for (name, q), g in zip(net.items(), grad(loss)(net).values(), strict=True)
-            }
+            inner = e @ U.T + u
+            P = inner.relu() @ V.T + v
+            far = (m[:, None] - P).square().sum(2).clamp_min(1e-12).sqrt()
+            slope = share[:, None] * (own - (-far - margin * own).softmax(1)) / far  # of the loss by far, over far
+            by_P = slope.sum(0)[:, None] * P - slope.T @ m
+            by_inner = by_P @ V * (inner > 0)
+            steps = by_inner @ U, by_inner.T @ e, by_inner.sum(0), by_P.T @ inner.relu(), by_P.sum(0)
+            e, U, u, V, v = (q - self.server_lr * g for q, g in zip((e, U, u, V, v), steps, strict=True))
+        net = {"e": e, "U": U, "u": u, "V": V, "v": v}
         return net | {"prototypes": made(net), "seen": means["seen"]}
 
 
