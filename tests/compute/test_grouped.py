@@ -70,7 +70,7 @@ def test_gradients_are_those_of_one_after_another(words, drop):
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "vit"])
 def test_models_of_transformers(kind, tmp_path):
-    """With masks and padded clients, in single precision."""
+    """With masks and padded clients, in single precision; layers that are computed again have the same bits."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     torch.manual_seed(0)
@@ -89,10 +89,17 @@ def test_models_of_transformers(kind, tmp_path):
     targets = "q_proj+v_proj" if kind == "llama" else "query+value" if kind == "bert" else ""
     model = build("transformers", tuple(some.x.shape[2:]), 3, backbone=str(tmp_path))
     words = "lora:r=2" + (f",targets={targets}" if targets else "")
-    task = Task(adapted(model, words))
+    task, again = Task(adapted(model, words)), Task(adapted(model, words), recompute=True)
     x = some.x.flatten(0, 1)
-    check(task, Split(x, torch.arange(len(x)) % 3, torch.tensor([0, len(x)]).numpy()), 3)
+    for one in (task, again):
+        check(one, Split(x, torch.arange(len(x)) % 3, torch.tensor([0, len(x)]).numpy()), 3)
     assert compared(task, some) < 1e-6
+    assert len(again.blocks) == 2
+    w = task.w0 + 0.1 * torch.randn(CLIENTS, task.p)
+    for together in (False, True):
+        for one in (task, again):
+            one.vectorised = one.grouped = together
+        assert torch.equal(task.gradient(w, some)[0], again.gradient(w, some)[0])
 
 
 def test_where_vmap_fails_check_takes_the_grouped_pass_or_says_so(caplog):

@@ -146,11 +146,19 @@ class Writing(nn.Module):
         return self.b(torch.tanh(self.a(h)))
 
 
+class Caching(Writing):
+    """Keeps what it was given, as attention with a cache of keys does."""
+
+    def forward(self, h):
+        self.seen = [*getattr(self, "seen", []), h]
+        return self.b(torch.tanh(self.a(torch.cat(self.seen)))[-len(h) :])
+
+
 class Written(nn.Module):
-    def __init__(self):
+    def __init__(self, layer=Writing):
         super().__init__()
         self.first, self.head = nn.Linear(4, D), nn.Linear(D, 3)
-        self.layers = nn.ModuleList([Writing(), Writing()])
+        self.layers = nn.ModuleList([layer(), layer()])
 
     def forward(self, x):
         h = self.first(x)
@@ -165,6 +173,12 @@ def test_a_block_that_writes_into_its_input_is_refused_by_name():
     check(task, split, 3)
     with pytest.raises(ModelError, match=r"layer 'layers\.1' writes into its input"):
         local_sgd(task, task.w0[None], batches(split, batch_size=4), 0.1)
+
+
+def test_a_block_that_keeps_something_is_refused_by_name():
+    task, batch = Task(Written(Caching).double(), recompute=True), batches(split_of(8)).whole()
+    with pytest.raises(ModelError, match=r"layer 'layers\.1' does not do the same .* a cache of keys and values"):
+        task.gradient(task.w0[None].clone(), batch)
 
 
 def test_as_a_setting_it_fits_where_the_whole_does_not(monkeypatch):

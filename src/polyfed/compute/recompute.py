@@ -74,11 +74,11 @@ class _Call:
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in {t.device.type for t in _tensors(self._given)}
         ]
-        self._count, self._made = 0, dict[int, Tensor]()
+        self._shapes, self._made = list[torch.Size](), dict[int, Tensor]()
 
     def pack(self, t: Tensor) -> int:
-        self._count += 1
-        return self._count - 1
+        self._shapes.append(t.shape)
+        return len(self._shapes) - 1
 
     def unpack(self, k: int) -> Tensor:
         if k not in self._made:
@@ -96,17 +96,22 @@ class _Call:
             return 0
 
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda _: made[0])
+        contexts = (torch.enable_grad(), self._inside(), *(torch.autocast(*cast) for cast in self._cast), hooks)
+        why = ""
         with ExitStack() as stack:
-            for context in (
-                torch.enable_grad(),
-                self._inside(),
-                *(torch.autocast(*cast) for cast in self._cast),
-                hooks,
-            ):
+            for context in contexts:
                 stack.enter_context(context)
-            self._forward(*args, **kwargs)
-        if len(made) != self._count:
-            raise ModelError(f"recompute: layer {self._name!r} does not do the same when it is computed again")
+            try:
+                self._forward(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as e:
+                why = f" ({type(e).__name__})"
+        if why or [t.shape for t in made] != self._shapes:
+            raise ModelError(
+                f"recompute: layer {self._name!r} does not do the same when it is computed again{why}; expected one "
+                "that keeps nothing between its calls, such as a cache of keys and values"
+            )
         self._made = dict(enumerate(made))
 
 

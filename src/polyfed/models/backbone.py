@@ -89,6 +89,7 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
             logging.enable_progress_bar()
     if getattr(base, "pooler", None) is not None:
         base.pooler = None  # a layer more, which other poolings leave untrained
+    base.config.use_cache = False  # of keys and values, for texts that are made token by token
     sizes = getattr(base.config, "hidden_sizes", None)
     width = sizes[-1] if sizes else base.config.hidden_size
     return Pretrained(base.train(), int(width), outputs, pool)
