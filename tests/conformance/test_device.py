@@ -1,5 +1,5 @@
 """Every method on a device of its own (`elsewhere.py`): the processor's models, and local training that waits for
-nothing. A method whose server or clients put a tensor in the wrong place fails here, without an accelerator."""
+nothing, but for methods that look at a number themselves. A method whose server or clients put a tensor in the wrong place fails here, without an accelerator."""
 
 from contextlib import contextmanager
 
@@ -15,7 +15,7 @@ from polyfed.core.worker import Worker
 from polyfed.runs import trainer
 
 PLAIN = [name for name in METHODS if "(" not in name]
-LOOK = {  # what local training of a method reads back, some times a solve and never at a step
+LOOK = {  # what local training of a method may read back, by what it is; of all others nothing
     "fedala": "when its weights have settled", "fedbabu": "which layers are trained", "fedcet": "its smoothness",
     "fedem": "which weights are there", "fedex-lora": "which layers are trained", "fedpac": "which layers are trained",
     "fedrc": "which weights are there", "fedrep": "which layers are trained", "fedsoft": "which weights are there",
