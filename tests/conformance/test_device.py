@@ -1,5 +1,6 @@
 """Every method on a device of its own (`elsewhere.py`): the processor's models, and local training that waits for
-nothing, but for methods that look at a number themselves. A method whose server or clients put a tensor in the wrong place fails here, without an accelerator."""
+nothing, but for methods that look at a number themselves. A method whose server or clients put a tensor in the wrong
+place fails here, without an accelerator."""
 
 from contextlib import contextmanager
 
