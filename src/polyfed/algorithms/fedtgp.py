@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from polyfed.algorithms._shared.prototypes import pairs, renewed, unseen
-from polyfed.algorithms.fedproto import FedProto
+from polyfed.algorithms._shared.prototypes import Pulled, pairs, renewed, unseen
 from polyfed.base.randomness import key_of, mix
 from polyfed.base.settings import setting
 
 
 @dataclass(frozen=True)
-class FedTGP(FedProto):
+class FedTGP(Pulled):
     """Clients as in FedProto, from whose class means m_ic the server trains prototypes P_c = V relu(U e_c + u) + v:
 
         e, U, u, V, v <- server_steps of gradient descent on the mean over pairs (i, c) of
