@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -258,14 +257,15 @@ FIVE = {  # of a source: axes that are samples, channels, height and width; of e
 
 
 def _mat(path: Path, *names: str) -> list[np.ndarray]:
-    """Arrays of numbers of a MATLAB file, those in a cell by its name and place."""
-    try:
-        loaded = import_module("scipy.io").loadmat(path, variable_names=[name.split()[0] for name in names])
-        found = [loaded[key][tuple(map(int, at))] for key, *at in (name.split() for name in names)]
-    except Exception as e:  # scipy raises a dozen kinds for damaged bytes
-        raise DataError(f"{path}: cannot be read as {' and '.join(names)} of a MATLAB file ({_line(e)})") from None
-    if wrong := [name for name, a in zip(names, found, strict=True) if not a.size or a.dtype.kind not in "uif"]:
-        raise DataError(f"{path}: {wrong[0]} is empty or no numbers")
+    """Arrays of a MATLAB file, those in a cell by its name and place."""
+    read, found = readers.read_mat(path, [name.split()[0] for name in names]), list[np.ndarray]()
+    for key, *at in (name.split() for name in names):
+        array = read[key]
+        if at and array.dtype == object and array.shape == (2, 2):
+            array = array[tuple(map(int, at))]
+        if not isinstance(array, np.ndarray) or array.dtype == object or not array.size:
+            raise DataError(f"{path}: {' '.join((key, *at))} is empty, or no array of numbers")
+        found.append(array)
     return found
 
 
