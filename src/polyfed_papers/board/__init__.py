@@ -39,6 +39,7 @@ APART = {
     "gpgd": "a step of FedSLR alone, its paper's yardstick",
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
+    "knn-per": "came after the records of the boards",
 }
 
 # the second setting that is tuned, and where the search begins; the first is the step size
