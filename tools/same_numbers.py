@@ -34,6 +34,7 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed.core.algorithm import REGISTRY
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
 TOLERANCE = 1e-6
@@ -149,6 +150,13 @@ def mixed(kind: str, split: bool, by_class: bool = False) -> nn.Module:
     return Mixture(*nets, classes=CLASSES if by_class else None)
 
 
+def remembering(kind: str, split: bool) -> nn.Module:
+    """A net with a memory, for kNN-Per."""
+    net = model(kind, split)
+    assert isinstance(net, nn.Sequential)
+    return Memory(net, rows=20, k=5)
+
+
 def scenarios() -> dict[str, dict[str, Any]]:
     """Settings of `fit`, made when they are needed."""
     late = pf.Asynchronous(pf.Delays("uniform", 1, 10), concurrency=4)
@@ -177,7 +185,12 @@ def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             name = f"{cls}({', '.join(f'{k}={v}' for k, v in variant.items())})"
             split = cls in BODY or "shared_layers" in variant
             net = partial(
-                {"FedBN": normalised, "FedEM": mixed, "FedRC": partial(mixed, by_class=True)}.get(cls, model),
+                {
+                    "FedBN": normalised,
+                    "FedEM": mixed,
+                    "FedRC": partial(mixed, by_class=True),
+                    "KNNPer": remembering,
+                }.get(cls, model),
                 split=split,
             )
             for scenario, settings in scenarios().items():

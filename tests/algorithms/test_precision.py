@@ -20,6 +20,7 @@ import polyfed as pf
 import polyfed.algorithms
 from polyfed.base.errors import ConfigError
 from polyfed.core.algorithm import REGISTRY
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.threats import ATTACKS, RULES
 
@@ -75,6 +76,8 @@ def narrow(federation, method, **settings) -> set[str]:
         model = pf.models.adapted(model, f"lora:r=2,train={method.adapter}")
     if method.name in ("fedem", "fedrc"):
         model = Mixture(model, copy.deepcopy(model), classes=3 if method.name == "fedrc" else None).double()
+    if method.name == "knn-per":
+        model = Memory(model, rows=7, k=3).double()
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched
         run = pf.fit(model, federation, method, dtype=torch.float64, batch_size=4, rounds=3, workers=1, **settings)

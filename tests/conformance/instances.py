@@ -20,6 +20,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
 from polyfed.models import adapted
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.testing import stage
 from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
@@ -103,7 +104,11 @@ def federation(regression: bool = False) -> pf.Federation:
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
-    adapter), "mlp", "cnn", or a mixture of two."""
+    adapter), "mlp", "cnn", a mixture of two, or one with a memory."""
+    if kind.startswith("memory"):
+        net = model("cnn" if kind.endswith("cnn") else "deep", outputs)
+        assert isinstance(net, nn.Sequential)
+        return Memory(net, rows=7, k=3)
     if "mixture" in kind:
         part = model("cnn" if kind.endswith("cnn") else "linear", outputs)
         return Mixture(part, stage.opposite(part), classes=outputs if "class" in kind else None)
@@ -140,6 +145,8 @@ def kind_of(method: Algorithm) -> str:
         return method.adapter
     if type(method).__name__ in ("FedEM", "FedRC"):
         return "mixture" if type(method).__name__ == "FedEM" else "class mixture"
+    if type(method).__name__ == "KNNPer":
+        return "memory"
     return "deep" if type(method).__name__ in (*TWO_LAYERS, *FEATURES) else "linear"
 
 
@@ -149,7 +156,9 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
     usual = kind_of(method)
-    kind = f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture", "class mixture") else kind or usual
+    kind = (
+        f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture", "class mixture", "memory") else kind or usual
+    )
     kind = method.adapter or kind
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)

@@ -108,7 +108,7 @@ def test_a_method_uses_the_optimiser_or_says_why_not(name):
                 train(method, rounds=1, **{key: value})
             assert str(error.value) == f"{key}: found {value!r}, expected plain sgd with {method.name}: {why}"
         return
-    rounds = 2 if method.name == "recalibrated" else 1  # which deploys the model that it received
+    rounds = 2 if method.name in ("recalibrated", "knn-per") else 1  # which deploy the model that they received
     plain = train(method, rounds=rounds).personal
     for key, value in settings.items():
         assert not torch.equal(train(method, rounds=rounds, **{key: value}).personal, plain), key

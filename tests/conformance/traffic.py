@@ -56,6 +56,9 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
     if name in ("FedEM", "FedRC"):
         share = 1 - float(layout.mask("mixing").double().mean())
         return Stated(share, share, numbers=int(layout.mask("mixing").sum()) if name == "FedRC" else 0)
+    if name == "KNNPer":
+        share = sum(e.size for e in layout.entries if e.name.startswith("net.")) / layout.p
+        return Stated(share, share)
     if name in FEATURES:
         (classes, width), p = layout.head(torch.zeros(layout.p))[0].shape, layout.p
         body, means = 1 - (classes * width + classes) / p, classes * width / p

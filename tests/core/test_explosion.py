@@ -17,6 +17,7 @@ from polyfed.base import checkpoint
 from polyfed.base.errors import ConfigError, Diverged, ModelError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.explosion import exploded
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
 METHODS = [cls() for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
@@ -45,6 +46,8 @@ def fit(method, fed=LABELS, *, outputs: int = 3, rounds: int = 6, model: nn.Modu
         settings |= {"adapter": f"lora:r=2,train={method.adapter}"}
     if method.name in ("fedem", "fedrc"):
         model = Mixture(model, copy.deepcopy(model), classes=outputs if method.name == "fedrc" else None)
+    if method.name == "knn-per":
+        model = Memory(model, rows=7, k=3)
     return pf.fit(model, fed, method, rounds=rounds, batch_size=8, workers=1, seed=3, evaluate_every=0, **settings)
 
 

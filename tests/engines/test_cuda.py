@@ -19,7 +19,7 @@ from polyfed.engines.local import make_plan
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no usable CUDA device")
-OTHERS = ("fedbn", "fedem", "fedrc")  # which refuse these nets
+OTHERS = ("fedbn", "fedem", "fedrc", "knn-per")  # which refuse these nets
 OURS = [c for c in REGISTRY.values() if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 METHODS = [c for c in OURS if c.name not in OTHERS]
 FEW = ("fedavg", "fedprox", "scaffold", "ditto", "fedper", "fedamp", "fpfc")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.io import savemat
 
 from fuzz import bounded
 from polyfed import Federation
@@ -25,6 +26,13 @@ CSV = ("a,b,c\n" + "".join(f"{a:.3f},{b:.3f},{y}\n" for (a, b, _), y in zip(X, Y
 def npz(compressed):
     out = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(out, x=X, y=Y, x_test=X[:4], y_test=Y[:4])
+    return out.getvalue()
+
+
+def mat():
+    out, cells = io.BytesIO(), np.empty((2, 2), dtype=object)
+    cells[:] = [[X, Y], [X[:4], Y[:4]]]
+    savemat(out, {"x": X, "dataset": cells})
     return out.getvalue()
 
 
@@ -114,7 +122,13 @@ def cifar(path):
     assert y.max() < 10
 
 
-PLAIN = {"npz": npz(False), "packed.npz": npz(True), "csv": CSV, "idx": IDX, "cifar": CIFAR}
+def matlab(path):
+    """SciPy's reader ends the process on some of these."""
+    found = readers.read_mat(path, ["x", "dataset"])
+    assert sum(array.size for array in found.values()) <= len(readers.read_bytes(path))
+
+
+PLAIN = {"npz": npz(False), "packed.npz": npz(True), "csv": CSV, "idx": IDX, "cifar": CIFAR, "mat": mat()}
 ZIPPED = {f"{name}.gz": gzip.compress(PLAIN[name], mtime=0) for name in ("csv", "idx", "cifar")}
 
 
@@ -139,7 +153,7 @@ def check(folder, name, content) -> str:
     (path.with_name(f"other.{kind}")).write_bytes(PLAIN[kind])
     said = None
     try:
-        {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar}[kind](path)
+        {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar, "mat": matlab}[kind](path)
     except DataError as e:
         said = str(e)
     if said is not None:

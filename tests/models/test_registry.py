@@ -150,4 +150,17 @@ def test_the_default_is_a_cnn_for_images(shape, name):
 def test_every_model_says_what_it_is_and_what_it_takes():
     for name in models.names():
         assert models.about(name).endswith(".")
-    assert models.options("mlp") == {"hidden": (200,), "activation": "relu"}
+    assert models.options("mlp") == {"hidden": (200,), "activation": "relu", "letters": 0}
+
+
+def test_a_perceptron_of_letters_learns_which_letter_is_the_last():
+    """Their numbers have no order that a linear layer could use: without `letters` this is refused or not learnt."""
+    rng = np.random.default_rng(0)
+    texts = [rng.permutation(5)[rng.integers(0, 5, (80, 4))] for _ in range(2)]
+    data = pf.Federation.from_arrays([(x, x[:, -1].copy()) for x in texts], classes=5, test_fraction=0.25)
+    model = models.build("mlp", (4,), 5, hidden=16, letters=5)
+    assert size(model) == 5 * 8 + (4 * 8 + 1) * 16 + (16 + 1) * 5
+    run = pf.fit(model, data, pf.algorithms.FedAvg(lr=0.3), rounds=12, batch_size=20, evaluate_every=0)
+    assert run.final["test"]["accuracy"].tolist() == [1.0, 1.0]
+    mixed = models.build("mixture", (4,), 5, hidden=16, letters=5)
+    assert mixed(torch.zeros(2, 4, dtype=torch.long)).shape == (2, 5)

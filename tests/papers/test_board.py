@@ -1,16 +1,20 @@
 """The board: its budget, its groups, and that a cell comes out again."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from authors import five, har, leaf, office, written
 
+from polyfed.base.errors import DataError
 from polyfed.compute import task as tasks
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
-from polyfed.data import load
+from polyfed.data import load, natural
 from polyfed.models import build
-from polyfed.recipes import Bench
+from polyfed.recipes import Bench, find
 from polyfed.report.pairs import Interval
 from polyfed.runs.trainer import fit
 from polyfed.runs.userfile import algorithms_of
@@ -19,6 +23,7 @@ from polyfed_papers.board import (
     FULL,
     HELD,
     LAST,
+    NATURAL,
     PARTS,
     SECOND,
     SMALL,
@@ -199,3 +204,41 @@ def test_only_boards_take_further_methods(cli, tmp_path):
     assert said.err.splitlines() == [
         "polyfed: --algorithm: fedslr/table2 takes no further method; the boards do: polyfed reproduce board/small"
     ]
+
+
+def users(name, root):
+    rng = np.random.default_rng(0)
+    if name == "femnist":
+        made = {f"f{k}": written(*rng.integers(0, 62, 12).tolist()) for k in range(3)}
+    else:
+        texts = [["".join(rng.choice([*natural.LETTERS], 81)) for _ in range(12)] for _ in range(3)]
+        made = {f"role-{k}": ([t[:80] for t in some], [t[80] for t in some]) for k, some in enumerate(texts)}
+    leaf(root / name / "data" / "all_data" / "all_data_0.json", made)
+
+
+MADE = {
+    "har": lambda root: har(root, ((1, 2, 3) * 9, (1, 2, 3)), ((1, 6, 2) * 9, (3, 4, 5))),
+    "femnist": lambda root: users("femnist", root),
+    "digit-5": lambda root: five(root / "Digit-Five", 10),
+    "office-caltech10": lambda root: office(root / "office_caltech_10"),
+    "shakespeare": lambda root: users("shakespeare", root),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_natural_board_takes_what_the_folder_has_and_names_the_rest(name, tmp_path, monkeypatch):
+    digits = replace(NATURAL["digit-5"], options=(("samples", 4),))  # of ten images that `five` makes
+    monkeypatch.setitem(NATURAL, "digit-5", digits)
+    MADE[name](tmp_path / "data")
+    bench = Bench(tmp_path / "out", "small", 1, data_dir=tmp_path / "data", rehearse=True)
+    outcome = find("board/natural").run(bench)
+    assert [table.title.partition(":")[0] for table in outcome.tables[1:-1]] == [name]
+    absent = [note for note in outcome.notes if note.startswith("Left out: ")]
+    assert [note.split(": ")[1] for note in absent] == [other for other in NATURAL if other != name]
+
+
+def test_the_natural_board_of_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(DataError) as caught:
+        find("board/natural").run(Bench(tmp_path / "out", data_dir=tmp_path, rehearse=True))
+    assert all(f"{name}: no " in str(caught.value) for name in NATURAL)
+    assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ from polyfed.sites.site import Site
 from polyfed.sites.wire import Request
 
 OURS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
-METHODS = [name for name in OURS if name not in ("fedbn", "fedem", "fedrc")]  # which refuse a plain network
+METHODS = [name for name in OURS if name not in ("fedbn", "fedem", "fedrc", "knn-per")]  # which refuse a plain network
 NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero

@@ -181,7 +181,7 @@ VARIANTS = [
 ]
 # which no linear network for numbers fits; they take plain means, but FedAS, FedGH, FedTGP and FedPAC's heads
 CLASSES_OR_NORMS = (
-    pf.FedEM, pf.FedRC,
+    pf.FedEM, pf.FedRC, pf.KNNPer,
     pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.FedTGP, pf.FedGH, pf.MOON,
 )  # fmt: skip
 OURS = [

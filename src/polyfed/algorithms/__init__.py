@@ -54,6 +54,7 @@ from polyfed.algorithms.gpgd import GPGD as GPGD
 from polyfed.algorithms.hetlora import HetLoRA as HetLoRA
 from polyfed.algorithms.hypcluster import HypCluster as HypCluster
 from polyfed.algorithms.ifca import IFCA as IFCA
+from polyfed.algorithms.knnper import KNNPer as KNNPer
 from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
 from polyfed.algorithms.local import Local as Local
 from polyfed.algorithms.lpgd import LPGD as LPGD

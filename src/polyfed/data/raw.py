@@ -123,7 +123,7 @@ def _image(path: Path, size: int) -> Array:
             return np.moveaxis(np.asarray(small, dtype=np.float32) / 255, -1, 0)
     except UnidentifiedImageError:
         raise DataError(f"{path}: not an image, expected {' or '.join(DECODED)}") from None
-    except (OSError, ValueError, Image.DecompressionBombError) as e:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:  # a broken PNG is bad syntax
         raise DataError(f"{path}: cannot be read ({reason(e)})") from None
 
 

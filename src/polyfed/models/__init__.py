@@ -19,6 +19,7 @@ from polyfed.models.backbone import transformers as _transformers
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm, with_statistics
 from polyfed.models.linear import linear
+from polyfed.models.memory import memory
 from polyfed.models.mixture import mixture
 from polyfed.models.mlp import mlp
 from polyfed.models.resnet import resnet18
@@ -41,7 +42,7 @@ __all__ = [
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)
-for _maker in (linear, mlp, cnn, lenet, resnet18, mixture, _transformers):
+for _maker in (linear, mlp, cnn, lenet, resnet18, mixture, memory, _transformers):
     MODELS.add(_maker.__name__, _maker)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ModelError
 from polyfed.base.values import COUNT
-from polyfed.models.mlp import WIDTH, mlp
+from polyfed.models.mlp import LETTERS, WIDTH, mlp
 
 
 class Mixture(nn.Module):
@@ -38,7 +38,16 @@ class Mixture(nn.Module):
 
 @checked
 def mixture(
-    input_shape: tuple[int, ...], outputs: COUNT, parts: COUNT = 3, hidden: WIDTH = 32, by_class: bool = False
+    input_shape: tuple[int, ...],
+    outputs: COUNT,
+    parts: COUNT = 3,
+    hidden: WIDTH = 32,
+    by_class: bool = False,
+    letters: LETTERS = 0,
 ) -> nn.Module:
-    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM; by_class: for FedRC."""
-    return Mixture(*(mlp(input_shape, outputs, hidden) for _ in range(parts)), classes=outputs if by_class else None)
+    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM; by_class: for FedRC.
+
+    letters: as of mlp.
+    """
+    nets = (mlp(input_shape, outputs, hidden, letters=letters) for _ in range(parts))
+    return Mixture(*nets, classes=outputs if by_class else None)

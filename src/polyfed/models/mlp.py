@@ -11,6 +11,8 @@ from polyfed.base.errors import ModelError
 from polyfed.base.values import COUNT, Limits, Words
 
 LARGEST = 10**9  # weights
+SIZE = 8  # numbers that a letter becomes, as in LEAF's model of Shakespeare
+LETTERS = Annotated[int, Limits(ge=0, le=1_000_000)]
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
@@ -21,13 +23,18 @@ def mlp(
     outputs: COUNT,
     hidden: WIDTH | Annotated[tuple[WIDTH, ...], Words("widths from 1 to 100000, such as [200]")] = (200,),
     activation: Literal["relu", "tanh", "sigmoid"] = "relu",
+    letters: LETTERS = 0,
 ) -> nn.Module:
-    """Linear layers of the given hidden widths with an activation (relu, tanh, sigmoid) after each but the last."""
-    widths = [hidden] if isinstance(hidden, int) else list(hidden)
-    size = sum(before * after for before, after in pairwise([prod(input_shape), *widths, outputs]))
+    """Linear layers of the given hidden widths with an activation (relu, tanh, sigmoid) after each but the last.
+
+    letters: for inputs that are numbers from 0 to letters - 1 and stand for letters, each of which becomes 8 numbers.
+    """
+    first: list[nn.Module] = [nn.Embedding(letters, SIZE)] if letters else []
+    widths = [prod(input_shape) * (SIZE if letters else 1), *([hidden] if isinstance(hidden, int) else hidden)]
+    size = sum(before * after for before, after in pairwise([*widths, outputs]))
     if size > LARGEST:
         raise ModelError(f"model.hidden of mlp: found {size} weights in all, expected at most {LARGEST}")
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise([prod(input_shape), *widths]):
+    layers: list[nn.Module] = [*first, nn.Flatten()]
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1] if widths else prod(input_shape), outputs))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

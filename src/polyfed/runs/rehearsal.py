@@ -28,6 +28,7 @@ from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.models.adapters import adapted
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.threats import Rule
 
@@ -72,7 +73,8 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
     plain = nn.Sequential(lower, nn.Sigmoid(), upper)
     normed = nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper)
-    task = Task(taken(algorithm, plain, normed, Mixture(plain), Mixture(plain, classes=3)), device="cpu")
+    others = Mixture(plain), Mixture(plain, classes=3), Memory(plain, rows=5)
+    task = Task(taken(algorithm, plain, normed, *others), device="cpu")
     loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))

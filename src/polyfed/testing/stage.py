@@ -24,6 +24,7 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
+from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.runs.rehearsal import taken
 from polyfed.runs.result import Result
@@ -74,7 +75,7 @@ def weighted_and_repeated() -> list[Federation]:
 
 
 @cache
-def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
+def network(outputs: int = CLASSES, norm: bool = False) -> nn.Sequential:
     """Two layers, so that methods that share a part of the layers can be run; always the same start."""
     with seeded(5):
         between = [nn.LayerNorm(5)] if norm else []
@@ -91,10 +92,10 @@ def opposite(net: nn.Module) -> nn.Module:
 
 
 def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
-    """`network`, or where a method refuses it, with an adapter, with a normalisation layer, or two as a mixture."""
+    """`network`, or where a method refuses it, with an adapter, a normalisation layer or a memory, or two mixed."""
     plain = network(outputs)
     mixtures = (Mixture(plain, opposite(plain), classes=classes) for classes in (None, outputs))
-    return taken(method, plain, network(outputs, norm=True), *mixtures)
+    return taken(method, plain, network(outputs, norm=True), *mixtures, Memory(network(outputs), rows=7, k=3))
 
 
 def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:

@@ -40,6 +40,7 @@ APART = {
     "gpgd": "a step of FedSLR alone, its paper's yardstick",
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
+    "knn-per": "came after the records of the boards",
 }
 
 # the second setting that is tuned, and where the search begins; the first is the step size
@@ -131,6 +132,7 @@ class Setting:
 
     data: name and options of the data set, a seed where it is generated     partition: None for natural clients
     hidden: units of the perceptron     share: of the clients that take part in a round
+    letters: of inputs that are texts     folder: where the data set's files are
     """
 
     data: str
@@ -140,6 +142,8 @@ class Setting:
     share: float = 1.0
     options: tuple[tuple[str, Any], ...] = ()
     generated: bool = False
+    letters: int = 0
+    folder: str | None = None
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
         """The clients under a seed. held: share of the training samples to choose settings by"""
@@ -150,7 +154,7 @@ class Setting:
         assert data.classes is not None
         more = {"parts": PARTS[cls.name], "by_class": cls.name == "fedrc"} if cls.name in PARTS else {}
         kind = "mixture" if more else "mlp"
-        return build(kind, data.input_shape, data.classes, seed=seed, hidden=self.hidden, **more)
+        return build(kind, data.input_shape, data.classes, seed, hidden=self.hidden, letters=self.letters, **more)
 
     @property
     def said(self) -> str:
@@ -164,8 +168,9 @@ class Setting:
 @cache
 def _federation(setting: Setting, seed: int, held: float) -> Federation:
     options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
-    data = load(setting.data, **options)
-    return data.partition(setting.partition, setting.clients, seed, "own", validation_fraction=held)
+    data = load(setting.data, setting.folder, **options)
+    test = "own" if data.test_groups is None else "given"
+    return data.partition(setting.partition, setting.clients, seed, test, validation_fraction=held)
 
 
 SMALL = {
@@ -181,6 +186,13 @@ FULL = SMALL | {
     "noisy": Setting("digits", "dirichlet:0.5+noise:4.0", 12, options=(("flat", True),)),
     "mixtures": Setting("mixtures", options=(("clients", 20),), generated=True),
     "fpfc-s1": Setting("fpfc-s1", options=(("scale", "small"),), generated=True),
+}
+NATURAL = {  # clients that nobody made, in the user's folder
+    "har": Setting("har"),
+    "femnist": Setting("femnist", share=0.1, options=(("samples", 200),), generated=True),
+    "digit-5": Setting("digit-5", options=(("clients", 4), ("samples", 200)), generated=True),
+    "office-caltech10": Setting("office-caltech10"),
+    "shakespeare": Setting("shakespeare", share=0.1, options=(("samples", 200),), generated=True, letters=80),
 }
 SHIFTS = {  # of which the groups are known
     "label": Setting("digits", "pathological:2", 10),

@@ -3,12 +3,14 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from polyfed.base.errors import DataError
 from polyfed.core.algorithm import Algorithm
 from polyfed.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
 from polyfed.recipes.said import Setting as Said
@@ -24,6 +26,7 @@ from polyfed_papers.board import (
     FULL,
     HELD,
     MORE,
+    NATURAL,
     OTHER,
     OWN,
     SECOND,
@@ -69,7 +72,8 @@ def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
         Said("trials", f"{budget.trials} of every method: step size, and of {len(SECOND)} methods a second setting; "
              f"by {100 * HELD:.0f} % of the training samples of a draw that does not count; all methods of "
              f"a setting get {MORE} more while a choice is at an edge", "ours"),
-        Said("deployed", "the model of the last round; 20 % of each client's samples are tested", "ours"),
+        Said("deployed", "the model of the last round; tested on 20 % of each client's samples, or on its "
+             "test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),
         Said("left out", "; ".join(f"{name} ({why})" for name, why in APART.items()), "ours"),
     )  # fmt: skip
@@ -100,6 +104,27 @@ def clusters(bench: Bench) -> Outcome:
     of them, on one protocol, and does that make better models than FedAvg with fine-tuning?
     """
     return board(bench, SHIFTS, CLUSTERED)
+
+
+@recipe("board/natural", "Every method on people, writers, roles and sources, of the user's files",
+        minutes=MINUTES["full"], settings=partial(settings, NATURAL), data=tuple(NATURAL), seeds=5, scored=True,
+        joins=True)  # fmt: skip
+def natural(bench: Bench) -> Outcome:
+    """Which methods are told apart on clients that nobody made: people, writers, roles of plays and sources of images?
+    Of the data sets named, those that the folder of data has; the others are named with what is missing.
+    """
+    here, absent = dict[str, Setting](), dict[str, str]()
+    for name, setting in NATURAL.items():
+        setting = replace(setting, folder=None if bench.data_dir is None else str(bench.data_dir))
+        try:
+            setting.federation(UNCOUNTED)
+            here[name] = setting
+        except DataError as e:
+            absent[name] = f"{name}: {str(e).removeprefix(f'{name}: ')}"
+    if not here:
+        raise DataError(f"board/natural: found none of its data sets; {'; '.join(absent.values())}")
+    outcome = board(bench, here)
+    return replace(outcome, notes=[*outcome.notes, *(f"Left out: {why}" for why in absent.values())])
 
 
 def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:

@@ -59,7 +59,7 @@ def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pulled(Algorithm):
+class Pulled(Algorithm, abstract=True):
     """Models that stay with the clients, pulled to common prototypes, of which the server is for the method to say."""
 
     lr: float = setting(0.01, source="code", doc="Step size of local SGD.")
