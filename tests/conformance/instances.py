@@ -80,6 +80,17 @@ VARIANTS = {
 PIXELS = 6
 
 
+class Plus(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, f: nn.Module):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.f(x)
+
+
 def methods() -> dict[str, Algorithm]:
     """Every method of the package with its defaults, and the variants, by a readable name."""
     found: dict[str, Algorithm] = {}
@@ -101,7 +112,7 @@ def federation(regression: bool = False) -> pf.Federation:
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
-    adapter), "mlp", "cnn", or a mixture of two."""
+    adapter), "mlp", "block" (that, with a norm and a dropout around a sum), "cnn", or a mixture of two."""
     if "mixture" in kind:
         part = model("cnn" if kind.endswith("cnn") else "linear", outputs)
         return Mixture(part, stage.opposite(part), classes=outputs if "class" in kind else None)
@@ -116,6 +127,9 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.LayerNorm(8), nn.Linear(8, outputs))
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, outputs))
+        if kind == "block":
+            inside = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.2))
+            return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), Plus(inside), nn.SiLU(), nn.Linear(8, outputs))
         norm = [nn.GroupNorm(2, 4)] if kind == "norm cnn" else []
         if kind in ("factors", "residual"):
             return adapted(model("deep", outputs), f"lora:r=2,train={kind}")
