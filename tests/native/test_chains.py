@@ -1,19 +1,25 @@
 """Norms, activations whose derivative needs what went in, dropouts and additions in the compiled kernel: it ends where
 torch does, by every instruction set; which models it takes, and which it leaves to torch."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from test_kernel import IN, OUT, SIZES, WORK, batches, needed, split_of
-from test_networks import compare, convolutions, drawn, one_of
+from test_networks import Case, compare, convolutions, drawn, one_of
 from torch import nn
 
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
+from polyfed.compute.check import check
 from polyfed.compute.clipped import clipped_sum
 from polyfed.compute.compiled import path_of
 from polyfed.compute.solvers import local_sgd
+from polyfed.compute.split import Split
 from polyfed.compute.task import Task
+from polyfed.compute.terms import Distillation
 
 BENDS = (nn.GELU, lambda: nn.GELU("tanh"), nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 
@@ -236,3 +242,106 @@ def test_gradients_row_by_row_are_torchs():
     task.guard = lambda w, batch: torch.zeros_like(w)
     assert compiled.train(task, w, data, 0.1, task.affine(w, 0.1)) is None
     assert torch.equal(local_sgd(task, w, data, 0.1), w)
+
+
+class Tables(nn.Module):
+    """Columns of a sample by a forward that is given: two are categories of 7 and of 40, six are numbers."""
+
+    def __init__(self, row, width=14):
+        super().__init__()
+        self.a, self.b, self.of = nn.Embedding(7, 5), nn.Embedding(40, 3), row
+        self.body, self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.2)), nn.Linear(width, OUT)
+
+    def forward(self, x):
+        z = self.of(self, x)
+        return self.head(z + self.body(z))
+
+
+def rows_of(whole=False):
+    """Two columns of categories, then six of numbers; or only the former, as integers."""
+    rng = np.random.default_rng(0)
+
+    def client(n):
+        x = np.stack([rng.integers(0, 7, n), rng.integers(0, 40, n)], 1)
+        x = x if whole else np.concatenate([x, rng.normal(size=(n, 6))], 1)
+        return torch.tensor(x), torch.tensor(rng.integers(0, OUT, n))
+
+    return Split.of([client(n) for n in SIZES])
+
+
+def _mixed(m, x):
+    return torch.cat([x[:, 4:], m.a(x[:, 0].long()), x[:, 2:4], m.b(x[:, 1:2].to(torch.int64)).flatten(1)], 1)
+
+
+ROWS = {  # how a row is made, of how many numbers, of integers
+    "mixed": (_mixed, 14, False),
+    "integers": (lambda m, x: torch.cat([m.a(x[:, 0]), m.b(x[:, -1])], -1), 8, True),
+    "a table for two": (lambda m, x: torch.cat([m.a(x[:, :1]).flatten(1), m.b(x).flatten(1)], 1), 11, True),
+}
+
+
+def tables(name, dtype=torch.float64):
+    row, width, whole = ROWS[name]
+    task, split = Task(net(lambda: Tables(row, width)), dtype=dtype), rows_of(whole)
+    check(task, split, OUT)
+    return task, task.place(split)
+
+
+@needed
+@pytest.mark.parametrize("name", ROWS)
+def test_tables_of_categories(name, monkeypatch):
+    for dtype in (torch.float64, torch.float32):
+        task, split = tables(name, dtype)
+        w, teacher = task.w0 + 0.1 * torch.randn(2, len(SIZES), task.p, dtype=dtype)
+        only = (torch.rand(len(SIZES), task.p) < 0.7).to(dtype)
+        stated = {"pull": (0.3, teacher), "only": only, "teacher": (teacher, Distillation(0.5, 2.0, False))}
+        toward = {"toward": (0.3, torch.randn(len(SIZES), OUT, task.width, dtype=dtype))}
+        for work, more in zip([*WORK, WORK[0]], ({"shift": teacher}, stated, toward, {}), strict=True):
+            work = work if dtype == torch.float64 else replace(work, steps=1)
+            compare(Case(task, split, work, w, 0.05, more, False), monkeypatch, name)
+        upper = {"only": task.layout.mask("body", "head").to(dtype)}
+        compare(Case(task, split, WORK[0], w, 0.05, upper, False), monkeypatch, name)
+
+
+@needed
+@pytest.mark.parametrize("name", ["mixed", "integers"])
+@pytest.mark.parametrize("category", [-1, 7])
+def test_a_category_that_a_table_has_no_row_for_is_refused(name, category):
+    task, split = tables(name)
+    w = task.w0.expand(len(SIZES), -1)
+    split.x[60, 0] = category
+    for native in (False, True):
+        with pytest.raises(IndexError):
+            local_sgd(task, w, batches(split, WORK[0], native), 0.05)
+    split.x[60, 0] = 0
+    local_sgd(task, w, batches(split, WORK[0], True), 0.05)
+
+
+OTHER_ROWS = {
+    "another order": lambda m, x: torch.cat([m.b(x[:, 1].long()), m.a(x[:, 0].long()), x[:, 2:]], 1),
+    "a table twice": lambda m, x: torch.cat(
+        [m.a(x[:, 0].long()), m.b(x[:, 1].long()), m.a(x[:, 0].long()), x[:, 7:]], 1
+    ),
+    "numbers cut to integers": lambda m, x: torch.cat([m.a(x[:, 0].long()), m.b(x[:, 1].long()), x.long()[:, 2:]], 1),
+    "columns apart": lambda m, x: torch.cat([m.a(x[:, 0].long()), m.b(x[:, 1].long()), x[:, ::2], x[:, 6:]], 1),
+    "something behind a table": lambda m, x: torch.cat([m.a(x[:, 0].long()).relu(), m.b(x[:, 1].long()), x[:, 2:]], 1),
+    "of each one": lambda m, x: m.a(x[:, 0].long()).repeat(1, 2)[:, :8] + m.b(x[:, 1].long()).repeat(1, 3)[:, :8],
+}
+
+
+@needed
+def test_other_tables_are_left_to_torch():
+    def path(row, width=14, change=lambda model: None, whole=False):
+        model = net(lambda: Tables(row, width))
+        change(model)
+        task, split = Task(model), rows_of(whole)
+        check(task, split, OUT)
+        return path_of(task, None, task.place(split))
+
+    assert path(_mixed) == "native"
+    for name, row in OTHER_ROWS.items():
+        assert path(row, 8 if name == "of each one" else 14) == "client by client", name
+    for name, value in (("padding_idx", 0), ("scale_grad_by_freq", True)):
+        assert path(_mixed, change=lambda m, name=name, value=value: setattr(m.a, name, value)) == "client by client"
+    task, split = tables("integers")
+    assert path_of(task, None, replace(split, x=split.x.int())) == "client by client"

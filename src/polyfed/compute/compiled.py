@@ -29,12 +29,13 @@ FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
     """Path of plain local steps on these samples: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
-    if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
+    layers = layers_of(task, None if split is None else split.x.shape[1:]) if plain and kernel() is not None else None
+    if layers is not None and (split is None or not task.integers or _reads(layers, split.x.dtype)):
         return PATH
     return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-_known = WeakKeyDictionary["Task", dict[torch.Size | None, tuple[Layer, ...] | None]]()
+_known = WeakKeyDictionary["Task", dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
 
 
 def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:
@@ -52,15 +53,15 @@ def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | No
         or task.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    known = _known.setdefault(task, {})
-    if sample not in known:
+    known, key = _known.setdefault(task, {}), (sample, task.integers)
+    if key not in known:
         found = None
         if task.stacked is not None:
             found = _chained(task.stacked.layers)
         elif sample is not None:
             found = chains.known(task, sample)
-        known[sample] = None if found is None else tuple(found)
-    return known[sample]
+        known[key] = None if found is None else tuple(found)
+    return known[key]
 
 
 def _chained(modules: list[nn.Module]) -> list[Layer] | None:
@@ -96,7 +97,7 @@ def train(
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
         return None
-    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) for n in layers)):
+    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) or n.columns[2] for n in layers)):
         return None
     w, batch = start.new_empty(start.shape), data.work.batch_size
     data.repeat()
@@ -154,12 +155,19 @@ def _fitting(
     kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
     fits = (
         layers is not None
-        and (x.dtype, y.dtype) == (w.dtype, kind)
+        and y.dtype == kind
+        and (x.dtype == w.dtype or (x.dtype == torch.int64 and _reads(layers, x.dtype)))
         and w.shape[-1] == task.p
-        and prod(sample) == layers[0].inputs * max(1, prod(layers[0].image))
+        and prod(sample) == layers[0].sample
         and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] == 1))
     )
     return layers if fits else None
+
+
+def _reads(layers: tuple[Layer, ...], dtype: torch.dtype) -> bool:
+    """True for samples of floats, and for integers that only say which rows of tables are taken."""
+    tables = layers[0].operation == "table" and all(n.operation != "columns" for n in layers)
+    return dtype.is_floating_point or (dtype == torch.int64 and tables)
 
 
 def _steps(
@@ -183,7 +191,8 @@ def _steps(
         strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
         pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(
-        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(), first, count,
+        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(),
+        x.dtype == torch.int64, first, count,
         steps, batch, keys, _each(lr, s), _each(drift.keep, s),
         seeds() if seeds is not None and any(n.drop for n in layers) else None,
         [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],

@@ -16,7 +16,7 @@ import numpy as np
 
 VERSION = 7  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
-OPERATIONS = ("linear", "norm", "same")
+OPERATIONS = ("linear", "norm", "same", "table", "columns")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
 
@@ -39,6 +39,7 @@ class Job(ctypes.Structure):
         ("start", ctypes.c_void_p),
         ("start_each", ctypes.c_int64),
         ("x", ctypes.c_void_p),
+        ("integers", ctypes.c_int64),
         ("y", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
         ("count", ctypes.c_void_p),
@@ -76,6 +77,8 @@ class Layer(NamedTuple):
     around, image, pool: the zeros around its input, that input, and the cells that the largest is taken of
     weight: whether it has weights     eps: what a norm adds to the variance
     drop: the share that is dropped     skip: the layer whose input is added, or -1
+    columns: of a sample, which begin a chain as they are ("columns"), or say which of a "table"'s `outputs` rows of
+        `inputs` numbers are taken: the first, how many, of how many
     """
 
     inputs: int
@@ -91,6 +94,7 @@ class Layer(NamedTuple):
     eps: float = 0.0
     drop: float = 0.0
     skip: int = -1
+    columns: tuple[int, int, int] = (0, 0, 0)
 
     def free(self, names: Sequence[str]) -> bool:
         """True where the first of these that follow a layer, and all behind it, are not there yet."""
@@ -104,6 +108,11 @@ class Layer(NamedTuple):
         return not self.free(["activation"])
 
     @property
+    def sample(self) -> int:
+        """Numbers of a sample, of the first layer."""
+        return self.columns[2] or self.inputs * max(1, prod(self.image))
+
+    @property
     def places(self) -> Pair:
         """High and wide: what comes out of a convolution, pooled."""
         high, wide = (n + 2 * a - w + 1 for n, a, w in zip(self.image, self.around, self.window, strict=True))
@@ -112,7 +121,7 @@ class Layer(NamedTuple):
     @property
     def numbers(self) -> int:
         """Weights and biases."""
-        rows = self.outputs if self.operation == "linear" else int(self.weight)
+        rows = self.outputs if self.operation in ("linear", "table") else int(self.weight)
         return rows * self.inputs * max(1, prod(self.window)) + self.bias * self.outputs
 
 
@@ -137,6 +146,7 @@ class Kernel:
         size: int,
         x: int,
         y: int,
+        integers: bool,
         first: np.ndarray,
         count: np.ndarray,
         steps: np.ndarray,
@@ -155,6 +165,7 @@ class Kernel:
 
         w, x, y: addresses of [clients, p] results, [N, inputs] samples, [N] classes (int64) or [N, outputs] targets;
             of numbers of `size` bytes, without gaps
+        integers: whether the samples are int64 instead
         first, count, steps: [clients] int64     batch: samples per step; None: all
         keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
         lr, keep: [clients] float64
@@ -173,7 +184,7 @@ class Kernel:
         kept = None if seeds is None else np.ascontiguousarray(seeds)
         drawn = (None, 0) if kept is None else (kept.ctypes.data, kept.shape[1])
         job = Job(
-            len(layers), shape.ctypes.data, real.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y,
+            len(layers), shape.ctypes.data, real.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, integers, y,
             *address[:3], batch or 0, address[3], *drawn, *address[4:6], len(terms), *address[6:],
             *(only or (None, 0)), curvature,
             *((*toward[0], *toward[1]) if toward else (None, 0, None, 0)),
@@ -184,7 +195,7 @@ class Kernel:
             raise (
                 MemoryError(f"no memory to train {clients} clients")
                 if failed == 1
-                else IndexError("class out of range")
+                else IndexError("class or category out of range")
             )
 
     def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
@@ -229,7 +240,7 @@ class Kernel:
 def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
     """The layers as the kernel reads them, whole numbers and others, and how many numbers they have."""
     rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool,
-             OPERATIONS.index(n.operation), n.weight, n.skip)
+             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns)
             for n in layers]  # fmt: skip
     others = np.array([(n.eps, n.drop) for n in layers])
     return (np.array(rows, dtype=np.int64), others), sum(n.numbers for n in layers)

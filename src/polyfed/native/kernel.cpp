@@ -22,24 +22,27 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Operation { LINEAR, NORM, SAME };  // SAME: nothing, for what follows the other two
+enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS };  // SAME: nothing, for what follows the first two
 enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
-enum { SHAPE = 15, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
+enum { SHAPE = 18, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
 struct Job {
-    int64_t layers;              // convolutions, then the others
+    int64_t layers;              // convolutions, or what columns of a sample make; then the others
     const int64_t *shape;        // [layers, SHAPE]: inputs, outputs, whether there is a bias, the activation that follows;
                                  // of a convolution, else 0: its window, the zeros around its input, the input, the cells
                                  // that are pooled; high and wide each; the operation, whether it has weights, and the
-                                 // layer whose input is added behind activation and dropout, or -1
+                                 // layer whose input is added behind activation and dropout, or -1; of a table, whose
+                                 // inputs are numbers and outputs rows, or of columns as they are: the first, how many,
+                                 // of how many
     const double *real;          // [layers, 2]: what a norm adds to the variance, and the share that is dropped
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the result
     const void *start;           // where it begins; client c's row is c * start_each numbers on, as below
     int64_t start_each;
     const void *x;               // [N, inputs] samples of everybody
+    int64_t integers;            // whether they are int64; for tables alone
     const void *y;               // [N] int64 classes or [N, outputs] targets
     const int64_t *first, *count;  // [clients] of each client's samples
     const int64_t *steps;        // [clients]
