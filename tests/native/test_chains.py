@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_kernel import IN, OUT, SIZES, WORK, batches, needed, split_of
+from test_kernel import IN, OUT, SIZES, WORK, batches, federation, needed, split_of
 from test_networks import Case, compare, convolutions, drawn, one_of
 from torch import nn
 
+import polyfed as pf
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
-from polyfed.compute.clipped import clipped_sum
 from polyfed.compute.compiled import path_of
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
@@ -96,9 +96,9 @@ def network(rng, shape: tuple[int, ...], outputs: int, even: bool) -> nn.Module:
 
 
 @needed
-@pytest.mark.parametrize("dozen", range(10))
-def test_the_kernel_takes_torchs_steps(dozen, monkeypatch):
-    for seed in range(12 * dozen, 12 * dozen + 12):
+@pytest.mark.parametrize("few", range(24))
+def test_the_kernel_takes_torchs_steps(few, monkeypatch):
+    for seed in range(5 * few, 5 * few + 5):
         compare(drawn(seed, network), monkeypatch, seed)
 
 
@@ -231,17 +231,24 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
 
 
 @needed
-def test_gradients_row_by_row_are_torchs():
-    """Of a run with privacy by row: the sum of clipped ones, and no step by the kernel where another one makes them."""
-    task, split = Task(nn.Sequential(nn.Linear(IN, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, OUT))), split_of()
-    split = task.place(split)
-    data, w = batches(split, WORK[1], True), task.w0.expand(len(SIZES), -1)
-    whole = data.whole()
-    summed = clipped_sum(task, w, whole, 1e9) / torch.tensor(SIZES)[:, None]
-    assert (summed - task.gradient(w, whole, need_loss=False)[0]).abs().max() < 1e-6
+def test_clients_share_a_call_and_chunks_and_threads_do_not_change_a_bit():
+    fed = federation()
+    runs = [
+        pf.fit(net(Net), fed, pf.Local(lr=0.1), rounds=2, chunk=chunk, workers=workers, seed=1)
+        for chunk, workers in ((None, 1), (1, 1), (2, 2))
+    ]
+    assert (runs[0].trained.engine.plan.path, runs[0].trained.engine.plan.chunk) == ("native", len(SIZES))
+    assert all(torch.equal(runs[0].personal, run.personal) for run in runs)
+
+
+@needed
+def test_where_other_gradients_are_made_the_kernel_makes_none():
+    """As in a run with privacy by row."""
+    task, split = Task(net(Net)), split_of().to("cpu", torch.float32)
+    w = task.w0.expand(len(SIZES), -1)
     task.guard = lambda w, batch: torch.zeros_like(w)
-    assert compiled.train(task, w, data, 0.1, task.affine(w, 0.1)) is None
-    assert torch.equal(local_sgd(task, w, data, 0.1), w)
+    assert compiled.train(task, w, batches(split, WORK[0], True), 0.1, task.affine(w, 0.1)) is None
+    assert torch.equal(local_sgd(task, w, batches(split, WORK[0], True), 0.1), w)
 
 
 class Tables(nn.Module):

@@ -35,6 +35,13 @@ def path_of(task: "Task", work: Work | None = None, split: Split | None = None) 
     return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
+def share_calls(task: "Task", path: str, split: Split) -> bool:
+    """True where clients that are trained by this path share a call. Those of a network with convolutions, whose steps
+    are long, do not."""
+    layers = layers_of(task, split.x.shape[1:]) if path == PATH else None
+    return task.batched if layers is None else layers[0].window == (0, 0)
+
+
 _known = WeakKeyDictionary["Task", dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
 
 
