@@ -70,13 +70,7 @@ class Recorder(TorchFunctionMode):
         value, tensors = self.value(x), [t for t in given if isinstance(t, Tensor)]
         if any(id(t) not in self._places for t in tensors):
             raise Unknown
-        out = (
-            x
-            if func is F.dropout and kwargs.get("inplace")
-            else x.clone()
-            if func is F.dropout
-            else func(*args, **kwargs)
-        )
+        out = (x if given[-1] else x.clone()) if kind == "dropout" else func(*args, **kwargs)
         if out is x:  # written over: what shares its memory is no longer what it was
             memory = out.untyped_storage().data_ptr()
             self._values = [v for v in self._values if v[0].untyped_storage().data_ptr() != memory]
@@ -106,7 +100,7 @@ def _gelu(input: Any, approximate: str = "none") -> tuple[Any, ...]:
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Any, ...]:
-    return input, p if training else 0.0
+    return input, p if training else 0.0, inplace
 
 
 def _add(input: Any, other: Any, alpha: float = 1) -> tuple[Any, ...]:
