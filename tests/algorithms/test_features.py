@@ -1,6 +1,7 @@
 """Methods with terms of features or outputs in their losses, against autograd on the losses as they are written."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms.fedpac import mixtures
+from polyfed.algorithms.fedtgp import made
 from polyfed.base.errors import ModelError
 from polyfed.compute.layout import Layout
+from polyfed.core.messages import Round
+from polyfed.core.uplinks import Uplinks
 
 STEPS, LR = 3, 0.2
 SHARE = torch.tensor([24.0, 9.0, 30.0]).double() / 63
@@ -99,6 +103,100 @@ def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
     zeros = data[0][1] * 0
     one = pf.Federation.from_arrays([(data[0][0], zeros), (data[0][0], zeros + np.arange(24) % 2)], classes=3)
     assert fit_labels(one, pf.FedProto(LR)).server["seen"].tolist() == [1, 1, 0]
+
+
+# FedGH and FedTGP: the server trains on pairs of a class mean and its class
+
+
+def own_means(nets):
+    """(mean [k, d], class [k], samples [k]) of every client and class that it has"""
+    found = [(means(net, *samples(i))[c], c, (samples(i)[1] == c).sum())
+             for i, net in enumerate(nets) for c in range(3) if (samples(i)[1] == c).any()]  # fmt: skip
+    return (torch.stack([torch.as_tensor(one) for one in column]) for column in zip(*found, strict=True))
+
+
+@certifies(pf.FedGH, by="autograd and torch's SGD on a head under every client's own body")
+@pytest.mark.parametrize("deployed", ["own", "common"])
+def test_rounds_of_fedgh(deployed):
+    method = pf.FedGH(LR, server_lr=0.3, server_steps=7, deployed=deployed)
+    run = fit_labels(labelled(), method, 2, local_steps=STEPS)
+    nets, head = [two_layers() for _ in range(3)], copy.deepcopy(two_layers()[-1])
+    for _ in range(2):
+        for i, net in enumerate(nets):
+            net[-1].load_state_dict(head.state_dict())
+            for _ in range(STEPS):
+                stepped(net, F.cross_entropy(net(samples(i)[0]), samples(i)[1]))
+        m, c, _ = own_means(nets)
+        descent = torch.optim.SGD(head.parameters(), 0.3)
+        for _ in range(7):
+            descent.zero_grad()
+            F.cross_entropy(head(m), c).backward()
+            descent.step()
+    for i, net in enumerate(nets):
+        if deployed == "common":
+            net[-1].load_state_dict(head.state_dict())
+        assert torch.allclose(run.personal[i], flat(net), atol=1e-12)
+
+
+@certifies(pf.FedGH, by="identity with a client's own training where the server never steps and a round is the run")
+def test_a_head_that_is_never_trained_stays_the_start():
+    run = fit_labels(labelled(), pf.FedGH(LR, server_steps=0, deployed="common"), 2)
+    start = two_layers()[-1]
+    assert torch.equal(run.server["weight"], start.weight)
+    assert torch.equal(run.server["bias"], start.bias)
+    once = fit_labels(labelled(), pf.FedGH(LR), 1).personal
+    assert torch.equal(once, fit_labels(labelled(), pf.Local(LR), 1).personal)
+
+
+@certifies(pf.FedTGP, by="torch's SGD on the margin loss, through modules of an embedding and two linear layers")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tau", [100.0, 0.05])
+def test_rounds_of_fedtgp(weighted, tau):
+    method = pf.FedTGP(LR, lam=0.7, tau=tau, server_lr=0.1, server_steps=6, weighted=weighted)
+    e, U, u, V, v = (method.init_server(SimpleNamespace(classes=3, width=5), torch.zeros(1).double(), 3)[name]
+                     for name in ("e", "U", "u", "V", "v"))  # fmt: skip
+    assert 0.2 < float(e.std()) < 2
+    assert 0.9 * 5**-0.5 < float(U.abs().max()) < 5**-0.5
+    assert not torch.equal(U, V)
+    server = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5)).double()
+    server[0].weight.data, server[0].bias.data, server[2].weight.data, server[2].bias.data = U, u, V, v
+    e = nn.Parameter(e)
+    run = fit_labels(labelled(), method, 2, local_steps=STEPS)
+    nets, P = [two_layers() for _ in range(3)], None
+    for _ in range(2):
+        for i, net in enumerate(nets):
+            x, y = samples(i)
+            for _ in range(STEPS):
+                f = features(net, x)
+                stepped(net, F.cross_entropy(net[-1](f), y) + (0 if P is None else 0.7 * F.mse_loss(f, P[y])))
+        m, c, n = own_means(nets)
+        q = n.double() if weighted else torch.ones(len(c)).double()
+        M = [(q[c == k] @ m[c == k]) / q[c == k].sum() for k in range(3)]
+        nearest = [min(float((M[k] - M[j]).norm()) for j in range(3) if j != k) for k in range(3)]
+        margin = min(max(nearest), tau)
+        descent = torch.optim.SGD([e, *server.parameters()], 0.1)
+        for _ in range(6):
+            P = server(e)
+            far = torch.stack([(m - p).norm(dim=1) for p in P], 1)
+            far[torch.arange(len(c)), c] += margin
+            descent.zero_grad()
+            (q / q.sum() @ F.cross_entropy(-far, c, reduction="none")).backward()
+            descent.step()
+        P = server(e).detach()
+    assert torch.allclose(run.server["prototypes"], P, atol=1e-12)
+    for i, net in enumerate(nets):
+        x, _ = samples(i)
+        gap = (features(net, x)[:, None] - P).square().sum(2)
+        assert torch.allclose(run.model(i)(x).softmax(1), (-gap).softmax(1), atol=1e-12)
+
+
+def test_a_prototype_that_meets_its_class_mean_has_a_gradient():
+    """The root of a^2 - 2ab + b^2 is not a number where rounding makes it negative, nor its slope at 0."""
+    method = pf.FedTGP(LR, lam=0.0, server_steps=1)
+    server = method.init_server(SimpleNamespace(classes=3, width=5), torch.zeros(1).double(), 1)
+    alone = Round(0, 1, 0, torch.arange(1), torch.tensor([3.0]), torch.zeros(1))
+    up = Uplinks({"prototypes": made(server)[None], "mass": torch.ones(1, 3).double()}, alone)
+    assert method.aggregate(server, up, alone)["prototypes"].isfinite().all()
 
 
 # MOON

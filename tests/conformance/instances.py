@@ -60,6 +60,8 @@ VARIANTS = {
     "flexlora": [{"least": 1}],
     "hetlora": [{"least": 1, "gamma": 0.5}],
     "fedproto": [{"pull": "paper", "weighted": True}, {"deployed": "head"}],
+    "fedtgp": [{"weighted": True, "tau": 0.1}],
+    "fedgh": [{"deployed": "common"}],
     "fedas": [{"fisher": "batch"}],
     "feddbe": [{"kappa": 0.0}],
     "fedpac": [{"distance": "sum", "least": 0.0}],

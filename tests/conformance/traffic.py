@@ -29,7 +29,7 @@ class Stated(NamedTuple):
     merged: float = 0.0
 
 
-FEATURES = ("FedProto", "FedPAC", "FedAS", "FedDBE", "FedNTD", "MOON")
+FEATURES = ("FedProto", "FedTGP", "FedGH", "FedPAC", "FedAS", "FedDBE", "FedNTD", "MOON")
 TWO_LAYERS = ("FedPer", "FedRep", "FedBABU", "LGFedAvg")  # they share a part of the layers
 ONE_EACH_WAY = (
     *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
@@ -61,6 +61,8 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         body, means = 1 - (classes * width + classes) / p, classes * width / p
         return {
             "FedProto": Stated(means, means, numbers=classes),
+            "FedTGP": Stated(means, means, numbers=classes),
+            "FedGH": Stated(means, means, numbers=classes),
             "FedAS": Stated(body, body, numbers=1),
             "FedPAC": Stated(1 + means, 1 + 2 * means, numbers=classes + 1),
             "FedDBE": Stated(1, 1, numbers=width if getattr(method, "kappa", 0) else 0),

@@ -75,11 +75,19 @@ def test_no_number_of_trials_ends_at_an_edge_once_all_neighbours_are_no_better()
     assert [t for t in range(12, 60) if climb(score, ladders, t).edges] == []
 
 
+@pytest.mark.parametrize("diverged", [-np.inf, np.nan])
 @pytest.mark.parametrize("least", [0, 1, 6])
-def test_what_diverges_is_left_behind(least):
+def test_what_diverges_is_left_behind(least, diverged):
     """Where the middle diverges too, or all but one place."""
-    found = climb(lambda at: -np.inf if at[0] > least else at[0], [Ladder.options(7)], 7)
+    found = climb(lambda at: diverged if at[0] > least else at[0], [Ladder.options(7)], 7)
     assert found.best == (least,)
+
+
+@pytest.mark.parametrize("diverged", [-np.inf, np.nan])
+def test_a_search_ends_where_everything_diverges(diverged):
+    found = climb(lambda at: diverged, [Ladder((0.03, 0.1, 0.3)), Ladder((1.0, 2.0, 4.0))], 12)
+    assert len(found.tried) == 12
+    assert found.best == (0.1, 2.0)
 
 
 @pytest.mark.parametrize(

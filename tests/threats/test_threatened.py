@@ -179,10 +179,10 @@ VARIANTS = [
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0"),
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0", averaging="gradient"),
 ]
-# which no linear network for numbers fits; they take plain means, but FedAS and FedPAC's heads
+# which no linear network for numbers fits; they take plain means, but FedAS, FedGH, FedTGP and FedPAC's heads
 CLASSES_OR_NORMS = (
     pf.FedEM, pf.FedRC,
-    pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.MOON,
+    pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.FedTGP, pf.FedGH, pf.MOON,
 )  # fmt: skip
 OURS = [
     cls()

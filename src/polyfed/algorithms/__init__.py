@@ -23,6 +23,7 @@ from polyfed.algorithms.fedem import FedEM as FedEM
 from polyfed.algorithms.fedexlora import FedExLoRA as FedExLoRA
 from polyfed.algorithms.fedexp import FedExP as FedExP
 from polyfed.algorithms.fedfomo import FedFomo as FedFomo
+from polyfed.algorithms.fedgh import FedGH as FedGH
 from polyfed.algorithms.fedlc import FedLC as FedLC
 from polyfed.algorithms.fedlin import FedLin as FedLin
 from polyfed.algorithms.fednova import FedNova as FedNova
@@ -41,6 +42,7 @@ from polyfed.algorithms.fedsalora import FedSALoRA as FedSALoRA
 from polyfed.algorithms.fedslr import FedSLR as FedSLR
 from polyfed.algorithms.fedsoft import FedSoft as FedSoft
 from polyfed.algorithms.fedspa import FedSpa as FedSpa
+from polyfed.algorithms.fedtgp import FedTGP as FedTGP
 from polyfed.algorithms.fedtrack import FedTrack as FedTrack
 from polyfed.algorithms.fesem import FeSEM as FeSEM
 from polyfed.algorithms.ffalora import FFALoRA as FFALoRA

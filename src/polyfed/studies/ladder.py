@@ -104,7 +104,7 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
     halve the steps around the best. Where they run out before the neighbours of the latest place are tried, the choice
     is the place before, all of whose neighbours were.
 
-    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged
+    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity, NaN: diverged
     ladders: one per setting     trials: how many different values are tried
     Returns the choice, the trials, and how many edges are left.
     """
@@ -125,10 +125,11 @@ class _Way:
     """Where a climb is, and what it has tried. rungs: [setting] the values that it may step on, rising"""
 
     def __init__(self, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int):
-        self.score, self.ladders, self.trials = score, ladders, trials
+        self.ladders, self.trials = ladders, trials
+        self.score: Callable[[At], float] = lambda at: -math.inf if math.isnan(said := score(at)) else said
         self.rungs = [list(ladder.values) for ladder in ladders]
         self.at = tuple(values[len(values) // 2] for values in self.rungs)
-        self.tried: dict[At, float] = {self.at: score(self.at)}
+        self.tried: dict[At, float] = {self.at: self.score(self.at)}
 
     def better(self, k: int, value: float) -> bool:
         """Go to another value of setting k if it is better; a value that there is no trial left for is not."""

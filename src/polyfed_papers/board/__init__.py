@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 import polyfed.algorithms as known
@@ -59,6 +60,7 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "feddbe": ("kappa", (0.1, 1.0, 10.0)),
     "feddyn": ("alpha", (0.01, 0.03, 0.1)),
     "fedfomo": ("models", (2, 3, 5)),
+    "fedgh": ("server_lr", (0.03, 0.1, 0.3)),
     "fedlc": ("tau", (0.3, 1.0, 3.0)),
     "fedntd": ("beta", (0.3, 1.0, 3.0)),
     "fedpac": ("head_lr", (0.03, 0.1, 0.3)),
@@ -69,6 +71,7 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedslr": ("lam", (1e-5, 1e-4, 1e-3)),
     "fedsoft": ("lam", (0.03, 0.1, 0.3)),
     "fedspa": ("density", (0.25, 0.5, 0.75)),
+    "fedtgp": ("lam", (0.1, 1.0, 10.0)),
     "fedyogi": ("server_lr", (0.01, 0.03, 0.1)),
     "fesem": ("k", (1, 2, 3)),
     "flexcfl": ("k", (1, 2, 3)),
@@ -267,7 +270,7 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
             )  # fmt: skip
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
-        return float(run.final["validation"]["accuracy"].mean())
+        return float(np.nanmean(run.final["validation"]["accuracy"]))  # of the clients that have such samples
 
     kept = bench.once(f"{name}-{cls.name}-at-{'-'.join(f'{v:g}' for v in at)}", found)
     return -math.inf if kept is None else kept

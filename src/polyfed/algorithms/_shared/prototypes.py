@@ -32,6 +32,14 @@ def renewed(server: State, up: Uplinks) -> State:
     return {"prototypes": M, "seen": torch.maximum(server["seen"], (mass != 0).to(mass))}
 
 
+def pairs(up: Uplinks) -> tuple[Tensor, Tensor, Tensor]:
+    """What was sent, a row for each client and class that it has: (means [k, d], classes [k], shares of mass [k])."""
+    mass = up["mass"]
+    client, c = mass.nonzero(as_tuple=True)
+    weight = mass[client, c]
+    return up["prototypes"][client, c] / weight[:, None], c, weight / weight.sum()
+
+
 def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
     """A copy of `w: [s, p]` whose last layer takes the class with the nearest prototype: logits -||f - M_c||^2.
 
