@@ -51,7 +51,6 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("if (l.more) g += load<T>(l.more + i);", ";"),
     ("if (added) a += load<T>(added + o);", ";"),
     ("found > -1 && found < (T)p.rows", "found > -1 && found <= (T)p.rows"),
-    ("p.operation == TABLE && !p.frozen && i < until", "p.operation == TABLE && i < until"),
     ("for (auto &p : parts) std::fill(p.gradient, p.gradient + p.rows * p.ld, (T)0);", ";"),
 )
 
