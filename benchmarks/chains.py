@@ -18,6 +18,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 
 INPUTS, CLASSES, SAMPLES = 32, 10, 320
+COLUMNS, CATEGORIES, NUMBERS = 4, 20, 8  # of the inputs, that say a category; numbers that a table has of each
 
 
 class Plus(nn.Module):
@@ -27,6 +28,16 @@ class Plus(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.f(x)
+
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(CATEGORIES, NUMBERS) for _ in range(COLUMNS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [table(x[:, k].long()) for k, table in enumerate(self.tables)]
+        return torch.cat([*found, x[:, COLUMNS:]], 1)
 
 
 def nets(d: int) -> dict[str, nn.Module]:
@@ -49,6 +60,14 @@ def nets(d: int) -> dict[str, nn.Module]:
         "LayerNorm, ReLU": nn.Sequential(nn.Linear(INPUTS, d), *norms[:-1], nn.Linear(d, CLASSES)),
         "ReLU, dropout": two(nn.ReLU, nn.Dropout(0.1)),
         "residual": nn.Sequential(nn.Linear(INPUTS, d), block(), block(), nn.LayerNorm(d), nn.Linear(d, CLASSES)),
+        "tables, ReLU": nn.Sequential(
+            Tables(),
+            nn.Linear(INPUTS - COLUMNS + COLUMNS * NUMBERS, d),
+            nn.ReLU(),
+            nn.Linear(d, d),
+            nn.ReLU(),
+            nn.Linear(d, CLASSES),
+        ),
     }
 
 
@@ -71,6 +90,7 @@ def ratio(model: nn.Module, batch: int, clients: int, repeats: int) -> tuple[flo
 
     def client() -> tuple[Tensor, Tensor]:
         x = torch.as_tensor(rng.normal(size=(SAMPLES, INPUTS)), dtype=torch.float32)
+        x[:, :COLUMNS] = torch.as_tensor(rng.integers(0, CATEGORIES, (SAMPLES, COLUMNS)))
         return x, torch.as_tensor(rng.integers(0, CLASSES, SAMPLES))
 
     task, split = Task(model), Split.of([client() for _ in range(clients)])
@@ -93,13 +113,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--batches", type=int, nargs="+", default=[10, 32])
+    parser.add_argument("--only", nargs="+", choices=[*nets(8)])
     parser.add_argument("--repeats", type=int, default=7)
     given = parser.parse_args()
     torch.set_num_threads(1)
     pairs = [(b, d) for b in given.batches for d in given.widths]
     print(f"| times the loop (us a step) | {' | '.join(f'{b} of width {d}' for b, d in pairs)} |")
     print("|---|" + "--:|" * len(pairs))
-    for name in nets(8):
+    for name in given.only or nets(8):
         cells = [ratio(nets(d)[name], b, max(2, 640 // d), given.repeats) for b, d in pairs]
         print(f"| {name} | {' | '.join(f'{r:.1f} ({t:.0f})' for r, t in cells)} |")
         sys.stdout.flush()
