@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/native"
-TESTS = [f"tests/native/test_{name}.py" for name in ("networks", "kernel", "convolutions")]
+TESTS = [f"tests/native/test_{name}.py" for name in ("networks", "chains", "kernel", "convolutions")]
 SWITCH = "POLYFED_MUTANT"
 MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("for (int64_t o = l.out; o < l.ldz; o++) z[i * l.ldz + o] = 0;", ";"),
@@ -39,6 +39,19 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("from + vectors * L", "from + vectors * L + 1"),
     ("squares[l] += squared<T>(w + l * p + from, vectors);", "squares[l] = squared<T>(w + l * p + from, vectors);"),
     ("keep * load<T>(held + i + k * L)", "load<T>(held + i + k * L)"),
+    ("z < 0 ? tail : 1 - tail", "tail"),
+    ("below + z * e * (T)0.3989422804014327", "below"),
+    ("z * gate * (1 - gate)", "z * gate"),
+    ("std::fill(seen + l.in, seen + l.ldz, (T)0);", ";"),
+    ("std::fill(back + l.in, back + l.ldz, (T)0);", ";"),
+    ("load<T>(back + o) - mean - share * load<T>(seen + o)", "load<T>(back + o) - mean"),
+    ("std::fill(l.*biases + l.out, l.*biases + l.ldz, (T)0);", ";"),
+    ("x = x ^ x >> 16 ^ low;", "x = x ^ x >> 16;"),
+    ("(l.dropouts + 1)", "(uint32_t)1"),
+    ("if (l.more) g += load<T>(l.more + i);", ";"),
+    ("if (added) a += load<T>(added + o);", ";"),
+    ("found > -1 && found < (T)p.rows", "found > -1 && found <= (T)p.rows"),
+    ("for (auto &p : parts) std::fill(p.gradient, p.gradient + p.rows * p.ld, (T)0);", ";"),
 )
 
 

@@ -83,6 +83,17 @@ VARIANTS = {
 PIXELS = 6
 
 
+class Plus(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, f: nn.Module):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.f(x)
+
+
 def methods() -> dict[str, Algorithm]:
     """Every method of the package with its defaults, and the variants, by a readable name."""
     found: dict[str, Algorithm] = {}
@@ -104,7 +115,8 @@ def federation(regression: bool = False) -> pf.Federation:
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "factors" or "residual" (that, with an
-    adapter), "mlp", "cnn", a mixture of two, or one with a memory."""
+    adapter), "mlp", "block" (that, with a norm and a dropout around a sum), "cnn", a mixture of two, or one with a
+    memory."""
     if kind.startswith("memory"):
         net = model("cnn" if kind.endswith("cnn") else "deep", outputs)
         assert isinstance(net, nn.Sequential)
@@ -123,6 +135,9 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.LayerNorm(8), nn.Linear(8, outputs))
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, outputs))
+        if kind == "block":
+            inside = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.2))
+            return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), Plus(inside), nn.SiLU(), nn.Linear(8, outputs))
         norm = [nn.GroupNorm(2, 4)] if kind == "norm cnn" else []
         if kind in ("factors", "residual"):
             return adapted(model("deep", outputs), f"lora:r=2,train={kind}")

@@ -16,15 +16,17 @@ pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not buil
     ("name", "kind", "dtype", "tolerance", "batch_size"),
     [(m, kind_of(METHODS[m]), torch.float32, 1e-6, BATCH) for m in PLAIN]
     + [(m, "mlp", torch.float64, 1e-12, BATCH) for m in CHAINS]
-    + [(m, "mlp", torch.float64, 1e-12, None) for m in PLAIN],
+    + [(m, "mlp", torch.float64, 1e-12, None) for m in PLAIN]
+    + [(m, "block", torch.float64, 1e-12, BATCH) for m in PLAIN]
+    + [("fedbn", "norm", torch.float64, 1e-12, BATCH)],
 )
 def test_native_and_torch_agree(name, kind, dtype, tolerance, batch_size, monkeypatch):
-    found = {}
-    for switch, path in (("1", "native"), ("0", "closed form")):
+    found, by_torch = {}, "client by client" if kind in ("block", "norm") else "closed form"
+    for switch, path in (("1", "native"), ("0", by_torch)):
         monkeypatch.setenv("POLYFED_NATIVE", switch)
         run = train(METHODS[name], kind=kind, dtype=dtype, batch_size=batch_size, local_epochs=1, rounds=2,
                     evaluate_every=0)  # fmt: skip
         assert run.trained.engine.plan.path == path
         found[path] = run.personal
-    gap = (found["native"] - found["closed form"]).abs().max()
+    gap = (found["native"] - found[by_torch]).abs().max()
     assert gap <= tolerance * found["native"].abs().max().clamp(min=1)

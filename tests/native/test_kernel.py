@@ -42,7 +42,7 @@ def split_of(loss="cross-entropy", sizes=SIZES, inputs=IN):
 
     def client(n):
         y = rng.integers(0, OUT, n) if loss == "cross-entropy" else rng.normal(size=(n, OUT))
-        return torch.tensor(rng.normal(size=(n, inputs))), torch.tensor(y)
+        return torch.tensor(rng.normal(size=(n, *np.atleast_1d(inputs)))), torch.tensor(y)
 
     return Split.of([client(n) for n in sizes])
 

@@ -72,7 +72,7 @@ def network(rng, shape: tuple[int, ...], outputs: int, even: bool) -> nn.Module:
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
 
 
-def drawn(seed: int) -> Case:
+def drawn(seed: int, network=network) -> Case:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     images, loss, outputs = rng.random() < 0.4, one_of(rng, "cross-entropy", "mse"), int(rng.integers(2, 20))
@@ -103,7 +103,7 @@ def drawn(seed: int) -> Case:
     if not curvature:
         stated |= {"minus": anchor[0].expand(s, p)} if rng.random() < 0.4 else {}
         stated |= {"pull": (one_of(rng, 0.3, 10 * each), anchor)} if rng.random() < 0.5 else {}
-        layer = one_of(rng, "head", *{e.name.split(".")[0] for e in task.layout.entries})
+        layer = one_of(rng, "head", *sorted({e.name.split(".")[0] for e in task.layout.entries}))
         only = one_of(rng, torch.rand(s, p) < 0.5, task.layout.mask(layer)).to(dtype)
         stated |= {"only": only} if rng.random() < 0.6 else {}
         if loss == "cross-entropy":

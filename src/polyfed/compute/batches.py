@@ -346,6 +346,10 @@ class Batches:
     def _seeds(self, k: int, m: int | None = None) -> Callable[[], np.ndarray]:
         return lambda: mix(self._seed, self._round, self._keys[:m], k)
 
+    def step_seeds(self) -> np.ndarray:
+        """[s, steps] uint64, `Batch.seed` of every step."""
+        return mix(self._seed, self._round, self._keys[:, None], np.arange(self.total))
+
     def _live(self, at_work: np.ndarray) -> Tensor:
         """[k, s] -> [k, s, 1], for all steps in one copy."""
         dtype = self.split.x.dtype if self.split.x.is_floating_point() else torch.float32

@@ -1,6 +1,7 @@
 """Local training by the compiled kernel (`native/`): for which tasks, data and steps, and how it is called."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -9,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.compute import chains
 from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import Split
-from polyfed.compute.stacked import ACTIVATIONS, Affine, Drift, chain, flat, flattens
+from polyfed.compute.stacked import Affine, Drift
 from polyfed.compute.terms import Distillation
-from polyfed.native import Kernel, Layer, Pair, kernel
+from polyfed.native import Kernel, Layer, kernel
 
 if TYPE_CHECKING:
     from polyfed.compute.task import Task
@@ -27,19 +29,27 @@ FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
     """Path of plain local steps on these samples: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
-    if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
+    layers = layers_of(task, None if split is None else split.x.shape[1:]) if plain and kernel() is not None else None
+    if layers is not None and (split is None or not task.integers or _reads(layers, split.x.dtype)):
         return PATH
     return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-_known = WeakKeyDictionary["Task", dict[torch.Size | None, tuple[Layer, ...] | None]]()
+def share_calls(task: "Task", path: str, split: Split) -> bool:
+    """True where clients that are trained by this path share a call. Those of a network with convolutions, whose steps
+    are long, do not."""
+    layers = layers_of(task, split.x.shape[1:]) if path == PATH else None
+    return task.batched if layers is None else layers[0].window == (0, 0)
+
+
+_known = WeakKeyDictionary["Task", dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
 
 
 def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:
-    """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers, at most one
-    activation behind each.
+    """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers and norms,
+    with activations, dropouts and additions between them.
 
-    sample: shape of one, which a model with convolutions needs
+    sample: shape of one, which every model but a plain chain of linear layers needs
     """
     if (
         task.loss not in LOSSES
@@ -50,85 +60,28 @@ def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | No
         or task.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    known = _known.setdefault(task, {})
-    if sample not in known:
-        found = _layers(task, sample) if task.stacked is None else _chained([], task.stacked.layers)
-        known[sample] = None if found is None else tuple(found)
-    return known[sample]
+    known, key = _known.setdefault(task, {}), (sample, task.integers)
+    if key not in known:
+        found = None
+        if task.stacked is not None:
+            found = _chained(task.stacked.layers)
+        elif sample is not None:
+            found = chains.known(task, sample)
+        known[key] = None if found is None else tuple(found)
+    return known[key]
 
 
-def _layers(task: "Task", sample: torch.Size | None) -> list[Layer] | None:
-    """Layers of a model with convolutions."""
-    modules = flat(task.model)
-    at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
-    if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):
-        return None
-    linear = chain(nn.Sequential(*modules[at:]))
-    seen = _convolutions(modules[:at], sample)
-    if linear is None or seen is None or seen[-1].outputs * prod(seen[-1].places) != linear[0].in_features:
-        return None
-    layers = _chained(seen, linear)
-    return layers if layers is not None and sum(n.numbers for n in layers) == task.p else None
-
-
-def _chained(layers: list[Layer], modules: list[nn.Module]) -> list[Layer] | None:
-    """With these linear layers and activations behind them."""
+def _chained(modules: list[nn.Module]) -> list[Layer] | None:
+    """Linear layers and activations, at most one behind each."""
+    layers: list[Layer] = []
     for m in modules:
         if isinstance(m, nn.Linear):
-            layers.append(Layer(m.in_features, m.out_features, _biased(m)))
+            layers.append(Layer(m.in_features, m.out_features, len([*m.parameters()]) == 2))
         elif layers[-1].activation:
             return None
         else:
             layers[-1] = layers[-1]._replace(activation=type(m).__name__)
     return layers
-
-
-def _convolutions(modules: list[nn.Module], sample: torch.Size) -> list[Layer] | None:
-    """Modules that take images and give rows, as layers of the kernel."""
-    *modules, last = modules
-    if not flattens(last):
-        return None
-    shape = [*sample]
-    if modules and type(modules[0]) is nn.Unflatten and modules[0].dim == 1:
-        shape = [*modules.pop(0)(torch.empty(1, *sample, device="meta")).shape[1:]]
-    if len(shape) != 3:
-        return None
-    layers: list[Layer] = []
-    channels, image = shape[0], _pair(shape[1:])
-    for m in modules:
-        before = layers[-1] if layers else None
-        if type(m) is nn.Conv2d and m.padding_mode == "zeros" and (m.groups, m.in_channels) == (1, channels):
-            window, around = _pair(m.kernel_size), m.padding
-            even = around == "same" and not all(n % 2 for n in window)
-            if even or _pair(m.stride) != (1, 1) or _pair(m.dilation) != (1, 1):
-                return None
-            if isinstance(around, str):
-                around = [n // 2 for n in window] if around == "same" else 0
-            layers.append(Layer(m.in_channels, m.out_channels, _biased(m), "", window, _pair(around), image))
-            channels = m.out_channels
-        elif before is not None and type(m) in ACTIVATIONS and not before.activation:
-            layers[-1] = before._replace(activation=type(m).__name__)
-        elif before is not None and type(m) is nn.MaxPool2d and before.pool == (1, 1):
-            pool = _pair(m.kernel_size)
-            plain = not m.ceil_mode and not m.return_indices and _pair(m.stride) == pool
-            if not plain or _pair(m.padding) != (0, 0) or _pair(m.dilation) != (1, 1):
-                return None
-            layers[-1] = before._replace(pool=pool)
-        elif type(m) is not nn.Identity:
-            return None
-        image = layers[-1].places if layers else image
-        if min(image) < 1:
-            return None
-    return layers or None
-
-
-def _biased(layer: nn.Module) -> bool:
-    return len([*layer.parameters()]) == 2
-
-
-def _pair(value: int | Sequence[int]) -> Pair:
-    high, wide = (value, value) if isinstance(value, int) else value
-    return high, wide
 
 
 def train(
@@ -151,14 +104,14 @@ def train(
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
         return None
-    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) for n in layers)):
+    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) or n.columns[2] for n in layers)):
         return None
     w, batch = start.new_empty(start.shape), data.work.batch_size
     data.repeat()
     _steps(
         task, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
-        split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(), only,
-        curvature, toward, teacher,
+        split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(),
+        data.step_seeds if task.random else None, only, curvature, toward, teacher,
     )  # fmt: skip
     return w
 
@@ -190,8 +143,15 @@ def _on(task: "Task", w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor
     if layers is None:
         return False
     count = np.full(s, b) if sizes is None else np.array(sizes)
-    _steps(task, layers, w, start, lr, drift, x, batch.y, b * np.arange(s), count, np.full(s, steps))
+    seeds = partial(_same_seeds, batch, s, steps) if task.random else None
+    _steps(task, layers, w, start, lr, drift, x, batch.y, b * np.arange(s), count, np.full(s, steps), seeds=seeds)
     return True
+
+
+def _same_seeds(batch: Batch, s: int, steps: int) -> np.ndarray:
+    """[s, steps], that of the batch in every step."""
+    one = batch.seed() if batch.seed else np.zeros(s, dtype=np.uint64)
+    return np.repeat(one[:, None], steps, 1)
 
 
 def _fitting(
@@ -202,19 +162,27 @@ def _fitting(
     kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
     fits = (
         layers is not None
-        and (x.dtype, y.dtype) == (w.dtype, kind)
+        and y.dtype == kind
+        and (x.dtype == w.dtype or (x.dtype == torch.int64 and _reads(layers, x.dtype)))
         and w.shape[-1] == task.p
-        and prod(sample) == layers[0].inputs * max(1, prod(layers[0].image))
+        and prod(sample) == layers[0].sample
         and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] == 1))
     )
     return layers if fits else None
 
 
+def _reads(layers: tuple[Layer, ...], dtype: torch.dtype) -> bool:
+    """True for samples of floats, and for integers that only say which rows of tables are taken."""
+    tables = layers[0].operation == "table" and all(n.operation != "columns" for n in layers)
+    return dtype.is_floating_point or (dtype == torch.int64 and tables)
+
+
 def _steps(
     task: "Task", layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
     y: Tensor, first: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int | None = None,
-    keys: np.ndarray = NO_KEYS, only: Tensor | None = None, curvature: Tensor | None = None,
-    toward: tuple[float | Tensor, Tensor] | None = None, teacher: tuple[Tensor, Distillation] | None = None,
+    keys: np.ndarray = NO_KEYS, seeds: Callable[[], np.ndarray] | None = None, only: Tensor | None = None,
+    curvature: Tensor | None = None, toward: tuple[float | Tensor, Tensor] | None = None,
+    teacher: tuple[Tensor, Distillation] | None = None,
 ) -> None:  # fmt: skip
     """The kernel's call; see `Kernel.train`."""
     (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
@@ -230,8 +198,10 @@ def _steps(
         strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
         pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(
-        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(), first, count,
+        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(),
+        x.dtype == torch.int64, first, count,
         steps, batch, keys, _each(lr, s), _each(drift.keep, s),
+        seeds() if seeds is not None and any(n.drop for n in layers) else None,
         [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
         None if only is None else rows[len(drift.terms) + 1], 0 if curvature is None else curvature.data_ptr(), pulls,
         None if teacher is None else (rows[-1], teacher[1].strength, teacher[1].temperature, teacher[1].true),

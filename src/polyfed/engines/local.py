@@ -64,6 +64,7 @@ def make_plan(
     workers: int | None = None,
     path: str | None = None,
     most: float | None = None,
+    batched: bool | None = None,
 ) -> Plan:
     """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most.
 
@@ -72,14 +73,17 @@ def make_plan(
     the interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort
     is one chunk, or as many clients as half of the free memory holds: eight vectors each, and twice what a step keeps
     for its backward pass, whose gradients are as large.
+
+    batched: whether clients share a call; None: as the task says
     """
+    batched = task.batched if batched is None else batched
     on_cpu = task.device.type == "cpu"
-    enough = max(1, int(cohort * batch * task.p // WORTH)) if task.batched else cohort
+    enough = max(1, int(cohort * batch * task.p // WORTH)) if batched else cohort
     threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
     path = path or path_of(task)
     if chunk is None:
         size = task.p * task.w0.element_size()
-        if not task.batched:
+        if not batched:
             chunk = 1
         elif on_cpu:
             chunk = max(1, min(-(-cohort // threads), (ROOM if path == PATH else CACHE) // size))

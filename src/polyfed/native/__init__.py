@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 6  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 7  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
-ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
+OPERATIONS = ("linear", "norm", "same", "table", "columns")
+ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
 
 
@@ -30,6 +31,7 @@ class Job(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.c_int64),
         ("shape", ctypes.c_void_p),
+        ("real", ctypes.c_void_p),
         ("loss", ctypes.c_int64),
         ("clients", ctypes.c_int64),
         ("p", ctypes.c_int64),
@@ -37,12 +39,15 @@ class Job(ctypes.Structure):
         ("start", ctypes.c_void_p),
         ("start_each", ctypes.c_int64),
         ("x", ctypes.c_void_p),
+        ("integers", ctypes.c_int64),
         ("y", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
         ("count", ctypes.c_void_p),
         ("steps", ctypes.c_void_p),
         ("batch", ctypes.c_int64),
         ("keys", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
+        ("seeds_each", ctypes.c_int64),
         ("lr", ctypes.c_void_p),
         ("keep", ctypes.c_void_p),
         ("terms", ctypes.c_int64),
@@ -65,10 +70,15 @@ class Job(ctypes.Structure):
 
 
 class Layer(NamedTuple):
-    """A linear layer or a convolution, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid".
+    """A linear layer, a convolution, a norm of the whole row or nothing ("same"), and what follows it: an
+    activation, then dropout, then an addition. Only an activation of the first three follows a convolution.
 
-    inputs, outputs: numbers, or channels     window: of a convolution; none for a linear layer
+    inputs, outputs: numbers, or channels     window: of a convolution; none for another layer
     around, image, pool: the zeros around its input, that input, and the cells that the largest is taken of
+    weight: whether it has weights     eps: what a norm adds to the variance
+    drop: the share that is dropped     skip: the layer whose input is added, or -1
+    columns: of a sample, which begin a chain as they are ("columns"), or say which of a "table"'s `outputs` rows of
+        `inputs` numbers are taken: the first, how many, of how many
     """
 
     inputs: int
@@ -79,6 +89,28 @@ class Layer(NamedTuple):
     around: Pair = (0, 0)
     image: Pair = (0, 0)
     pool: Pair = (1, 1)
+    operation: str = "linear"
+    weight: bool = True
+    eps: float = 0.0
+    drop: float = 0.0
+    skip: int = -1
+    columns: tuple[int, int, int] = (0, 0, 0)
+
+    def free(self, names: Sequence[str]) -> bool:
+        """True where the first of these that follow a layer, and all behind it, are not there yet."""
+        order = ("activation", "drop", "skip")
+        first = min(map(order.index, names))
+        return all(getattr(self, name) == self._field_defaults[name] for name in order[first:])
+
+    @property
+    def bent(self) -> bool:
+        """True where something follows it."""
+        return not self.free(["activation"])
+
+    @property
+    def sample(self) -> int:
+        """Numbers of a sample, of the first layer."""
+        return self.columns[2] or self.inputs * max(1, prod(self.image))
 
     @property
     def places(self) -> Pair:
@@ -89,7 +121,8 @@ class Layer(NamedTuple):
     @property
     def numbers(self) -> int:
         """Weights and biases."""
-        return (self.inputs * max(1, prod(self.window)) + self.bias) * self.outputs
+        rows = self.outputs if self.operation in ("linear", "table") else int(self.weight)
+        return rows * self.inputs * max(1, prod(self.window)) + self.bias * self.outputs
 
 
 class Kernel:
@@ -113,6 +146,7 @@ class Kernel:
         size: int,
         x: int,
         y: int,
+        integers: bool,
         first: np.ndarray,
         count: np.ndarray,
         steps: np.ndarray,
@@ -120,6 +154,7 @@ class Kernel:
         keys: np.ndarray,
         lr: np.ndarray,
         keep: np.ndarray,
+        seeds: np.ndarray | None = None,
         terms: Sequence[tuple[np.ndarray, Rows]] = (),
         only: Rows | None = None,
         curvature: int = 0,
@@ -130,9 +165,11 @@ class Kernel:
 
         w, x, y: addresses of [clients, p] results, [N, inputs] samples, [N] classes (int64) or [N, outputs] targets;
             of numbers of `size` bytes, without gaps
+        integers: whether the samples are int64 instead
         first, count, steps: [clients] int64     batch: samples per step; None: all
         keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
         lr, keep: [clients] float64
+        seeds: [clients, steps] uint64 of what is dropped; None where nothing is
         terms: add is the sum of factors [clients] times rows
         only: 0 for what is not trained
         curvature: 0, or the address of [clients] float64 that steps raise to the change of the gradient, on the same
@@ -140,13 +177,16 @@ class Kernel:
         toward: strengths [C] and vectors [C, d] that features are pulled to
         teacher: models [p] to distil from, strength and temperature, and whether a sample's own class counts
         """
-        shape, p = _table(layers)
+        (shape, real), p = _tables(layers)
         by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
         arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, *added.T, by)]
         address = [a.ctypes.data for a in arrays]
+        kept = None if seeds is None else np.ascontiguousarray(seeds)
+        drawn = (None, 0) if kept is None else (kept.ctypes.data, kept.shape[1])
         job = Job(
-            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, *address[:3], batch or 0,
-            *address[3:6], len(terms), *address[6:], *(only or (None, 0)), curvature,
+            len(layers), shape.ctypes.data, real.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, integers, y,
+            *address[:3], batch or 0, address[3], *drawn, *address[4:6], len(terms), *address[6:],
+            *(only or (None, 0)), curvature,
             *((*toward[0], *toward[1]) if toward else (None, 0, None, 0)),
             *((*teacher[0], *teacher[1:]) if teacher else (None, 0, 0.0, 1.0, True)),
         )  # fmt: skip
@@ -155,7 +195,7 @@ class Kernel:
             raise (
                 MemoryError(f"no memory to train {clients} clients")
                 if failed == 1
-                else IndexError("class out of range")
+                else IndexError("class or category out of range")
             )
 
     def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
@@ -197,11 +237,13 @@ class Kernel:
 
 
 @cache
-def _table(layers: tuple[Layer, ...]) -> tuple[np.ndarray, int]:
-    """The layers as the kernel reads them, and how many numbers they have."""
-    rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool)
+def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+    """The layers as the kernel reads them, whole numbers and others, and how many numbers they have."""
+    rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool,
+             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns)
             for n in layers]  # fmt: skip
-    return np.array(rows, dtype=np.int64), sum(n.numbers for n in layers)
+    others = np.array([(n.eps, n.drop) for n in layers])
+    return (np.array(rows, dtype=np.int64), others), sum(n.numbers for n in layers)
 
 
 @cache

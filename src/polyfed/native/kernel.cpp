@@ -1,5 +1,5 @@
-// Local training of chains of linear layers, and of convolutions before them, one client after another: what `compute/stacked.py` computes for many clients
-// at once, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
+// Local training of chains of linear layers, norms, activations, dropouts and additions, and of convolutions before them,
+// one client after another: the steps that torch takes, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
 // lie, and a step's gradient goes straight into the weights together with a method's pull and shift.
 //
 // train.inc is compiled once per instruction set and number type; the widest one that the processor has is used.
@@ -22,26 +22,34 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Activation { NONE, RELU, TANH, SIGMOID };
-enum { SHAPE = 12, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
+enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS };  // SAME: nothing, for what follows the first two
+enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
+enum { SHAPE = 18, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
 struct Job {
-    int64_t layers;              // convolutions, then linear layers
+    int64_t layers;              // convolutions, or what columns of a sample make; then the others
     const int64_t *shape;        // [layers, SHAPE]: inputs, outputs, whether there is a bias, the activation that follows;
                                  // of a convolution, else 0: its window, the zeros around its input, the input, the cells
-                                 // that are pooled; high and wide each
+                                 // that are pooled; high and wide each; the operation, whether it has weights, and the
+                                 // layer whose input is added behind activation and dropout, or -1; of a table, whose
+                                 // inputs are numbers and outputs rows, or of columns as they are: the first, how many,
+                                 // of how many
+    const double *real;          // [layers, 2]: what a norm adds to the variance, and the share that is dropped
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the result
     const void *start;           // where it begins; client c's row is c * start_each numbers on, as below
     int64_t start_each;
     const void *x;               // [N, inputs] samples of everybody
+    int64_t integers;            // whether they are int64; for tables alone
     const void *y;               // [N] int64 classes or [N, outputs] targets
     const int64_t *first, *count;  // [clients] of each client's samples
     const int64_t *steps;        // [clients]
     int64_t batch;               // samples per step; 0: all
     const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples in batches
+    const uint64_t *seeds;       // [clients, steps] of what is dropped in each step, client c's c * seeds_each numbers on;
+    int64_t seeds_each;          // or null
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
     int64_t terms;               // add: their sum
     const void *const *term;     // [terms]: by[k, c] times client c's row of term[k]
@@ -207,7 +215,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 6; }
+EXPORT int polyfed_version() { return 7; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {

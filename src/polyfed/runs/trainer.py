@@ -26,7 +26,7 @@ from polyfed.base.typed import plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
-from polyfed.compute.compiled import PATH, path_of
+from polyfed.compute.compiled import PATH, path_of, share_calls
 from polyfed.compute.kept import Kept, kept
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
@@ -406,7 +406,9 @@ def prepare(
     path = path_of(top, work, federation.train)
     counts = federation.train.counts
     most = min(int(counts.max()), work.batch_size or int(counts.max()))
-    plan = make_plan(top, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
+    plan = make_plan(
+        top, cohort, work.per_step(counts), t.chunk, t.workers, path, most, share_calls(top, path, federation.train)
+    )
     needed = None
     if t.engine == "local" and not isinstance(federation, Outline):
         method = looped(algorithm)

@@ -1,0 +1,371 @@
+"""A model as layers of the compiled kernel, where it is a chain of what the kernel knows, with or without additions.
+
+It is found in what a pass does, not in how the model is written: the calls that torch's functions get on a few samples,
+in training and in evaluation mode. A call that is not in `FORMS`, or on something that is not the result of one before
+it, is a model that torch trains.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyfed.native import ACTIVATIONS, Layer, Pair
+
+if TYPE_CHECKING:
+    from polyfed.compute.task import Task
+
+
+class Unknown(Exception):
+    """A pass does what the kernel does not."""
+
+
+class Call(NamedTuple):
+    """One call in a pass: value k + 1 of the k-th, and 0 are the samples.
+
+    kind: as in `FORMS`     x: the value that it took     others: the values that were added to it, or put behind it
+    owned: the parameters that it took, by their place in the model     options: the rest
+    shape: what one sample is then
+    """
+
+    kind: str
+    x: int
+    others: tuple[int, ...]
+    owned: tuple[int, ...]
+    options: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+
+class Recorder(TorchFunctionMode):
+    """Inside, the calls on `x` and on what comes of it; dropouts drop nothing. Raises Unknown for another one."""
+
+    def __init__(self, x: Tensor, parameters: Sequence[nn.Parameter]):
+        super().__init__()
+        self.calls: list[Call] = []
+        self._values: list[tuple[Tensor, int]] = [(x, 0)]
+        self._places = {id(q): k for k, q in enumerate(parameters)}
+
+    def value(self, t: Any) -> int:
+        """Which of the values a tensor is now."""
+        for seen, value in reversed(self._values):
+            if seen is t:
+                return value
+        raise Unknown
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in READS:
+            return func(*args, **kwargs)
+        if func not in FORMS:
+            raise Unknown
+        kind, form = FORMS[func]
+        x, *given = form(*args, **kwargs)
+        others = tuple(map(self.value, given.pop())) if kind in ("add", "cat") else ()
+        value, tensors = self.value(x), [t for t in given if isinstance(t, Tensor)]
+        if any(id(t) not in self._places for t in tensors):
+            raise Unknown
+        out = (x if given[-1] else x.clone()) if kind == "dropout" else func(*args, **kwargs)
+        if out is x:  # written over: what shares its memory is no longer what it was
+            memory = out.untyped_storage().data_ptr()
+            self._values = [v for v in self._values if v[0].untyped_storage().data_ptr() != memory]
+        owned = tuple(self._places[id(t)] for t in tensors)
+        options = tuple(o for o in given if not (o is None or isinstance(o, Tensor)))
+        self.calls.append(Call(kind, value, others, owned, options, tuple(out.shape[1:])))
+        self._values.append((out, len(self.calls)))
+        return out
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> tuple[Any, ...]:
+    return input, weight, bias
+
+
+def _norm(
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Any, ...]:
+    return input, weight, bias, tuple(normalized_shape), eps
+
+
+def _bend(input: Any, inplace: bool = False) -> tuple[Any, ...]:
+    return (input,)
+
+
+def _gelu(input: Any, approximate: str = "none") -> tuple[Any, ...]:
+    return input, approximate
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Any, ...]:
+    return input, p if training else 0.0, inplace
+
+
+def _add(input: Any, other: Any, alpha: float = 1) -> tuple[Any, ...]:
+    if alpha != 1:
+        raise Unknown
+    return input, [other]
+
+
+def _cat(tensors: Sequence[Any], dim: int = 0) -> tuple[Any, ...]:
+    if dim not in (1, -1):
+        raise Unknown
+    return tensors[0], tensors[1:]
+
+
+def _columns(input: Any, at: Any) -> tuple[Any, ...]:
+    """Some that lie side by side."""
+    rows, which = at
+    if input.dim() != 2 or rows != slice(None) or not isinstance(which, int | slice):
+        raise Unknown
+    one = isinstance(which, int)
+    picked = [*range(input.shape[1])][slice(which, which + 1 or None) if one else cast("slice", which)]
+    if not picked or picked != [*range(picked[0], picked[-1] + 1)]:
+        raise Unknown
+    return input, picked[0], len(picked)
+
+
+def _integers(input: Any, dtype: Any = torch.int64) -> tuple[Any, ...]:
+    if dtype not in (torch.int64, torch.int32):
+        raise Unknown
+    return (input,)
+
+
+def _table(input: Any, weight: Any, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    usual = {"max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
+    if padding_idx not in (None, -1) or usual != usual | dict(zip(usual, args, strict=False)) | kwargs:
+        raise Unknown
+    return input, weight, *weight.shape
+
+
+def _reshape(input: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return (input,)
+
+
+def _convolution(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Any, ...]:
+    window = tuple(weight.shape[2:])
+    even = padding == "same" and not all(n % 2 for n in window)
+    if even or groups != 1 or _pair(stride) != (1, 1) or _pair(dilation) != (1, 1):
+        raise Unknown
+    if isinstance(padding, str):
+        padding = [n // 2 for n in window] if padding == "same" else 0
+    return input, weight, bias, window, _pair(padding)
+
+
+def _pool(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[Any, ...]:
+    cell = _pair(kernel_size)
+    plain = not ceil_mode and not return_indices and (stride is None or _pair(stride) == cell)
+    if not plain or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+        raise Unknown
+    return input, cell
+
+
+_tensor: Any = Tensor
+READS: set[Any] = {  # of a tensor's form, which say nothing of its numbers
+    *(getattr(_tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device")),
+    Tensor.size,
+    Tensor.dim,
+    Tensor.is_floating_point,
+}
+# torch's functions: what each is here, and (its arguments) -> (input, tensors, options)
+FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
+    F.linear: ("linear", _linear),
+    F.layer_norm: ("norm", _norm),
+    F.gelu: ("GELU", _gelu),
+    F.dropout: ("dropout", _dropout),
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), ("ReLU", _bend)),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), ("Tanh", _bend)),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), ("Sigmoid", _bend)),
+    F.silu: ("SiLU", _bend),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.add_), ("add", _add)),
+    **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.unflatten), ("reshape", _reshape)),
+    Tensor.__getitem__: ("columns", _columns),
+    **dict.fromkeys((Tensor.long, Tensor.int, Tensor.to), ("integers", _integers)),
+    F.embedding: ("table", _table),
+    torch.cat: ("cat", _cat),
+    F.conv2d: ("convolution", _convolution),
+    F.max_pool2d: ("pool", _pool),
+}
+
+
+def known(task: "Task", sample: torch.Size) -> list[Layer] | None:
+    """The layers of a task's model on samples of this shape; None where it is no chain, or its parameters lie in
+    another order than their layers."""
+    if not all(q.requires_grad for q in task.model.parameters()):
+        return None
+    try:
+        trained, evaluated = (_calls(task, sample, training) for training in (True, False))
+        if [_plain(c) for c in trained] != [_plain(c) for c in evaluated]:
+            return None
+        return _Chain(trained, tuple(sample)).layers
+    except Exception:  # of the model's own on samples of zeros, which it need not take
+        return None
+
+
+def _calls(task: "Task", sample: torch.Size, training: bool) -> list[Call]:
+    module, parameters = task.workspace(training)
+    x = torch.zeros(3 if training else 2, *sample, dtype=torch.int64 if task.integers else task.dtype)
+    with Recorder(x, parameters) as recorder:
+        end = recorder.value(module(x))
+    calls = recorder.calls
+    if end != len(calls) or [k for c in calls for k in c.owned] != [*range(len(parameters))]:
+        raise Unknown
+    return calls
+
+
+def _plain(call: Call) -> Call:
+    """Without the share that is dropped."""
+    return call._replace(options=()) if call.kind == "dropout" else call
+
+
+Made = list[tuple[Layer, int | None]]  # parts of a row, each with the parameter that is its table
+
+
+class _Chain:
+    """The layers that calls make. Raises Unknown where they make none."""
+
+    def __init__(self, calls: list[Call], sample: tuple[int, ...]):
+        self.layers: list[Layer] = []
+        self._shape = sample
+        begin = self._front(calls)
+        ends = [-1] * begin + [len(self.layers)]  # layers that each value is the result of
+        needed = {min(c.x, *c.others) for c in calls[begin:] if c.kind == "add"}
+        for k, call in enumerate(calls[begin:], begin):
+            self._kept = len(self.layers) in {ends[v] for v in needed if v <= k}
+            if max(call.x, *call.others, -1) != k:
+                raise Unknown
+            if call.kind == "add":
+                self._add(ends[min(call.x, *call.others)], call)
+            else:
+                self._take(call)
+            self._shape = call.shape
+            ends.append(len(self.layers))
+        last = self.layers[-1]
+        if last.operation != "linear" or last.window != (0, 0) or last.bent:
+            raise Unknown
+
+    def _front(self, calls: list[Call]) -> int:
+        """What columns of samples, and tables, make a row of; returns how many calls that is."""
+        if len(self._shape) != 1:
+            return 0
+        n, begin, shapes = self._shape[0], 0, [self._shape, *(c.shape for c in calls)]
+        plain: Made = [(_as_they_are(0, n, n), None)]
+        values, integers = [plain], set[int]()
+        for k, call in enumerate(calls):
+            parts = values[call.x]
+            found: Made
+            (first, *_), raw = parts[0][0].columns, len(parts) == 1 and parts[0][1] is None
+            if call.kind == "columns" and raw:
+                found = [(_as_they_are(first + call.options[0], call.options[1], n), None)]
+            elif call.kind == "integers" and raw:
+                found = parts
+            elif call.kind == "table" and raw:
+                rows, d = call.options
+                table = Layer(d, rows, False, operation="table", columns=(first, parts[0][0].inputs, n))
+                found = [(table, call.owned[0])]
+            elif call.kind == "cat" and len(call.shape) == 1 and not integers & {call.x, *call.others}:
+                found = [part for v in (call.x, *call.others) for part in values[v]]
+            elif call.kind == "reshape" and call.shape == (prod(shapes[call.x]),):
+                found = parts
+            else:
+                break
+            if call.kind == "integers" or (call.x in integers and call.kind in ("columns", "reshape")):
+                integers.add(k + 1)
+            values.append(found)
+            begin, self._shape = k + 1, call.shape
+        tables = [owned for _, owned in values[begin] if owned is not None]
+        if begin in integers or len(self._shape) != 1 or tables != [*range(sum(c.kind == "table" for c in calls))]:
+            raise Unknown
+        self.layers = [] if values[begin] == plain else [part for part, _ in values[begin]]
+        return begin
+
+    def _take(self, call: Call) -> None:
+        kind, owned, rows = call.kind, len(call.owned), len(self._shape) == 1
+        if kind == "convolution":
+            self._convolve(call)
+        elif kind == "pool":
+            self._on_images(pool=call.options[0])
+        elif kind == "reshape":
+            image = not self.layers and len(call.shape) == 3
+            if prod(call.shape) != prod(self._shape) or not (image or len(call.shape) == 1):
+                raise Unknown
+        elif kind == "dropout":
+            if call.options[0]:
+                self._bend(drop=float(call.options[0]))
+        elif kind == "linear" and rows:
+            self.layers.append(Layer(self._shape[0], call.shape[0], owned == 2))
+        elif kind == "norm" and rows and call.options[0] == self._shape:
+            (n,), eps = self._shape, call.options[1]
+            self.layers.append(Layer(n, n, owned == 2, operation="norm", weight=owned > 0, eps=eps))
+        elif kind in ("linear", "norm"):
+            raise Unknown
+        else:
+            kind += " tanh" if call.options == ("tanh",) else ""
+            if kind not in ACTIVATIONS:
+                raise Unknown
+            self._bend(activation=kind)
+
+    def _add(self, skip: int, call: Call) -> None:
+        if not 0 <= skip < len(self.layers) or self.layers[skip].window != (0, 0) or call.shape != self._shape:
+            raise Unknown
+        if call.shape != (self.layers[skip].inputs,):
+            raise Unknown
+        self._bend(skip=skip)
+
+    def _bend(self, **what: Any) -> None:
+        """Activation, dropout or an addition: with the layer below, or one of its own where something lies between."""
+        last = self.layers[-1] if self.layers else None
+        if len(self._shape) != 1:
+            self._on_images(**what)
+            return
+        if last is None or last.window != (0, 0) or last.columns[2] or self._kept or not last.free([*what]):
+            width = self._shape[0]
+            self.layers.append(Layer(width, width, False, operation="same", weight=False))
+        self.layers[-1] = self.layers[-1]._replace(**what)
+
+    def _convolve(self, call: Call) -> None:
+        window, around = call.options
+        if len(self._shape) != 3 or any(n.window == (0, 0) for n in self.layers):  # behind another layer
+            raise Unknown
+        channels, *image = self._shape
+        layer = Layer(channels, call.shape[0], len(call.owned) == 2, "", window, around, _pair(image))
+        self.layers.append(layer)
+
+    def _on_images(self, **what: Any) -> None:
+        """A convolution's activation, and what is pooled, in either order."""
+        last = self.layers[-1]
+        whole = len(self._shape) == 3 and last.window != (0, 0) and not self._kept
+        if not whole or what.get("activation", "ReLU") not in ("ReLU", "Tanh", "Sigmoid"):
+            raise Unknown
+        if not {"activation", "pool"} >= what.keys() or any(
+            getattr(last, k) != getattr(Layer(1, 1, True), k) for k in what
+        ):
+            raise Unknown
+        self.layers[-1] = last._replace(**what)
+
+
+def _as_they_are(first: int, count: int, of: int) -> Layer:
+    return Layer(count, count, False, operation="columns", weight=False, columns=(first, count, of))
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    high, wide = (value, value) if isinstance(value, int) else value
+    return high, wide
