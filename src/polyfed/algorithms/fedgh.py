@@ -46,7 +46,7 @@ class FedGH(Algorithm):
         return {"w": w0}
 
     def downlink(self, server, round):
-        return Down(shared=server)
+        return Down(shared={"weight": server["weight"], "bias": server["bias"]})
 
     def local_update(self, task, client, down, data, round):
         w = local_sgd(task, self._joined(task, client, down), data, self.lr)

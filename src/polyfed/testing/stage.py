@@ -15,6 +15,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
+from polyfed.compute.compiled import path_of
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, State
 from polyfed.core.messages import copied
@@ -152,7 +153,8 @@ def loop(
     task = Task(net or network_of(method), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps_of(method), batch_size=BATCH)
-    rows, plan = make_rows(method, task, fed.n, fed.n, None), make_plan(task, fed.n, 8, chunk=chunk, workers=1)
+    rows, path = make_rows(method, task, fed.n, fed.n, None), path_of(task, work, split)
+    plan = make_plan(task, fed.n, 8, chunk=chunk, workers=1, path=path)
     engine = LocalEngine(task, {"train": split, "test": fed.test}, rows, client_keys(fed.names), work, 3, plan)
     return Loop(task, split.counts, fed.names, method, schedule or Uniform(), engine, 3)
 
