@@ -86,11 +86,12 @@ def test_rounds_of_fedproto(pull, weighted):
         assert torch.allclose(deployed.softmax(1), (-gap).softmax(1), atol=1e-12)
 
 
-@certifies(pf.FedProto, by="identity with Local without a pull, to the bit")
-def test_without_a_pull_it_is_local():
+@certifies(pf.FedProto, pf.FedTGP, by="identity with Local without a pull, to the bit")
+@pytest.mark.parametrize("method", [pf.FedProto, pf.FedTGP])
+def test_without_a_pull_it_is_local(method):
     alone = fit_labels(labelled(), pf.Local(LR)).personal
-    assert torch.equal(fit_labels(labelled(), pf.FedProto(LR, lam=0.0, deployed="head")).personal, alone)
-    with_it = fit_labels(labelled(), pf.FedProto(LR, deployed="head")).personal
+    assert torch.equal(fit_labels(labelled(), method(LR, lam=0.0, deployed="head")).personal, alone)
+    with_it = fit_labels(labelled(), method(LR, deployed="head")).personal
     assert (with_it - alone).abs().max() > 1e-3
 
 
