@@ -38,7 +38,7 @@ from polyfed_papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, ONCE, UNCOUNTED, chosen, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
@@ -69,7 +69,7 @@ def settings(scale: Size):
         sizes(scale),
         rounds_of(scale, 200, 2000),
         Setting("FPFC: lambda from", ", ".join(map(str, GRID)), "ours"),
-        *ONCE,
+        *RIVALS,
         Setting("tuned on", "runs without attackers", "ours"),
         *THREATS,
         Setting("label flip, scaled update", "labels y -> 9 - y; ten times the update; 40 % of attackers", "ours"),
@@ -126,8 +126,7 @@ def attacks(bench: Bench) -> Outcome:
     """Does fusion shut attackers out, without a rule made for that?"""
     shares = (0.0, 0.4) if bench.rehearse else RATIOS
     problem = replace(synthetic(bench), rounds=bench.rounds(200, 2000))
-    choose = tuned_nine(bench, "choice", problem, GRID)
-    methods, first = choose(UNCOUNTED), ["FPFC", "FedAvg"]
+    methods, first = tuned_nine(bench, "choice", problem, GRID), ["FPFC", "FedAvg"]
     order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
     found: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
@@ -140,7 +139,7 @@ def attacks(bench: Bench) -> Outcome:
     tables, claims = summarised(found)
     claims += [best(problem, attack, found[attack]) for attack in ATTACKS]
     notes = [
-        chosen([UNCOUNTED], choose),
+        chosen(methods),
         LG,
         "a vector of one value is invisible to a single softmax layer: it shifts all logits alike and cancels. Under "
         "it FedAvg loses only the attackers' share of the mean; for deeper models it is an attack",
@@ -165,7 +164,7 @@ def settings_of_images(scale: Size):
         Setting("precision", "float64", "ours"),
         *THREATS,
         Setting("FPFC: lambda from", ", ".join(map(str, IMAGE_LAMBDAS)), "ours"),
-        *ONCE,
+        *RIVALS,
         Setting("tuned on", "runs without attackers", "ours"),
         rounds_of(scale, 15, 200),
         *image_settings(scale, ("lambda, images", "rounds, images")),
@@ -177,8 +176,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     shares, first = (0.0, 0.4) if bench.rehearse else RATIOS, bench.seeds[:1]
     few = first if bench.small else bench.seeds
     problem = replace(images(bench, title), rounds=bench.rounds(15, 200))
-    choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
-    methods = choose(UNCOUNTED)
+    methods = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
     fpfc = methods["FPFC"]
     own = {"tensors": ("w",), "others": "received"}
     cases = {m: (methods[m], bench.seeds, None, own if "FPFC" in m else {}) for m in reversed(methods)}
@@ -200,7 +198,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     claims += [best(problem, attack, of) for attack, of in found.items()]
     tables.append(told_by("FPFC, the benign 60 % of the devices", ("trained<", "accuracy, %"),
                           [(Cell("without the attackers"), ours(without, 100))]))  # fmt: skip
-    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen([UNCOUNTED], choose), *IMAGE_NOTES])
+    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen(methods), *IMAGE_NOTES])
 
 
 def alone(bench: Bench, problem: Problem, method: Algorithm) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ ANGLES: tuple[Literal["smallest", "sum", "entries"], ...] = ("smallest", "sum", 
 QUANTILES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 ALPHAS = (0.01, 0.03, 0.1, 0.3)
 TRIALS = 12  # of every method that has something to choose
-UNCOUNTED = 1000  # added to a seed: no trial has a start, cohorts or, where data are shared, clients that count
+UNCOUNTED = 1000  # the seed of devices that settings are chosen by; added to a seed: no trial has a start that counts
 SHARE = Limits(ge=0, le=1)
 
 
@@ -42,7 +42,7 @@ def listed(values: Sequence[float]) -> str:
 RIVALS = (
     Setting("tuned", f"{TRIALS} trials each of Per-FedAvg, IFCA, CFL, PACFL, FPFC-l1 and FPFC; Local, FedAvg and "
             "LG-FedAvg have nothing to choose", "ours"),
-    Setting("tuned by", "validation data, per seed, from another start and with other cohorts", "ours"),
+    Setting("tuned by", "validation data of devices that do not count, once for all seeds", "ours"),
     Setting("tuning", "the values below, beyond them while the first or the last is best, then between", "ours"),
     Setting("Per-FedAvg: alpha from", listed(ALPHAS), "ours"),
     Setting("IFCA", f"k given; other starts w0 + N(0, I); {TRIALS} sets of them tried", "ours"),
@@ -52,10 +52,6 @@ RIVALS = (
     Setting("PACFL", "3 vectors per class; smallest angle, sum of all, or the authors' entries, thresholds at the "
             f"quantiles {listed(QUANTILES)} of the devices' angles (0: each alone, 1: one cluster)", "ours"),
 )  # fmt: skip
-ONCE = tuple(
-    s._replace(value="validation data of devices that do not count, once for all seeds") if s.key == "tuned by" else s
-    for s in RIVALS
-)
 IMAGE_LAMBDAS = (0.2, 0.3, 0.4, 0.5, 0.7)  # of FPFC, where it is tuned on images
 
 
@@ -85,29 +81,31 @@ class Choice(NamedTuple):
 
 
 def tuned_nine(
-    bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1
-) -> Callable[[int], dict[str, Algorithm]]:
-    """seed -> the nine methods, with what the paper tunes chosen on the validation data of that seed.
+    bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1,
+    seed: int = UNCOUNTED,
+) -> dict[str, Algorithm]:  # fmt: skip
+    """The nine methods, with what the paper tunes chosen on the validation data of the devices of a seed.
 
     lambdas, l1: the first values of lambda for FPFC and FPFC-l1
     """
-
-    def choose(seed: int) -> dict[str, Algorithm]:
-        usual, data = nine(problem), problem.federation(seed)
-        if data.validation is None or not len(data.validation.x):
-            data = data.with_validation(0.2, seed)
-        angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
-        for label, choice in choices(usual, angles, lambdas, l1).items():
-            usual[label] = tuned_one(bench, f"{key}-{label}-seed{seed}", problem, data, choice, seed)
-        return usual
-
-    return cache(choose)
+    usual, data = nine(problem), validated(problem, seed)
+    angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
+    for label, choice in choices(usual, angles, lambdas, l1).items():
+        usual[label] = tuned_one(bench, f"{key}-{label}", problem, choice, seed)
+    return usual
 
 
-def tuned_one(bench: Bench, key: str, problem: Problem, data: Federation, choice: Choice, seed: int) -> Algorithm:
+def tuned_one(bench: Bench, key: str, problem: Problem, choice: Choice, seed: int = UNCOUNTED) -> Algorithm:
     """The method at the values that are best on validation data, from another start and with other cohorts."""
+    key, data = f"{key}-seed{seed}", validated(problem, seed)
     score = partial(by_validation, bench, key, problem, data, choice.make, seed + UNCOUNTED)
     return choice.make(bench.choose(key, score, choice.ladders, TRIALS))
+
+
+def validated(problem: Problem, seed: int) -> Federation:
+    """The devices of a seed, with samples for validation."""
+    data = problem.federation(seed)
+    return data if data.validation is not None and len(data.validation.x) else data.with_validation(0.2, seed)
 
 
 def choices(
@@ -168,15 +166,13 @@ def angles_of(bench: Bench, problem: Problem, data: Federation, seed: int) -> di
     return found
 
 
-def chosen(seeds: Sequence[int], choose: Callable[[int], Mapping[str, Algorithm]]) -> str:
-    """What was chosen, per seed, in a line."""
-    parts = [choose(seed) for seed in seeds]
+def chosen(methods: Mapping[str, Algorithm]) -> str:
+    """What was chosen, in a line."""
 
     def each(label: str, *names: str) -> str:
-        values = (" and ".join(_short(getattr(p[label], name)) for name in names) for p in parts)
-        return f"{label} {', '.join(names)}: {'; '.join(values)}"
+        return f"{label} {', '.join(names)} {' and '.join(_short(getattr(methods[label], name)) for name in names)}"
 
-    return "chosen per seed: " + ". ".join(
+    return "chosen: " + "; ".join(
         (each("FPFC", "lam"), each("FPFC-l1", "lam"), each("CFL", "eps1", "eps2"), each("PACFL", "angle", "threshold"),
          each("Per-FedAvg", "alpha"), each("IFCA", "seed"))
     )  # fmt: skip

@@ -25,7 +25,7 @@ from polyfed_papers.fpfc import (
     sizes,
     synthetic,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, ONCE, UNCOUNTED, chosen, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, RIVALS, chosen, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 PRINTED = {  # in the order of METHODS
@@ -62,7 +62,7 @@ def settings(scale: Size):
         Setting("trial runs, S1", "1000 rounds" if scale == "paper" else "200 rounds", "ours"),
         Setting("rounds, images", str(trained), "code" if scale == "paper" else "ours"),
         Setting("trial runs, images", f"{tried} rounds", "ours"),
-        *ONCE,
+        *RIVALS,
         *SYNTHETIC,
         *image_settings(scale, ("lambda, images", "rounds, images")),
     )  # fmt: skip
@@ -118,9 +118,9 @@ def table3(bench: Bench) -> Outcome:
         title = problem.title
         trial = bench.rounds(200, 1000, 200) if lambdas is GRID else problem.rounds
         known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
-        choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
-        selected.append(f"{title}: {chosen([UNCOUNTED], choose)}")
-        methods = {m: a for m, a in choose(UNCOUNTED).items() if m not in ("Local", "LG-FedAvg")}
+        tuned = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
+        selected.append(f"{title}: {chosen(tuned)}")
+        methods = {m: a for m, a in tuned.items() if m not in ("Local", "LG-FedAvg")}
         some = {m: a for m, a in methods.items() if m in ("FedAvg", "FPFC")} if bench.rehearse else methods
         if title in IMAGE_TITLES:
             problem = replace(problem, rounds=bench.rounds(*TRAINED))

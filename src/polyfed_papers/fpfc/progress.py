@@ -24,7 +24,7 @@ from polyfed_papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, ONCE, UNCOUNTED, chosen, nine, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, RIVALS, chosen, nine, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, bars, curve_panels
 
 
@@ -78,7 +78,7 @@ def progress(bench: Bench) -> Outcome:
 def settings_of_images(scale):
     return (
         Setting("FPFC: lambda from", ", ".join(map(str, IMAGE_LAMBDAS)), "ours"),
-        *ONCE,
+        *RIVALS,
         *image_settings(scale, ("lambda, images",)),
     )
 
@@ -101,8 +101,7 @@ def figure4(bench: Bench) -> Outcome:
     outcome, panels, costs = Outcome(), [], {}
     for title in IMAGE_TITLES:
         problem = images(bench, title)
-        choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
-        methods = choose(UNCOUNTED)
+        methods = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
         found = bench.compare(
             problem.key, problem.model, watched(problem), methods, rounds=problem.rounds,
             evaluate_every=bench.pick(2, 5), **problem.work,
@@ -125,7 +124,7 @@ def figure4(bench: Bench) -> Outcome:
         outcome.tables.append(told_by(f"{title}: FPFC less the others", ("method<", "accuracy<"), against))
         most = max(costs[title], key=lambda label: costs[title][label])
         outcome.claims.append(Claim(f"{title}: IFCA sends the most", most == "IFCA", f"the most: {most}"))
-        outcome.notes.append(f"{title}: {chosen([UNCOUNTED], choose)}")
+        outcome.notes.append(f"{title}: {chosen(methods)}")
     outcome.figures = {
         "figure4": curve_panels(panels, 3),
         "figure5": bars({t: {m: v / 1e6 for m, v in c.items()} for t, c in costs.items()}, "million numbers sent"),
