@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import KINDS, tiny
 from torch import nn
 
 from polyfed.compute.batches import Batch
@@ -68,19 +69,11 @@ def test_gradients_are_those_of_one_after_another(words, drop):
     assert compared(task_of(model if words is None else adapted(model, words)), batch()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "vit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_models_of_transformers(kind, tmp_path):
     """With masks and padded clients, in single precision; layers that are computed again have the same bits."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     torch.manual_seed(0)
-    if kind == "vit":
-        base = transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4))
-    elif kind == "bert":
-        base = transformers.BertModel(transformers.BertConfig(**small, vocab_size=V, max_position_embeddings=16))
-    else:
-        base = transformers.LlamaModel(transformers.LlamaConfig(**small, vocab_size=V, pad_token_id=0))
-    base.save_pretrained(tmp_path)
+    tiny(kind, V).save_pretrained(tmp_path)
     some = batch()
     if kind == "vit":
         some = some._replace(x=torch.randn(CLIENTS, SAMPLES, 3, 8, 8))

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiny import tiny
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError
@@ -96,9 +97,7 @@ def test_what_does_not_fit_is_said(tokenizer, tmp_path):
 def test_sites_read_texts_with_their_own_tokenizer(tokenizer, tmp_path):
     """And say none of them; other columns they do not even name."""
     hospitals, place = pytest.importorskip("hospitals"), tmp_path / "at-oslo"
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    transformers.BertModel(transformers.BertConfig(**small, vocab_size=8)).save_pretrained(place)
+    tiny("bert", 8, hidden_size=8, num_hidden_layers=1, intermediate_size=8).save_pretrained(place)
     shutil.copy(tokenizer, place)
     file = tmp_path / "study.toml"
     file.write_text(

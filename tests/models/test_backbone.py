@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny import KINDS, tiny
 from torch import nn
 
 import polyfed as pf
@@ -16,7 +17,6 @@ from polyfed.models.backbone import digest_of
 
 RNG = np.random.default_rng(0)
 PADDED = 8  # tokens
-KINDS = ("bert", "llama", "vit")
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -31,16 +31,8 @@ def bert(tmp_path_factory):
 
 
 def written(kind, place):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     torch.manual_seed(1)
-    if kind == "vit":
-        made = transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4))
-    elif kind == "bert":
-        made = transformers.BertModel(transformers.BertConfig(**small, vocab_size=50, max_position_embeddings=16))
-    else:
-        made = transformers.LlamaModel(transformers.LlamaConfig(**small, vocab_size=50, pad_token_id=0))
-    made.save_pretrained(place)
+    tiny(kind, 50).save_pretrained(place)
     return place
 
 

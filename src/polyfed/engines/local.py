@@ -213,7 +213,7 @@ def memory() -> int:
     return 8 << 30
 
 
-class Memory(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Bytes that a run takes at its peak. base: what is frozen, in memory already, once for all clients and threads
     server: its state, before and after a round     cohort: messages and private rows of one     steps: of all threads,
     with models, gradients, the optimiser's vectors and activations, or to evaluate where that is more
@@ -259,7 +259,7 @@ def memory_of(
     plan: Plan | None = None,
     most: int = 0,
     seen: int = 0,
-) -> Memory:
+) -> MemoryPlan:
     """The memory that a run of n clients takes, `cohort` at a time.
 
     added: see `make_rows`     plan: how they are run; None leaves steps out
@@ -273,7 +273,7 @@ def memory_of(
         samples, chunk = (4 * most, plan.chunk) if on_cpu else (2 * most, 1)
         steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.block)) * task.sample_bytes)
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * row
-    return Memory(size(task.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
+    return MemoryPlan(size(task.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
 
 
 def make_rows(

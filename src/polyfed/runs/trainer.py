@@ -43,7 +43,7 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation, Outline
 from polyfed.engines.local import (
     LocalEngine,
-    Memory,
+    MemoryPlan,
     check_rows,
     cores,
     free_memory,
@@ -120,7 +120,7 @@ class Trainer:
         [3, n] messages, bytes down and bytes up before the first round.
     kept : Kept or None
         The model, cut above its frozen modules; None: all of it is computed at every step.
-    memory : Memory or None
+    memory : MemoryPlan or None
         What is planned to be taken of it; None where clients are run elsewhere.
     """
 
@@ -142,7 +142,7 @@ class Trainer:
     private: Planned | None = None
     billed: np.ndarray | None = None
     kept: Kept | None = None
-    memory: Memory | None = None
+    memory: MemoryPlan | None = None
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
         """Train.
