@@ -5,6 +5,7 @@ import torch
 from tiny import KINDS, tiny
 from torch import nn
 
+from polyfed.base.errors import ModelError
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
 from polyfed.compute.grouped import grouped_pass
@@ -30,6 +31,45 @@ class Net(nn.Module):
         if not mask.all():
             scores = scores.masked_fill(~mask[:, None], -1e4)
         return self.head(self.drop(scores.softmax(-1) @ self.value(h)).mean(1))
+
+
+class Root(nn.Module):
+    """A normalisation as transformers has it; `plus`: its weight is kept less 1."""
+
+    def __init__(self, d, plus=0.0):
+        super().__init__()
+        self.weight, self.plus = nn.Parameter(torch.full((d,), 1 - plus)), plus
+
+    def forward(self, x):
+        return (self.plus + self.weight) * (x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
+
+
+def normed(norm):
+    model = Net()
+    model.norm = norm
+    return model
+
+
+class Images(nn.Module):
+    """Convolutions of all kinds, on tokens' embeddings [8, T] as images."""
+
+    def __init__(self, norm=False, frozen=()):
+        super().__init__()
+        self.embedding = nn.Embedding(V, 8).requires_grad_(False)
+        self.line = nn.Conv1d(8, 6, 2, dilation=2, padding=1)
+        self.square = nn.Conv2d(1, 4, (3, 2), stride=(2, 1), padding=(1, 0))
+        self.norm, self.deep = (
+            nn.GroupNorm(2, 4) if norm else nn.Identity(),
+            nn.Conv2d(4, 8, 3, padding="same", groups=2, bias=False),
+        )
+        self.cube, self.head = nn.Conv3d(1, 2, (2, 1, 2), padding="valid"), nn.Linear(2, 3)
+        for name in frozen:
+            self.get_parameter(name).requires_grad_(False)
+
+    def forward(self, x):
+        h = self.line(self.embedding(x).mT)[:, None].relu()
+        h = self.deep(self.norm(self.square(h)).tanh())[:, None]
+        return self.head(self.cube(h).relu().flatten(2).mean(2))
 
 
 def batch(padded=True):
@@ -61,7 +101,16 @@ def compared(task, some):
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 @pytest.mark.parametrize(
-    "words", [None, "lora:r=2,targets=query+value", "lora:r=2,train=residual", "dora:r=2", "norms", "biases"]
+    "words",
+    [
+        None,
+        "lora:r=2,targets=query+value",
+        "lora:r=2,train=residual",
+        "dora:r=2",
+        "ia3:targets=query,inputs=value",
+        "norms",
+        "biases",
+    ],
 )
 def test_gradients_are_those_of_one_after_another(words, drop):
     torch.manual_seed(0)
@@ -69,8 +118,56 @@ def test_gradients_are_those_of_one_after_another(words, drop):
     assert compared(task_of(model if words is None else adapted(model, words)), batch()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_of_transformers(kind, tmp_path):
+BUILT = {
+    "rms": lambda: normed(nn.RMSNorm(8)),
+    "rms of several dimensions": lambda: normed(nn.RMSNorm([T, 8])),
+    "rms by name": lambda: normed(Root(8)),
+    "rms kept less 1": lambda: normed(Root(8, 1.0)),
+    "convolutions": Images,
+    "weights of convolutions": lambda: Images(frozen=("line.bias", "square.bias")),
+    "biases of convolutions": lambda: Images(frozen=("line.weight", "square.weight", "deep.weight")),
+    "group norm": lambda: Images(True),
+    "weights of a group norm": lambda: Images(True, ("norm.bias", "square.weight")),
+}
+
+
+@pytest.mark.parametrize("build", BUILT.values(), ids=BUILT)
+def test_gradients_of_norms_and_convolutions(build):
+    torch.manual_seed(0)
+    assert compared(task_of(build().double()), batch()) < 1e-12
+
+
+@pytest.mark.parametrize("build", BUILT.values(), ids=BUILT)
+def test_gradients_in_single_precision(build):
+    """But for the bias of a Conv3d, whose own sum in torch is 5e-7 from that in double precision."""
+    torch.manual_seed(0)
+    model = build()
+    if isinstance(model, Images):
+        model.cube.bias.requires_grad_(False)
+    assert compared(task_of(model), batch()) < 1e-6
+
+
+def test_norms_are_known_by_their_class_or_its_name():
+    class TinyRMSNorm(Root):
+        pass
+
+    for norm in (nn.RMSNorm(8), TinyRMSNorm(8)):
+        task = Task(adapted(normed(norm), "norms"))
+        assert [e.name for e in task.layout.entries] == ["norm.weight", "head.weight", "head.bias"]
+        assert int(task.layout.mask("norm").sum()) == 8
+
+
+def test_a_convolution_without_a_form_is_said():
+    task = task_of(
+        nn.Sequential(nn.Embedding(V, 2), nn.Conv1d(T, 3, 2, padding_mode="circular"), nn.Flatten()).double()
+    )
+    task.vectorised = task.grouped = True
+    with pytest.raises(ModelError, match="padding_mode 'circular' has no grouped form"):
+        task.gradient(task.w0.expand(CLIENTS, -1), batch())
+
+
+@pytest.mark.parametrize(("kind", "part"), [*((kind, "lora") for kind in KINDS), ("llama", "norms")])
+def test_models_of_transformers(kind, part, tmp_path):
     """With masks and padded clients, in single precision; layers that are computed again have the same bits."""
     torch.manual_seed(0)
     tiny(kind, V).save_pretrained(tmp_path)
@@ -81,7 +178,7 @@ def test_models_of_transformers(kind, tmp_path):
         some = some._replace(x=torch.stack([some.x, (some.x != 0).long()], 2))
     targets = "q_proj+v_proj" if kind == "llama" else "query+value" if kind == "bert" else ""
     model = build("transformers", tuple(some.x.shape[2:]), 3, backbone=str(tmp_path))
-    words = "lora:r=2" + (f",targets={targets}" if targets else "")
+    words = "norms" if part == "norms" else "lora:r=2" + (f",targets={targets}" if targets else "")
     task, again = Task(adapted(model, words)), Task(adapted(model, words), recompute=True)
     x = some.x.flatten(0, 1)
     for one in (task, again):
@@ -117,11 +214,17 @@ def test_where_vmap_fails_check_takes_the_grouped_pass_or_says_so(caplog):
     assert "is trained one client after another" in caplog.text
 
 
-def test_operations_do_not_grow_with_the_clients():
+GROWN = {name: BUILT[name] for name in ("rms", "rms by name", "convolutions")} | {
+    words: lambda words=words: adapted(Net(), words) for words in ("lora:r=2", "ia3:targets=query,inputs=value")
+}
+
+
+@pytest.mark.parametrize("build", GROWN.values(), ids=GROWN)
+def test_operations_do_not_grow_with_the_clients(build):
     """No loop over clients: the graph of 20 has as many nodes as that of 2."""
+    task = task_of(build())
 
     def nodes(s):
-        task = task_of(adapted(Net(), "lora:r=2"))
         w = task.w0.expand(s, -1).clone().requires_grad_()
         with torch.enable_grad():
             out = grouped_pass(task.workspace(True)[0], task.layout, w, batch().x[:1].expand(s, -1, -1), None, None)[0]

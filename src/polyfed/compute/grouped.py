@@ -1,15 +1,16 @@
 """Many models that are alike but for small trained parts, in one pass of the rest: what is frozen is called as an
 ordinary module on all samples [s b, ...], so that masks may be of any kind; trained layers are batched products.
 
-A layer that holds a trained parameter has a form here, by its type; one without is refused, and so is a layer whose
-input does not begin with the samples. A parameter that is used elsewhere than in its own layer's call has no gradient
-here, which `check` finds by comparing.
+A layer that holds a trained parameter has a form here, by its type. A layer of another type is called as it is, every
+sample with its own model's parameters, where these are vectors: so do factors on outputs or inputs, and the RMSNorms of
+transformers. Else it is refused, and so is a layer whose input does not begin with the samples. A parameter that is
+used elsewhere than in its own layer's call has no gradient here, which `check` finds by comparing.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops, halves
 from polyfed.compute.layout import Layout
 from polyfed.compute.recompute import kept_short
 from polyfed.compute.terms import Entering
+from polyfed.compute.vectorised import unfolded
 
 Own = dict[str, Any]  # a layer's trained parameters by name, [s, ...]
 Form = Callable[[Any, Own, int, Tensor], Tensor]  # of a layer, its trained parameters, s, the input [s b, ...]
@@ -72,6 +74,8 @@ def _forms(module: nn.Module, owned: dict[str, Own], s: int) -> Generator[None]:
         for name, own in owned.items():
             layer = module.get_submodule(name)
             form = FORMS.get(type(layer).__name__ if type(layer).__module__.startswith("polyfed.") else type(layer))
+            if form is None and all(t.dim() == 2 for t in own.values()):
+                form = _by_sample
             if form is None:
                 raise ModelError(f"layer {name!r} ({type(layer).__name__}) has no grouped form")
             layer.forward = _called(form, layer, own, s)
@@ -128,12 +132,63 @@ def _dora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _layer_norm(layer: nn.LayerNorm, own: Own, s: int, x: Tensor) -> Tensor:
-    shape = [*layer.normalized_shape]
-    y = F.layer_norm(x, shape, None, None, layer.eps).reshape(s, -1, *shape)
+    return _scaled(layer, own, F.layer_norm(x, [*layer.normalized_shape], None, None, layer.eps), s)
+
+
+def _rms_norm(layer: nn.RMSNorm, own: Own, s: int, x: Tensor) -> Tensor:
+    return _scaled(layer, own, F.rms_norm(x, [*layer.normalized_shape], None, layer.eps), s)
+
+
+def _scaled(layer: nn.Module, own: Own, y: Tensor, s: int) -> Tensor:
+    """The normalised [s b, ...], times the weights and plus the biases of every group."""
+    shape, named = y.shape, dict(layer.named_parameters())
+    if "weight" in named:
+        y = y.reshape(s, -1, *named["weight"].shape)
     for name, act in (("weight", torch.mul), ("bias", torch.add)):
-        t = own.get(name, getattr(layer, name))
-        y = y if t is None else act(y, t[:, None] if name in own else t)
-    return y.view(x.shape)
+        if name in named:
+            y = act(y, own[name][:, None] if name in own else named[name])
+    return y.view(shape)
+
+
+def _group_norm(layer: nn.GroupNorm, own: Own, s: int, x: Tensor) -> Tensor:
+    last = F.group_norm(x, layer.num_groups, eps=layer.eps).movedim(1, -1)
+    return _scaled(layer, own, last, s).movedim(-1, 1)
+
+
+def _convolution(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
+    """Unfolded once, then a product for every group; groups of channels make one convolution of s times as many."""
+    weight, bias = own.get("weight", layer.weight), own.get("bias", layer.bias)
+    step, pad, apart = layer.stride, layer.padding, layer.dilation
+    convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(step)]
+    if layer.padding_mode != "zeros":
+        raise ModelError(f"{type(layer).__name__}: padding_mode {layer.padding_mode!r} has no grouped form")
+    if "weight" not in own:
+        y = convolve(x, weight, None, step, pad, apart, layer.groups)
+    elif layer.groups == 1:
+        places = range(3, weight.dim())
+        columns = unfolded(x, layer.kernel_size, step, pad, apart)
+        y = _times(_by_group(columns, s), weight.permute(0, 1, *places, 2).flatten(2), s)
+        y = y.view(*columns.shape[:-1], -1).movedim(-1, 1)
+    else:
+        side = x.view(s, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        y = convolve(side, weight.flatten(0, 1), None, step, pad, apart, s * layer.groups)
+        y = y.view(len(y), s, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
+    if bias is None:
+        return y
+    each = bias[:, None] if "bias" in own else bias[None, None]
+    return (y.view(s, -1, *y.shape[1:]) + each[(..., *[None] * len(step))]).flatten(0, 1)
+
+
+def _by_sample(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
+    """What the layer itself makes of vectors [s b, 1, ..., k], which is right where it multiplies or adds them."""
+    b, between, before = len(x) // s, [1] * (x.dim() - 2), dict(layer.named_parameters(recurse=False))
+    layer._parameters.update({
+        name: t[:, None].expand(-1, b, -1).reshape(len(x), *between, -1) for name, t in own.items()
+    })  # fmt: skip
+    try:
+        return cast("type[Any]", type(layer)).forward(layer, x)
+    finally:
+        layer._parameters.update(before)
 
 
 def _embedding(layer: nn.Embedding, own: Own, s: int, x: Tensor) -> Tensor:
@@ -148,6 +203,9 @@ def _embedding(layer: nn.Embedding, own: Own, s: int, x: Tensor) -> Tensor:
 FORMS: dict[Any, Form] = {  # two by name: they are built from models, which lie above
     nn.Linear: _linear,
     nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     nn.Embedding: _embedding,
     "LoRA": _lora,
     "DoRA": _dora,

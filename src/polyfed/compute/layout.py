@@ -14,7 +14,12 @@ from polyfed.base.errors import ModelError
 from polyfed.base.typed import BatchNorm, InstanceNorm
 from polyfed.compute.batchnorm import Statistics
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm, Statistics)
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, BatchNorm, InstanceNorm, Statistics)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True for a normalisation layer: torch's, or another library's by its name, such as `LlamaRMSNorm`."""
+    return isinstance(module, NORMS) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 
 class Entry(NamedTuple):
@@ -44,15 +49,13 @@ class Layout:
         self.sizes = [e.size for e in self.entries]
         self.p = sum(self.sizes)
         owners = [
-            m
-            for m in module.modules()
-            if not isinstance(m, NORMS) and any(p.requires_grad for p in m.parameters(recurse=False))
+            m for m in module.modules() if not is_norm(m) and any(p.requires_grad for p in m.parameters(recurse=False))
         ]
         of = {id(p): name for name, p in module.named_parameters()}
         self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
         end = last(module)
         self.end, self._linear = str(end), owners[-1:] == [end] and isinstance(end, nn.Linear)
-        self._norm = {of[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
+        self._norm = {of[id(p)] for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
 
     def views(self, w: Tensor) -> list[Tensor]:
         """The parameters as views of `w`: [..., p] -> one [..., *shape] per parameter, in the module's order."""

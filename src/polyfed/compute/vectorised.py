@@ -7,7 +7,6 @@ batched products of unfolded inputs; and dropout draws every client's own keyed 
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,23 @@ def _convolved(
     """
     if groups != 1 or input.dim() != weight.dim() or not is_batched(weight):
         return None
-    size, d = weight.shape[2:], weight.dim() - 2
+    columns, places = unfolded(input, weight.shape[2:], stride, padding, dilation), range(2, weight.dim())
+    out = F.linear(columns.flatten(0, -2), weight.permute(0, *places, 1).reshape(len(weight), -1), bias)
+    return out.view(*columns.shape[:-1], -1).movedim(-1, 1)
+
+
+def unfolded(
+    input: Tensor,
+    size: Sequence[int],
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> Tensor:
+    """What every place of a convolution sees: [b, C, ...] -> [b, places ..., (kernel's places) C].
+
+    size: of the kernel, one number per dimension
+    """
+    d = len(size)
     step, apart = _each(stride, d), _each(dilation, d)
     reach = [a * (k - 1) for a, k in zip(apart, size, strict=True)]
     if padding == "same":
@@ -101,11 +116,8 @@ def _convolved(
         input = F.pad(input, [n for pad in reversed(pads) for n in pad])
     for k in range(d):
         input = input.unfold(2 + k, reach[k] + 1, step[k])[..., :: apart[k]]
-    places, inside = [*range(2, 2 + d)], [*range(2 + d, 2 + 2 * d)]
     outer = [input.shape[0], *input.shape[2 : 2 + d]]
-    columns = input.permute(0, *places, *inside, 1).reshape(prod(outer), -1)
-    out = F.linear(columns, weight.permute(0, *places, 1).reshape(len(weight), -1), bias)
-    return out.view(*outer, -1).movedim(-1, 1)
+    return input.permute(0, *range(2, 2 + 2 * d), 1).reshape(*outer, -1)
 
 
 def _each(value: int | Sequence[int], d: int) -> list[int]:

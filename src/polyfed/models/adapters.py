@@ -20,7 +20,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, ModelError, closest
 from polyfed.base.randomness import generator, key_of
 from polyfed.base.typed import named_modules
-from polyfed.compute.layout import NORMS
+from polyfed.compute.layout import is_norm
 from polyfed.compute.narrow import HALF, placed
 
 
@@ -264,7 +264,7 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         model.get_submodule(name).requires_grad_(True)
     for m in model.modules():
         for name, q in m.named_parameters(recurse=False):
-            if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
+            if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and is_norm(m)):
                 q.requires_grad_(True)
     for q in model.parameters():
         if q.requires_grad:
