@@ -8,8 +8,10 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms._shared.lora import mean_of_products, places, product
-from polyfed.base.errors import ModelError
+from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.randomness import generator, key_of
+from polyfed.core.messages import Round
+from polyfed.core.uplinks import Uplinks
 from polyfed.models import adapted, merged
 from polyfed.models.adapters import LoRA
 
@@ -87,16 +89,42 @@ def test_fedex_deploys_the_mean_of_the_updates(rounds):
 
 
 @certifies(pf.FedExLoRA, by="the dense mean less the product of means")
-def test_fedex_says_how_much_the_mean_of_factors_misses():
-    """Round by round, of the updates that it has averaged; with one client nothing."""
+@pytest.mark.parametrize("method", [pf.FedExLoRA(lr=0.3), pf.FedAvg(lr=0.3, aggregation_error=True)])
+def test_how_much_the_mean_of_factors_misses(method):
+    """Round by round, of the updates that are averaged; with one client nothing."""
     p, layers = torch.tensor([12.0, 9, 15]).double() / 36, [layer(m) for m in alone(b=0.5)]
     mean = sum(pi * q.B @ q.A for pi, q in zip(p, layers, strict=True))
     B, A = (sum(pi * getattr(q, name) for pi, q in zip(p, layers, strict=True)) for name in "BA")
-    history = fit(pf.FedExLoRA(lr=0.3), b=0.5, evaluate_every=1).history
-    assert float(history.aggregation_error.iloc[-1]) == pytest.approx(
-        float((mean - B @ A).detach().norm() / mean.detach().norm())
-    )
-    assert fit(pf.FedExLoRA(lr=0.3), SITES[:1], b=0.5).history.aggregation_error.iloc[-1] < 1e-12
+    history = fit(method, b=0.5, evaluate_every=1).history
+    expected = float((mean - B @ A).detach().norm() / mean.detach().norm())
+    assert expected > 1e-4
+    assert history.aggregation_error.iloc[-1] == pytest.approx(expected, rel=0, abs=1e-12)
+    assert fit(method, SITES[:1], b=0.5).history.aggregation_error.iloc[-1] < 1e-12
+
+
+@pytest.mark.parametrize("same", "AB")
+def test_means_of_factors_miss_nothing_where_one_factor_is_equal(same):
+    method, task = pf.FedAvg(aggregation_error=True), pf.Task(net())
+    own, ids = torch.randn(3, task.p, dtype=torch.float64), torch.arange(3)
+    round = Round(0, 3, 0, ids, torch.tensor([1.0, 2, 5]).double(), ids)
+    (place,) = places(task.layout, method).values()
+    server = method.init_server(task, task.w0, 3)
+    assert float(method.aggregate(server, Uplinks({"w": own}, round), round)["error"]) > 0.1
+    place.part(own, same).copy_(place.part(own, same)[:1].clone().expand(3, -1, -1))
+    assert float(method.aggregate(server, Uplinks({"w": own}, round), round)["error"]) < 1e-15
+
+
+def test_what_reads_clients_uploads_is_asked_for():
+    """Without the setting FedAvg takes sums, and trains to the same model."""
+    plain, asked = fit(FEDIT, b=0.5, evaluate_every=1), fit(pf.FedAvg(lr=0.3, aggregation_error=True), b=0.5)
+    assert "aggregation_error" not in plain.history
+    with pytest.raises(ConfigError, match="the server of fedavg needs every client's own w; without aggregation-error"):
+        fit(pf.FedAvg(aggregation_error=True), privacy={"sums": "secure"})
+    assert torch.allclose(plain.server["w"], asked.server["w"], rtol=0, atol=1e-14)
+    for words in ("chart", "residual"):
+        fed = pf.Federation.from_arrays(SITES, test_fraction=0.0, classes=C)
+        with pytest.raises(ModelError, match="expected an adapter such as lora:r=8,train=factors"):
+            pf.fit(net(words), fed, pf.FedAvg(aggregation_error=True), rounds=1)
 
 
 @certifies(pf.FLoRA, by="the dense mean of torch.optim's updates")

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from polyfed.algorithms._shared.lora import known, means, missed, noted, places
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, mean
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,30 @@ class FedAvg(Algorithm):
     weighted: bool = setting(
         True, source="paper", doc="Weigh clients by their number of samples, as in the paper; False: plain mean."
     )
+    aggregation_error: bool = setting(
+        False,
+        source="ours",
+        doc="Record in the history what the means of LoRA factors miss of the mean of their products, over that. It "
+        "takes every client's upload to the server, where the sum is enough without.",
+    )
 
     linear = "its means"
+
+    def init_server(self, task, w0, n):
+        error = noted(places(task.layout, self)) | {"error": w0.new_zeros(())} if self.aggregation_error else {}
+        return {"w": w0, **error}
 
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 
     def aggregate(self, server, up, round):
-        return {"w": up.mean("w", round.samples if self.weighted else None)}
+        new = server | {"w": up.mean("w", round.samples if self.weighted else None)}
+        if self.aggregation_error:  # sum_i p_i (B_i - B)(A_i - A) is the mean of products less the product of means
+            p = round.samples if self.weighted else torch.ones_like(round.samples)
+            own, w = up["w"], mean(up["w"], p)
+            new["error"] = missed(known(server), w, means(known(server), own - w, p))
+        return new
+
+    def describe(self, server):
+        error = {"aggregation_error": server["error"]} if self.aggregation_error else {}
+        return super().describe(server)._replace(findings=error)

@@ -87,6 +87,8 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
 
 def sums_instead(algorithm: Algorithm) -> str:
     """Name the setting by which a method that needs rows makes do with sums, where it has one."""
+    if getattr(algorithm, "aggregation_error", False):
+        return "; without aggregation-error it takes sums alone"
     return "; one-hot = true sends sums alone" if getattr(algorithm, "one_hot", None) is False else ""
 
 
