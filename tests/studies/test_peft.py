@@ -15,7 +15,8 @@ from polyfed.models import adapted, merged
 RNG = np.random.default_rng(0)
 SITES = [(RNG.normal(size=(12, 6)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
 X = torch.as_tensor(RNG.normal(size=(5, 6))).float()
-KINDS = ("lora:r=2", "lora:r=4,targets=up,train=factors,alpha=3,scale=rs", "lora:r=2,train=residual")
+LORA = ("lora:r=2", "lora:r=4,targets=up,train=factors,alpha=3,scale=rs", "lora:r=2,train=residual")
+KINDS = (*LORA, "dora:r=2,alpha=3", "ia3:targets=up,inputs=down", "ia3")
 
 
 class Net(nn.Module):
@@ -41,7 +42,7 @@ def trained(words: str, out) -> pf.Run:
     return pf.fit(net(), fed, method, adapter=words, rounds=4, out=out)
 
 
-@pytest.mark.parametrize("words", KINDS)
+@pytest.mark.parametrize("words", LORA)
 def test_the_folder_says_what_the_client_computes(words, tmp_path):
     """W0 + alpha / r B A, by the rank and alpha that the configuration has for each layer, and the saved modules."""
     run = trained(words, tmp_path / "run")
@@ -109,10 +110,23 @@ def test_predictions_of_merged_weights_are_the_clients(cli, tmp_path):
     assert "--peft: found --merged too" in cli("export", "run", "--client", "1", "--peft", "--merged").err
 
 
-def test_a_model_without_low_rank_updates_is_refused(tmp_path):
+def test_inputs_and_outputs_are_told_apart_by_whole_names(tmp_path):
+    """peft takes the end of a name from a list: what multiplies the inputs of "up" would be one for those of "sup"."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = nn.Sequential()
+    for name, (k, m) in {"sup": (6, 5), "up": (5, 4), "head": (4, 3)}.items():
+        model.add_module(name, nn.Linear(k, m))
+    whole = adapted(model, "ia3:targets=sup,inputs=up")
+    run = pf.fit(whole, pf.Federation.from_arrays(SITES), pf.FedAvg(lr=0.5), rounds=2)
+    opened = peft.PeftModel.from_pretrained(model, str(run.peft(0, tmp_path / "one"))).eval()
+    with torch.no_grad():
+        assert torch.allclose(opened(X), run.model(0)(X), rtol=0, atol=1e-6)
+
+
+def test_a_model_without_updates_is_refused(tmp_path):
     fed = pf.Federation.from_arrays(SITES)
     run = pf.fit(adapted(net(), "probe"), fed, pf.FedAvg(), rounds=1, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="peft: found a model without low-rank updates"):
+    with pytest.raises(ConfigError, match="peft: found a model without updates"):
         run.peft(0, tmp_path / "out")
     with pytest.raises(ConfigError, match="merged: found a model without low-rank updates"):
         run.export(0, tmp_path / "a.safetensors", merged=True)
