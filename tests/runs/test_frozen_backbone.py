@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from elsewhere import DEVICE, Elsewhere
 from safetensors.torch import load_file
 from torch import nn
 
 import polyfed as pf
+from polyfed.core.worker import Worker
 from polyfed.runs import features, trainer
 
 RNG = np.random.default_rng(0)
@@ -70,6 +72,36 @@ def test_rounds_and_evaluations_do_not_run_the_backbone():
         run(rounds=rounds, evaluate_every=1)
         seen.append(Counting.seen)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("method", METHODS[:3:2], ids=lambda m: m.name)
+def test_on_a_device_features_are_made_once_and_training_waits_for_nothing(method, monkeypatch, tmp_path):
+    """In blocks there, by one thread; the models are the processor's, from memory and from files."""
+    expected, chunk = run(method), Worker._chunk
+    monkeypatch.setattr(trainer, "pick_device", lambda _: DEVICE)
+    monkeypatch.setattr(features, "cores", lambda: 8)
+    seen = []
+    for rounds, out, most in ((1, None, 1 << 28), (4, None, 1 << 28), (4, tmp_path / "run", 0)):
+        monkeypatch.setattr(features, "MAPPED", most)
+        features._known.clear()
+        Counting.seen = 0
+        with Elsewhere() as device:
+
+            def strict(self, *args, device=device, **kwargs):
+                device.strict = True
+                made = chunk(self, *args, **kwargs)
+                device.strict = False
+                return made
+
+            monkeypatch.setattr(Worker, "_chunk", strict)
+            found = run(method, device="cuda", rounds=rounds, out=out, evaluate_every=1)
+            assert found.trained.task.device == DEVICE
+            models = found.personal.held
+        seen.append(Counting.seen)
+        if rounds == 4:
+            torch.testing.assert_close(models, expected.personal, rtol=0, atol=1e-12)
+    features._known.clear()
+    assert len({*seen}) == 1
 
 
 def test_a_run_beside_it_has_the_same_files_and_a_resumed_one_goes_on(tmp_path):

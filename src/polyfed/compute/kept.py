@@ -22,7 +22,7 @@ from polyfed.compute.trial import Keyed, same
 
 TRIED = 8  # samples on which the parts have to give what the whole gives
 TAILS = 16  # places for the cut that are tried, from the highest
-BLOCK = 64  # samples a pass, whatever the number of threads: it decides the last bits
+BLOCK = 64  # samples a pass on a processor, whatever the number of threads: it decides the last bits
 
 
 class Call(NamedTuple):
@@ -56,17 +56,23 @@ class Kept(NamedTuple):
     def features_(self, out: Tensor, x: Tensor, threads: int) -> None:
         """Write the features of samples into `out: [N, *shape]`, the same whatever the number of threads.
 
-        x: [N, ...], on the task's device     threads: to compute on
+        x: [N, ...], on the task's device     threads: to compute on; an accelerator takes larger blocks one by one
         """
+        on_cpu = self.task.device.type == "cpu"
+        block = BLOCK if on_cpu else max(BLOCK, self.task.block)
 
         def write(k: int) -> None:
-            out[k : k + BLOCK] = _entering(self.task, self.first, x[k : k + BLOCK])
+            out[k : k + block] = _entering(self.task, self.first, x[k : k + block])
 
+        if not on_cpu:
+            for k in range(0, len(x), block):
+                write(k)
+            return
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                for _ in pool.map(write, range(0, len(x), BLOCK)):
+                for _ in pool.map(write, range(0, len(x), block)):
                     pass
         finally:
             torch.set_num_threads(before)
