@@ -6,6 +6,7 @@
 
 tests: `tests/engines/test_cuda.py`     convolutions: unfolded or grouped, and their memory (`accelerator.py`)
 adapters: 64 of them on a transformer of MiniLM's size, at once and in the serial loop; memory planned and taken
+billion: the same on 1.0 billion random numbers in bfloat16, made on the device, one sample of 64 tokens each
 cifar: pfl-research's benchmark, CIFAR-10 among 1,000 clients of 50 images, 50 a round, batches of 10, 1,500 rounds;
 images are random, which costs the same seconds. --pfl: the folder `benchmarks` of a checkout of pfl-research with its
 data prepared, to run its own beside it
@@ -56,10 +57,11 @@ class Sizes(NamedTuple):
     samples: int
     cohort: int
     rounds: int
+    large: tuple[int, int]  # width and layers
 
 
-FULL = Sizes(("cnn", "resnet18"), (10, 50), 20, 20, 64, 384, 6, 64, 1000, 50, 50, 150)
-SMALL = Sizes(("lenet",), (2,), 4, 2, 4, 16, 1, 8, 20, 20, 4, 4)
+FULL = Sizes(("cnn", "resnet18"), (10, 50), 20, 20, 64, 384, 6, 64, 1000, 50, 50, 150, (2048, 20))
+SMALL = Sizes(("lenet",), (2,), 4, 2, 4, 16, 1, 8, 20, 20, 4, 4, (32, 2))
 
 
 class Transformer(nn.Module):
@@ -117,35 +119,58 @@ def adapters(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[st
     """One step of every adapter: at once as `check` chose, at once in one pass of the base, and in the serial loop."""
     with seeded(0):
         base = Transformer(sizes.width, sizes.layers)
-        x = torch.randint(0, 1000, (sizes.adapters * sizes.batch, sizes.tokens))
+    yield from raced(base, device, sizes.adapters, sizes.batch, sizes.tokens, sizes.repeats)
+
+
+def billion(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[str]:
+    """As `adapters`, with products in bfloat16; the base is never on the processor."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device), seeded(0):
+            base = Transformer(*sizes.large)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    yield from raced(base, device, sizes.adapters, 1, sizes.tokens, max(2, sizes.repeats // 4), bf16=True)
+
+
+def raced(
+    base: nn.Module, device: torch.device, clients: int, b: int, tokens: int, repeats: int, bf16: bool = False
+) -> Iterator[str]:
+    """The three ways of a step of `clients` adapters, each on b samples."""
+    with seeded(0):
+        x = torch.randint(0, 1000, (clients * b, tokens))
         y = torch.randint(0, 2, (len(x),))
     model = pf.models.adapted(base, "lora:r=8,targets=query+value")
-    split = Split(x, y, np.arange(sizes.adapters + 1) * sizes.batch)
-    numbers = sum(q.numel() for q in base.parameters())
-    ends, moved = dict[str, float](), list[torch.Tensor]()
+    split = Split(x, y, np.arange(clients + 1) * b)
+    numbers, held = (sum(f(q) for q in base.parameters()) for f in (torch.numel, lambda q: q.nbytes))
+    yield f"the base: {numbers:,} numbers, {held / 2**30:.2f} GiB"
+    ends, moved, chosen = dict[str, float](), list[torch.Tensor](), ""
     for way in ("vmapped", "grouped", "serial"):
-        task = pf.Task(model, device=device)
+        task = pf.Task(model, device=device, bf16=bf16)
         task.vectorised = way != "serial"
         there = task.place(split)
         check(task, there, 2)
-        chosen = "grouped" if task.grouped else "vmapped"
+        chosen = chosen or ("grouped" if task.grouped else "vmapped")
         task.grouped = way == "grouped"
-        batch = Batch(there.x.view(sizes.adapters, sizes.batch, -1), there.y.view(sizes.adapters, -1))
-        w = task.w0.expand(sizes.adapters, -1).clone()
+        batch = Batch(there.x.view(clients, b, -1), there.y.view(clients, -1))
+        w = task.w0.expand(clients, -1).clone()
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        ends[way] = timed(lambda task=task, w=w, batch=batch: task.descend_(w, batch, 0.01), device, sizes.repeats)
+        ends[way] = timed(lambda task=task, w=w, batch=batch: task.descend_(w, batch, 0.01), device, repeats)
         moved.append(w)
-        if way == "grouped" and device.type == "cuda":
-            planned = sizes.adapters * (8 * w.element_size() * task.p + 2 * sizes.batch * task.sample_bytes)
-            taken = torch.cuda.max_memory_allocated(device) - before
-            yield f"memory of the grouped step: planned {planned / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB"
+        if way == "grouped":
+            planned = clients * (8 * w.element_size() * task.p + 2 * b * task.sample_bytes)
+            taken = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
+            yield (
+                f"memory of the grouped step: planned {planned / 2**30:.2f} GiB, taken "
+                + ("unknown" if taken is None else f"{taken / 2**30:.2f} GiB")
+            )
     gap = max(float((w - moved[-1]).norm() / moved[-1].norm()) for w in moved)
     yield (
-        f"{sizes.adapters} adapters of {w.shape[1]:,} numbers on {numbers:,}, batches of {sizes.batch} x "
-        f"{sizes.tokens} tokens: serial loop {ends['serial']:.1f} ms, vmapped {ends['vmapped']:.1f} ms, grouped "
-        f"{ends['grouped']:.1f} ms; `check` chose {chosen}; apart by {gap:.1e}"
+        f"{clients} adapters of {w.shape[1]:,} numbers, batches of {b} x {tokens} tokens: serial loop "
+        f"{ends['serial']:.1f} ms, vmapped {ends['vmapped']:.1f} ms, grouped {ends['grouped']:.1f} ms; `check` chose "
+        f"{chosen}; apart by {gap:.1e}"
     )
 
 
@@ -205,7 +230,7 @@ def cifar(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[str]:
     yield f"pfl-research: {1500 * (ends[1] - ends[0]) / sizes.rounds:.0f} s for 1,500 rounds"
 
 
-SECTIONS = {f.__name__: f for f in (tests, convolutions, adapters, cifar)}
+SECTIONS = {f.__name__: f for f in (tests, convolutions, adapters, billion, cifar)}
 
 
 def main() -> int:
