@@ -10,10 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError
+from polyfed.compute.batches import Batch
+from polyfed.compute.task import Task
 from polyfed.core.worker import Worker
 from polyfed.runs import features, trainer
 
 RNG = np.random.default_rng(0)
+X = torch.as_tensor(RNG.normal(size=(5, 4)))
 FED = pf.Federation.from_arrays([(RNG.normal(size=(30, 4)), np.arange(30) % 3) for _ in range(4)])
 
 
@@ -132,6 +136,41 @@ def test_large_features_stay_in_their_file(monkeypatch, tmp_path):
         features._known.clear()
         monkeypatch.setattr(features, "MAPPED", 1 << 28)
         assert torch.equal(found.personal, run().personal)
+
+
+def test_augmentation_of_samples_whose_features_are_kept_is_refused():
+    """Not of a model whose lowest layer is trained."""
+    images = pf.Federation.from_arrays([(RNG.normal(size=(8, 1, 4, 4)).astype(np.float32), np.arange(8) % 2)] * 2)
+    below, head = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).requires_grad_(False), nn.Linear(8, 2)
+    for augment, found in (("flip", "flip"), (lambda x, draws: x, "a function")):
+        with pytest.raises(ConfigError, match=f"augment: found {found} with nothing trained below '1', so that one"):
+            pf.fit(nn.Sequential(below, head), images, pf.FedAvg(), rounds=1, augment=augment)
+    below[0].requires_grad_(True)
+    pf.fit(nn.Sequential(below, head), images, pf.FedAvg(), rounds=1, augment="flip")
+
+
+FOLLOWED = {"one by one": (False, False), "vmapped": (True, False), "grouped": (True, True)}
+
+
+@pytest.mark.parametrize(("together", "grouped"), FOLLOWED.values(), ids=FOLLOWED)
+def test_a_module_of_which_nothing_is_trained_drops_nothing_and_any_other_does(together, grouped):
+    """The rule of dropout, whichever way a step is taken and in whatever mode the model was handed over."""
+
+    def gradient(frozen: float, trained: float, train: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(4, 6), nn.Dropout(frozen), nn.Sequential(nn.Dropout(frozen), nn.Linear(6, 6)))
+        block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(trained), nn.Linear(6, 6).requires_grad_(False))
+        task = Task(nn.Sequential(body.requires_grad_(False), block, nn.Tanh(), nn.Linear(6, 3)).double().train(train))
+        task.stacked, task.vectorised, task.grouped = None, together, grouped
+        batch = Batch(
+            X.expand(2, -1, -1), torch.arange(5).expand(2, -1) % 3, seed=lambda: np.arange(2, dtype=np.uint64)
+        )
+        return task.gradient(task.w0.expand(2, -1), batch)[0]
+
+    for train in (True, False):
+        assert torch.equal(gradient(0.5, 0.0, train), gradient(0.0, 0.0, train))
+        assert not torch.allclose(gradient(0.0, 0.5, train), gradient(0.0, 0.0, train))
+        assert torch.equal(gradient(0.0, 0.5, train), gradient(0.0, 0.5, not train))
 
 
 def test_dropout_of_a_frozen_backbone_is_off_and_of_the_head_on():

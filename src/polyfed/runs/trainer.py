@@ -369,8 +369,13 @@ def prepare(
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
     cut = None
-    if t.engine == "local" and work.augment is None and not isinstance(federation, Outline):
+    if t.engine == "local" and not isinstance(federation, Outline):
         cut = kept(task, federation.train.x)
+    if cut is not None and work.augment is not None:
+        raise ConfigError(
+            f"augment: found {t.augment if isinstance(t.augment, str) else 'a function'} with nothing trained below "
+            f"{cut.first!r}, so that one feature of each sample is kept; expected none, or a model that trains more"
+        )
     top, shape = (task, federation.input_shape) if cut is None else (cut.top, cut.shape)
     private: Planned | None = None
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
