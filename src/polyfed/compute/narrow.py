@@ -1,11 +1,16 @@
 """Frozen parameters in half precision stay as they are in memory. The module that owns some computes with them in the
 run's precision: they are widened as it is called, and let go of as it returns. The wider type has every half-precision
-number, so the outputs are those of the model widened as a whole, bit for bit."""
+number, so the outputs are those of the model widened as a whole, bit for bit. For the backward pass they are widened
+again, layer by layer; inside of blocks that are computed again nothing is kept anyway."""
 
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 HALF = (torch.bfloat16, torch.float16)
 READS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNNBase)  # what is inside them
@@ -44,11 +49,48 @@ def _alone(module: nn.Module) -> list[nn.Module]:
     return [module, *(part for child in module.children() for part in _alone(child))]
 
 
+_kept_elsewhere = threading.local()
+
+
+@contextmanager
+def kept_elsewhere() -> Generator[None]:
+    """Inside, what is saved for a backward pass is somebody else's affair."""
+    before = getattr(_kept_elsewhere, "is_so", False)
+    _kept_elsewhere.is_so = True
+    try:
+        yield
+    finally:
+        _kept_elsewhere.is_so = before
+
+
 def _widen(module: Any, _: Any) -> None:
     module._kept = {name: module._parameters[name] for name in module._narrow}
-    for name, q in module._kept.items():
-        module._parameters[name] = nn.Parameter(q.to(module._wide), requires_grad=False)
+    wide = {name: _wider(q, module._wide) for name, q in module._kept.items()}
+    module._parameters.update(wide)
+    if torch.is_grad_enabled() and not getattr(_kept_elsewhere, "is_so", False):
+        narrow = {t.data_ptr(): module._kept[name] for name, t in wide.items()}
+        module._saved = _saved(narrow, module._wide)
+        module._saved.__enter__()
+
+
+def _wider(q: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(q.to(dtype), requires_grad=False)
+
+
+def _saved(narrow: dict[int, Tensor], dtype: torch.dtype) -> saved_tensors_hooks:
+    """Keeps these tensors, by the address of what was made of them, in its place for a backward pass."""
+
+    def pack(t: Tensor) -> Any:
+        q = narrow.get(t.untyped_storage().data_ptr())
+        return t if q is None else (q, t.shape, t.stride(), t.storage_offset())
+
+    def unpack(kept: Any) -> Tensor:
+        return kept if isinstance(kept, Tensor) else _wider(kept[0], dtype).detach().as_strided(*kept[1:])
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 def _restore(module: Any, *_: Any) -> None:
     module._parameters.update(module.__dict__.pop("_kept", {}))
+    if (saved := module.__dict__.pop("_saved", None)) is not None:
+        saved.__exit__()
