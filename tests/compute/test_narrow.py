@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfed.compute import narrow
 from polyfed.compute.batches import Batch
+from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.task import Task
 from polyfed.models import adapted
 
@@ -58,8 +59,9 @@ def test_gradients_are_those_of_the_model_widened_as_a_whole(way, dtype):
     assert found[0].abs().max() > 0
 
 
-def test_nothing_wide_is_kept_for_the_backward_pass(monkeypatch):
-    """Nor are there copies once it is over: a step has the frozen part once, in half precision."""
+@pytest.fixture
+def made(monkeypatch):
+    """What has been widened."""
     made, own = [], narrow._wider
 
     def noted(q, dtype):
@@ -68,6 +70,11 @@ def test_nothing_wide_is_kept_for_the_backward_pass(monkeypatch):
         return wide
 
     monkeypatch.setattr(narrow, "_wider", noted)
+    return made
+
+
+def test_nothing_wide_is_kept_for_the_backward_pass(made):
+    """Nor are there copies once it is over: a step has the frozen part once, in half precision."""
     task = Task(half(torch.bfloat16))
     module, parameters = task.workspace(training=True)
     task.point(parameters, task.w0.clone())
@@ -78,3 +85,19 @@ def test_nothing_wide_is_kept_for_the_backward_pass(monkeypatch):
     output.sum().backward()
     assert len(made) > forward
     assert all(ref.expired() for ref in made)
+
+
+def test_counting_what_a_sample_keeps_keeps_nothing_wide(made):
+    """And counts what it counts of the model widened as a whole, but for its weights."""
+    found, x = [], batch().x[0]
+    for model in (half(torch.bfloat16), half(torch.float32)):
+        module = Task(model).workspace(training=True)[0]
+
+        def output(module=module):
+            output = module(x)
+            assert [ref for ref in made if not ref.expired()] == []
+            return output
+
+        found.append(saved_bytes(output, [*module.parameters()]))
+    assert made
+    assert found[0] == found[1]

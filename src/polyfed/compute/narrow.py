@@ -4,7 +4,7 @@ number, so the outputs are those of the model widened as a whole, bit for bit. F
 again, layer by layer; inside of blocks that are computed again nothing is kept anyway."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,27 +49,32 @@ def _alone(module: nn.Module) -> list[nn.Module]:
     return [module, *(part for child in module.children() for part in _alone(child))]
 
 
-_kept_elsewhere = threading.local()
+Seen = Callable[[Tensor], object]
+_around = threading.local()  # of a pass, see `saving`
 
 
 @contextmanager
-def kept_elsewhere() -> Generator[None]:
-    """Inside, what is saved for a backward pass is somebody else's affair."""
-    before = getattr(_kept_elsewhere, "is_so", False)
-    _kept_elsewhere.is_so = True
+def saving(narrow: bool, seen: Seen | None = None) -> Generator[None]:
+    """Inside, hooks that are around a pass see what its layers save for the backward pass.
+
+    narrow: False: all of it; True: `seen` is given all but what is saved in half precision
+    """
+    before = vars(_around).copy()
+    vars(_around).update(narrow=narrow, seen=seen)
     try:
         yield
     finally:
-        _kept_elsewhere.is_so = before
+        vars(_around).clear()
+        vars(_around).update(before)
 
 
 def _widen(module: Any, _: Any) -> None:
     module._kept = {name: module._parameters[name] for name in module._narrow}
     wide = {name: _wider(q, module._wide) for name, q in module._kept.items()}
     module._parameters.update(wide)
-    if torch.is_grad_enabled() and not getattr(_kept_elsewhere, "is_so", False):
+    if torch.is_grad_enabled() and getattr(_around, "narrow", True):
         narrow = {t.data_ptr(): module._kept[name] for name, t in wide.items()}
-        module._saved = _saved(narrow, module._wide)
+        module._saved = _saved(narrow, module._wide, getattr(_around, "seen", None))
         module._saved.__enter__()
 
 
@@ -77,12 +82,16 @@ def _wider(q: Tensor, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(q.to(dtype), requires_grad=False)
 
 
-def _saved(narrow: dict[int, Tensor], dtype: torch.dtype) -> saved_tensors_hooks:
+def _saved(narrow: dict[int, Tensor], dtype: torch.dtype, seen: Seen | None) -> saved_tensors_hooks:
     """Keeps these tensors, by the address of what was made of them, in its place for a backward pass."""
 
     def pack(t: Tensor) -> Any:
         q = narrow.get(t.untyped_storage().data_ptr())
-        return t if q is None else (q, t.shape, t.stride(), t.storage_offset())
+        if q is not None:
+            return q, t.shape, t.stride(), t.storage_offset()
+        if seen is not None:
+            seen(t)
+        return t
 
     def unpack(kept: Any) -> Tensor:
         return kept if isinstance(kept, Tensor) else _wider(kept[0], dtype).detach().as_strided(*kept[1:])

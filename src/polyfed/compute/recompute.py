@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from polyfed.base.errors import ModelError
 from polyfed.base.typed import named_modules
-from polyfed.compute.narrow import kept_elsewhere
+from polyfed.compute.narrow import saving
 
 Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block's call -> what to compute it again in
 
@@ -61,7 +61,7 @@ def kept_short(module: nn.Module, names: Sequence[str], again: Again) -> Generat
 
 def _short(name: str, forward: Callable[..., Any], again: Again, *args: Any, **kwargs: Any) -> Any:
     call = _Call(name, forward, again(), args, kwargs)
-    with kept_elsewhere(), torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+    with saving(narrow=False), torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
         return forward(*args, **kwargs)
 
 
@@ -99,7 +99,7 @@ class _Call:
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda _: made[0])
         contexts = (
             torch.enable_grad(),
-            kept_elsewhere(),
+            saving(narrow=False),
             self._inside(),
             *(torch.autocast(*cast) for cast in self._cast),
             hooks,
@@ -153,7 +153,7 @@ def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: S
     hooks = [m.register_forward_pre_hook(partial(enter, k), with_kwargs=True) for k, m in enumerate(blocks, 1)]
     hooks += [m.register_forward_hook(leave) for m in blocks]
     try:
-        with kept_elsewhere(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with saving(narrow=True, seen=pack), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             result = make()  # kept until the bytes are counted, or their places would be used again
     finally:
         for hook in hooks:
