@@ -55,7 +55,7 @@ class Task:
     model : nn.Module
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
-        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T] of floats, -100 where none is wanted),
+        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T], -100 where none is wanted),
         or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
         outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
         samples only with outputs as they are.

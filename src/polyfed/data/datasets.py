@@ -227,10 +227,9 @@ def _find(data_dir: Path, folders: Sequence[str], file: str, name: str) -> Path:
         for candidate in (file, file.removesuffix(".gz")):
             if (path := data_dir / folder / candidate).is_file():
                 return path
-    raise DataError(
-        f"{name}: no {file} in {data_dir} or {data_dir / folders[0]}; "
-        f"put it there, set POLYFED_DATA, or run: polyfed data fetch {name} --data-dir {data_dir}"
-    )
+    fetched = f", or run: polyfed data fetch {name} --data-dir {data_dir}" if name in IDX_MD5 else ""
+    there = f"put it there, set POLYFED_DATA{fetched}" if fetched else "put it there, or set POLYFED_DATA"
+    raise DataError(f"{name}: no {file} in {data_dir} or {data_dir / folders[0]}; {there}")
 
 
 # images

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
+from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 
@@ -53,6 +54,8 @@ class Federation:
         Data set, partition, seed, notes (caveats a user must see). Where they exist, also `indices`, a list of
         n arrays (the samples each client was given), `split_indices` (the same by train, validation and test), and
         arrays of a synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
+    tokens : int or None
+        Number of classes that every token may have, where targets are [N, T] (`classes` is then None); else None.
     """
 
     train: Split
@@ -62,6 +65,7 @@ class Federation:
     classes: int | None = None
     clusters: np.ndarray | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if (weight := self.train.weight) is None:
@@ -84,7 +88,8 @@ class Federation:
     def __repr__(self) -> str:
         sizes = {"training": self.train, "validation": self.validation, "test": self.test}
         found = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
-        target = f"{self.classes} classes" if self.classes is not None else f"{self.outputs} numbers to predict"
+        target = f"{self.outputs} {'numbers to predict' if self.classes is None else 'classes'}"
+        target = target if self.tokens is None else f"{self.tokens} classes at every token"
         shape = " x ".join(map(str, self.input_shape)) or "1"
         return f"<Federation of {self.n} clients ({few(self.names)}): {found} samples; inputs {shape}; {target}>"
 
@@ -101,8 +106,14 @@ class Federation:
 
     @property
     def outputs(self) -> int:
-        """Numbers a model must put out per sample: the classes, or the width of the target."""
-        return self.classes if self.classes is not None else int(np.prod(self.train.y.shape[1:], dtype=int))
+        """Numbers a model must put out per sample, or per token: the classes, or the width of the target."""
+        classes = self.classes if self.tokens is None else self.tokens
+        return classes if classes is not None else int(np.prod(self.train.y.shape[1:], dtype=int))
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss that fits the targets, for whoever names none."""
+        return loss_for(self.classes, self.tokens)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -243,34 +254,38 @@ class Federation:
         dict
             Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
             of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
-            regression), clusters (list or None), notes, what newcomers' data are prepared with, and columns that the
-            audit flags.
+            regression), clusters (list or None), notes, the classes of tokens where targets are [N, T], what newcomers'
+            data are prepared with, and columns that the audit flags.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
         validation, test = (none if split is None else split.counts for split in (self.validation, self.test))
-        return {
-            "dataset": self.meta.get("dataset"),
-            "partition": self.meta.get("partition"),
-            "seed": self.meta.get("seed"),
-            "test": self.meta.get("test"),
-            "options": dict(self.meta.get("options", {})),
-            "classes": self.classes,
-            "inputs": list(self.input_shape),
-            "outputs": self.outputs,
-            "clients": [
-                {
-                    "name": name,
-                    "train": int(self.train.counts[i]),
-                    "validation": int(validation[i]),
-                    "test": int(test[i]),
-                    "labels": None if labels is None else labels[i].tolist(),
-                }
-                for i, name in enumerate(self.names)
-            ],
-            "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
-            "notes": list(self.notes),
-        } | {key: self.meta[key] for key in SAID if key in self.meta}
+        return (
+            {
+                "dataset": self.meta.get("dataset"),
+                "partition": self.meta.get("partition"),
+                "seed": self.meta.get("seed"),
+                "test": self.meta.get("test"),
+                "options": dict(self.meta.get("options", {})),
+                "classes": self.classes,
+                "inputs": list(self.input_shape),
+                "outputs": self.outputs,
+                "clients": [
+                    {
+                        "name": name,
+                        "train": int(self.train.counts[i]),
+                        "validation": int(validation[i]),
+                        "test": int(test[i]),
+                        "labels": None if labels is None else labels[i].tolist(),
+                    }
+                    for i, name in enumerate(self.names)
+                ],
+                "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
+                "notes": list(self.notes),
+            }
+            | ({} if self.tokens is None else {"tokens": self.tokens})
+            | {k: self.meta[k] for k in SAID if k in self.meta}
+        )
 
     def _labels(self) -> np.ndarray | None:
         """[n, classes] training samples per class, or None for regression."""
@@ -306,8 +321,9 @@ class Federation:
         ----------
         train : sequence of pair
             One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients. y: [N_i] class labels (integers,
-            or floats with integer values when `classes` or `task` says that they are labels), or [N_i, ...] float
-            targets, which make it a regression.
+            or floats with integer values when `classes` or `task` says that they are labels), [N_i, ...] float
+            targets, which make it a regression, or with task="tokens" [N_i, T] a label for every token, -100 for those
+            that do not count.
         test, validation : sequence of pair or None
             The same, one entry per client; None or zero rows for a client without any.
         names : sequence of str or None
@@ -329,7 +345,7 @@ class Federation:
         task : str
             "classification" or "regression" says what integer targets (or whole floats) are; "binary": two labels,
             whatever they are, become 0 and 1; "auto" takes integers for labels, unless there are more than 20 with
-            gaps.
+            gaps; "tokens": labels of every token, of `classes` classes, for the loss "tokens".
         integer_inputs : bool or None
             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
             bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
@@ -372,7 +388,8 @@ class Federation:
                     (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
                 ]
-        classes, labels, notes = _targets(parts, who, classes, task)
+        tokens = _tokens(parts, who, classes) if task == "tokens" else None
+        classes, labels, notes = _targets(parts, who, classes, task) if tokens is None else (None, None, [])
         splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
         if weights is not None:
             splits["train"] = replace(splits["train"], weight=_weights(weights, who, splits["train"].counts))
@@ -401,6 +418,7 @@ class Federation:
             classes=classes,
             clusters=_clusters(clusters, n),
             meta=base | meta,
+            tokens=tokens,
         )
         if validation is None and validation_fraction:
             federation = federation.with_validation(validation_fraction, seed)
@@ -564,7 +582,8 @@ class Outline(Federation):
         **known: Any,
     ) -> "Outline":
         """From numbers of samples [n] by split, the shape of an input, and outputs or classes."""
-        split = {key: _hollow(each, shape, outputs, classes, integers) for key, each in counts.items()}
+        tokens = known.get("tokens")
+        split = {key: _hollow(each, shape, outputs, classes, integers, tokens) for key, each in counts.items()}
         validation = split.get("validation")
         return cls(split["train"], split["test"], tuple(names), validation, classes, **known)
 
@@ -572,11 +591,26 @@ class Outline(Federation):
         return None if self.labels is None else np.array(self.labels)
 
 
-def _hollow(counts: Sequence[int], shape: Sequence[int], outputs: int, classes: int | None, integers: bool) -> Split:
+def loss_for(classes: int | None, tokens: int | None) -> str:
+    """Name of the loss for targets of classes, of classes at every token, or of numbers."""
+    return "tokens" if tokens is not None else "mse" if classes is None else "cross-entropy"
+
+
+def _hollow(
+    counts: Sequence[int],
+    shape: Sequence[int],
+    outputs: int,
+    classes: int | None,
+    integers: bool,
+    tokens: int | None,
+) -> Split:
     total = int(sum(counts))
     x = torch.zeros(1, dtype=torch.int64 if integers else torch.float32).view([1] * (1 + len(shape)))
-    y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
-    y = y[:, 0] if classes is None and outputs == 1 else y
+    if tokens is not None:  # one for each number of a sample's last axis, as ids and mask are
+        y = torch.zeros(1, 1).long().expand(total, shape[-1])
+    else:
+        y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
+        y = y[:, 0] if classes is None and outputs == 1 else y
     return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
@@ -677,8 +711,8 @@ def _targets(
 
     Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
     """
-    if task not in ("auto", "binary", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
+    if task not in (known := ("auto", "binary", "classification", "regression", "tokens")):
+        raise DataError(f"task: found {task!r}, expected one of {', '.join(known)}")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
         raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
@@ -712,11 +746,32 @@ def _targets(
                 if y.dim() == 2 and y.shape[1] == 1:
                     y = y[:, 0]
                 if y.dim() != 1:
-                    raise DataError(f"{where}: found labels of shape {list(y.shape)}, expected one integer per sample")
+                    then = "; task='tokens' takes one for every token" if y.dim() == 2 else ""
+                    raise DataError(
+                        f"{where}: found labels of shape {list(y.shape)}, expected one integer per sample{then}"
+                    )
             pairs[i] = (x, y)
     if parts["train"][0][1].is_floating_point():
         return None, None, _whole(torch.cat([y.flatten() for _, y in parts["train"]])) if task == "auto" else []
     return _labels(parts, names, classes, task)
+
+
+def _tokens(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None) -> int:
+    """Check and cast the labels of tokens in `parts`. Returns how many classes there are."""
+    highest = 0
+    for split, pairs in parts.items():
+        for i, (x, y) in enumerate(pairs):
+            where, whole = f"client {names[i]!r}, {split}", y.long()
+            if len(y) and (y.dim() != 2 or (whole != y).any()):
+                found = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
+                raise DataError(f"{where}: found targets {found}, expected [{len(y)}, tokens] integers")
+            wrong = whole[(whole < 0) & (whole != IGNORED) | (whole >= (classes or MOST))]
+            if len(wrong):
+                allowed = f"0 to {(classes or MOST) - 1}, or {IGNORED} for a token that does not count"
+                raise DataError(f"{where}: found label {int(wrong[0])}, expected {allowed}")
+            highest = max(highest, int(whole.max()) if whole.numel() else 0)
+            pairs[i] = (x, whole)
+    return max(classes or 0, highest + 1)
 
 
 def _whole(y: Tensor) -> list[str]:

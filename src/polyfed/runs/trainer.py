@@ -346,7 +346,7 @@ def prepare(
     RunError
         The memory that is free is less than the run takes.
     """
-    t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
+    t, loss = training, training.loss or federation.loss
     check_tracker(t.track)
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")

@@ -30,7 +30,7 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Wanted
-from polyfed.data.federation import Outline
+from polyfed.data.federation import Outline, loss_for
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Column, Csv, Dropped
 from polyfed.data.schema import Cut, File, Settled, settle
@@ -290,7 +290,7 @@ class Site:
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
         t, method, table, model = whole = experiment(join, alone, backbone=self.backbone)
-        task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
+        task = t.task(model, loss_for(alone.classes, alone.tokens), "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
@@ -434,7 +434,7 @@ class Site:
         """What uplinks pass through, by the site's own plan and ledger."""
         s, p, join, counts = head.settled, e.training.privacy, head.joined, data["train"].counts
         sizes = {key: split.counts.tolist() for key, split in data.items()}
-        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers)
+        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers, tokens=s.tokens)
         assert p is not None
         plan = planned(e.method, task, own, p, work, Uniform(), join.rounds, wanted, join.cohort)
         if not plan.sends or not (plan.private or p.sums == "secure"):
