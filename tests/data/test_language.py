@@ -1,4 +1,4 @@
-"""Language models from a file: rows of a column of texts, in one place and at sites, and what is answered for new ones."""
+"""Language models from a file: rows of a column of texts, here and at sites, and answers for new ones."""
 
 import shutil
 
@@ -121,9 +121,9 @@ def test_a_folder_of_llama_with_an_adapter_learns_from_a_file(tokenizer, tmp_pat
     )
     said = cli("run", "study.toml", "--out", "run")
     assert said.status == 0, said.err
-    found = pf.Run.open(tmp_path / "run").history.query("split == 'train'").perplexity
+    found = pf.Run.open(tmp_path / "run").history.query("split == 'test'").perplexity
     assert 7 < found.iloc[0] < 9  # that of chance is 8
-    assert found.iloc[-1] < found.iloc[0] - 0.5
+    assert found.iloc[-1] < 4
 
 
 def test_sites_make_the_rows_of_their_texts_and_say_none(tokenizer, tmp_path):

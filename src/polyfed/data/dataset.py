@@ -73,6 +73,8 @@ class Dataset:
         [N] a number for each patient, or whatever samples are grouped by: no split parts samples of one.
     texts : list of array or None
         [N] the ids of each text, of which each part's rows are made by the `preparation`; x is then not used.
+    tokens : int or None
+        Classes of every token, as in `Federation`.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Dataset:
     weights: np.ndarray | None = None
     whose: np.ndarray | None = None
     texts: Sequence[np.ndarray] | None = None
+    tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -150,8 +153,8 @@ class Dataset:
         -------
         Federation
             Its meta holds, but of packed texts, `indices` (per client, the positions in x it was given, test samples of
-            "merged" counted on from the end of x), `split_indices`, of tables the `preparation` and the names of the `inputs`, and of
-            standardised arrays the `scaling`.
+            "merged" counted on from the end of x), `split_indices`, of tables the `preparation` and the names of the
+            `inputs`, and of standardised arrays the `scaling`.
 
         Raises
         ------
@@ -213,7 +216,7 @@ class Dataset:
             names=names,
             classes=self.classes,
             clusters=None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64),
-            tokens=None if self.preparation is None else self.preparation.tokens,
+            tokens=self.tokens,
             meta={
                 **self.meta,
                 **prepared,

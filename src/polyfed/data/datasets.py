@@ -212,6 +212,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
         x_test=None if tests is None else checked.test.x.numpy(),
         y_test=None if tests is None else checked.test.y.numpy(),
         classes=checked.classes,
+        tokens=checked.tokens,
         notes=checked.notes,
         standardise=None if columns.standardise == "none" else columns.standardise,
         meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},

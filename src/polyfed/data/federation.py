@@ -711,8 +711,8 @@ def _targets(
 
     Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
     """
-    if task not in (known := ("auto", "binary", "classification", "regression", "tokens")):
-        raise DataError(f"task: found {task!r}, expected one of {', '.join(known)}")
+    if task not in readers.TASKS:
+        raise DataError(f"task: found {task!r}, expected one of {', '.join(readers.TASKS)}")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
         raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
@@ -758,20 +758,27 @@ def _targets(
 
 def _tokens(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None) -> int:
     """Check and cast the labels of tokens in `parts`. Returns how many classes there are."""
-    highest = 0
     for split, pairs in parts.items():
-        for i, (x, y) in enumerate(pairs):
-            where, whole = f"client {names[i]!r}, {split}", y.long()
-            if len(y) and (y.dim() != 2 or (whole != y).any()):
-                found = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
-                raise DataError(f"{where}: found targets {found}, expected [{len(y)}, tokens] integers")
-            wrong = whole[(whole < 0) & (whole != IGNORED) | (whole >= (classes or MOST))]
-            if len(wrong):
-                allowed = f"0 to {(classes or MOST) - 1}, or {IGNORED} for a token that does not count"
-                raise DataError(f"{where}: found label {int(wrong[0])}, expected {allowed}")
-            highest = max(highest, int(whole.max()) if whole.numel() else 0)
-            pairs[i] = (x, whole)
-    return max(classes or 0, highest + 1)
+        pairs[:] = [
+            (x, token_labels(y, classes, f"client {name!r}, {split}"))
+            for name, (x, y) in zip(names, pairs, strict=True)
+        ]
+    return classes or max(int(y.max()) for pairs in parts.values() for _, y in pairs if y.numel()) + 1
+
+
+def token_labels(y: Tensor, classes: int | None, where: str) -> Tensor:
+    """Targets [N, T] as int64. Raises DataError for another shape, and a label that is none of the classes."""
+    if not len(y):
+        return y.long()
+    whole = y.long()
+    if y.dim() != 2 or (whole != y).any():
+        found = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
+        raise DataError(f"{where}: found targets {found}, expected integers [{len(y)}, tokens]")
+    highest = classes or MOST
+    if len(wrong := whole[((whole < 0) & (whole != IGNORED)) | (whole >= highest)]):
+        allowed = f"0 to {highest - 1}, or {IGNORED} for a token that does not count"
+        raise DataError(f"{where}: found label {int(wrong[0])}, expected {allowed}")
+    return whole
 
 
 def _whole(y: Tensor) -> list[str]:

@@ -360,12 +360,15 @@ def client_files(path: str | Path) -> list[Path]:
     return files
 
 
+TASKS = ("auto", "binary", "classification", "regression", "tokens")
+
+
 def read_clients(
     paths: Sequence[str | Path], target: str | None = None, task: str = "auto", classes: int | None = None
 ) -> list[ClientFile]:
     """One client per CSV or npz file (see `Federation.from_files`); targets int64 for classes, float for regression."""
-    if task not in ("auto", "binary", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
+    if task not in TASKS:
+        raise DataError(f"task: found {task!r}, expected one of {', '.join(TASKS)}")
     clients: list[ClientFile] = []
     columns: tuple[Path, list[str]] | None = None
     whole = True
@@ -401,6 +404,8 @@ def read_clients(
     to_labels = task in ("binary", "classification") or (task == "auto" and (whole or classes is not None))
 
     def cast(y: np.ndarray, name: str) -> np.ndarray:
+        if task == "tokens":
+            return y
         if not to_labels:
             return y if y.dtype.kind not in "iub" else y.astype(np.float32)
         if y.dtype.kind == "f" and (np.isnan(y).any() or (y != np.round(y)).any()):

@@ -24,7 +24,7 @@ from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
 from polyfed.data.csv_files import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
-from polyfed.data.federation import WEIGHTED, Federation, pair_of
+from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
 from polyfed.data.raw import Text, raw_of
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
@@ -226,6 +226,8 @@ class File:
 
     def _gathered(self, settled: "Settled") -> dict[str, Split]:
         def cast(y: Tensor) -> Tensor:
+            if settled.tokens is not None:
+                return token_labels(y, settled.tokens, f"client {self.name!r}")
             if settled.classes is None:
                 return y if y.is_floating_point() else y.float()
             y = y.long().reshape(len(y))
@@ -462,6 +464,14 @@ def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
             if mine != others:
                 raise DataError(f"site {name!r}: {yes if mine else no}, not so at site {first!r}")
     shape, task = tuple(one.inputs), _task(columns)
+    if task == "tokens":
+        if columns.classes is None:
+            raise DataError(
+                "columns.classes: found none, expected how many labels a token may have, for tokens at sites"
+            )
+        if one.targets != one.inputs[-1:]:
+            raise DataError(f"site {first!r}: targets are of shape {one.targets}, expected {one.inputs[-1:]}")
+        return Settled(shape, columns.classes, None, one.integers, tokens=columns.classes)
     outputs = math.prod(one.targets)
     if one.numbers and task != "classification" and columns.classes is None:
         return Settled(shape, outputs, None, one.integers)

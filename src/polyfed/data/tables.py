@@ -138,6 +138,8 @@ class Table:
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
+        if columns.task == "tokens":
+            raise ConfigError("columns.task: found tokens, expected npz files, whose y has a label for every token")
         for key in NAMING:
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
@@ -335,6 +337,7 @@ class Table:
             preparation=blank,
             whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
             texts=[ids for of in texts for ids in of],
+            tokens=raw.words,
         )
 
     def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
