@@ -329,6 +329,26 @@ def files_of(place: Path) -> list[Path]:
     return [place]
 
 
+def pictures(folder: Path) -> list[Path]:
+    """The files of a folder LABEL/IMAGE, by their names; without folders in it its own files. Hidden ones are none."""
+    found = sorted(folder.glob("[!.]*/[!.]*")) or sorted(folder.glob("[!.]*"))
+    return [f for f in found if f.is_file()]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of a folder's images, names and contents. Raises DataError for one that cannot be read."""
+    if not path.is_dir():
+        try:
+            with path.open("rb") as f:
+                return hashlib.file_digest(f, "sha256").hexdigest()
+        except OSError as e:
+            raise DataError(f"{path}: cannot be read ({e.strerror})") from None
+    h = hashlib.sha256()
+    for file in pictures(path):
+        h.update(f"{file.relative_to(path)}\0{digest(file)}\n".encode())
+    return h.hexdigest()
+
+
 def picture_folders(path: Path) -> list[Path]:
     """The clients' folders of a folder CLIENT/LABEL/IMAGE; none where it has files of its own, or no such images."""
     inside = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else []

@@ -23,7 +23,7 @@ from polyfed.base.part import Part
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
-from polyfed.data.csv_files import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
+from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
 from polyfed.data.raw import Text, raw_of
@@ -71,6 +71,8 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
+            if path.is_dir():
+                _check_folder(path, columns)
             self.sheet = read(path, columns, name)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
@@ -129,7 +131,7 @@ class File:
             return Dropped()
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
-        if name == self.columns.text or (outcome and _task(self.columns) == "regression"):
+        if name == self.columns.raw or (outcome and _task(self.columns) == "regression"):
             said = False
         elif outcome and numeric:  # labels
             said = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
@@ -293,6 +295,22 @@ class Settled:
     def read(cls, found: Any) -> "Settled":
         """Read back what `dump` returned. Raises DataError for anything else."""
         return read_dump(SETTLED, found, "the server: what it settled")
+
+
+def _check_folder(folder: Path, columns: Columns) -> None:
+    """Raise DataError unless a site may say what it has to of a folder of images: no name of a folder or of a file."""
+    if columns.image != IMAGE or columns.target != LABEL:
+        what = f'image = "{IMAGE}" and target = "{LABEL}" in [columns]'
+        raise DataError(f"{folder}: is a folder of images, and the experiment has not {what}")
+    if columns.labels is None:
+        raise DataError(f"{folder}: its labels are names of folders, which are not said; expected labels in [columns]")
+    inside = folder.resolve()
+    for file in readers.pictures(folder):
+        if not file.resolve().is_relative_to(inside):
+            raise DataError(f"{file}: is a link out of the folder of images")
+        if file.parent.name not in columns.labels:
+            known = f"{closest(file.parent.name, columns.labels)}, expected one of {', '.join(columns.labels)}"
+            raise DataError(f"{file.parent}: found the label {file.parent.name!r}{known}", LABEL)
 
 
 SETTLED = TypeAdapter(Settled)

@@ -32,6 +32,7 @@ from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.federation import Outline, loss_for
 from polyfed.data.preparation import Preparation
+from polyfed.data.readers import digest as file_digest
 from polyfed.data.said import Column, Csv, Dropped
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.data.tables import repairs_said
@@ -97,10 +98,11 @@ class Begun(NamedTuple):
 class Site:
     """One site and its data.
 
-    data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
-    operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
-    alone, which may have all of these; None: as `say`     policy: what it answers at most, whatever it consents to
-    sign: makes a signature by the site's key, which secure sums need     backbone: where pretrained weights are here
+    data, vault: its CSV or npz file, or folder of images, and the folder of its private state of one run
+    say: takes lines for the operator's log: no path, no cell of the file, no value of a column
+    show: takes lines for the operator's eyes alone, which may have all of these; None: as `say`
+    policy: what it answers at most, whatever it consents to     sign: makes a signature by the site's key, which secure
+    sums need     backbone: where pretrained weights are here
     """
 
     def __init__(
@@ -263,8 +265,7 @@ class Site:
             place = self.backbone if self.backbone.is_dir() else self.backbone.parent
             columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
         file = File(self.data, self.name, columns, cut, self.policy.columns)
-        with self.data.open("rb") as f:
-            self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
+        self._answered = Answered(self.vault, file_digest(self.data), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
         return file, m.Joined(
