@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
+from polyfed.base.settings import is_mapping
 from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
@@ -320,7 +321,8 @@ class Federation:
         Parameters
         ----------
         train : sequence of pair
-            One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients. y: [N_i] class labels (integers,
+            One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients, or a dict or named tuple of such
+            arrays for a model that takes them by name, see `models.named`. y: [N_i] class labels (integers,
             or floats with integer values when `classes` or `task` says that they are labels), [N_i, ...] float
             targets, which make it a regression, or with task="tokens" [N_i, T] a label for every token, -100 for those
             that do not count.
@@ -375,6 +377,7 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
+        train, layout = _unnamed(train, who, "train", None)
         checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
         for (x, _), name in zip(checked, who, strict=True):
             if len(x) == 0:
@@ -384,6 +387,9 @@ class Federation:
             if given is not None:
                 if len(given) != n:
                     raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
+                given, other = _unnamed(given, who, split, layout)
+                if other != layout:
+                    raise DataError(f"{split}: the inputs are {_named(other)}, those of training {_named(layout)}")
                 parts[split] = [
                     (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
@@ -395,7 +401,7 @@ class Federation:
             splits["train"] = replace(splits["train"], weight=_weights(weights, who, splits["train"].counts))
             notes.append(WEIGHTED)
 
-        meta = dict(meta or {})
+        meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
         base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
             {} if labels is None else {"labels": labels}
         )
@@ -680,6 +686,53 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
         small = t.dtype in (torch.uint8, torch.int8, torch.bool)
         return whole if integers or (integers is None and not small) else whole.float()
     return t if t.dtype == torch.float64 else t.float()
+
+
+Layout = dict[str, tuple[tuple[int, ...], bool]]  # of named inputs: shape, and whether they are whole numbers
+
+
+def _unnamed(
+    pairs: Sequence[Pair | None], names: Sequence[str], split: str, known: Layout | None
+) -> tuple[list[Pair | None], Layout | None]:
+    """Inputs given by name side by side in one array, and where they are in it; None where they have no names.
+
+    known: what is returned of a split in which nobody has samples
+    """
+    found: list[Pair | None] = []
+    layouts: list[Layout | None] = []
+    for pair, name in zip(pairs, names, strict=True):
+        if isinstance(pair, tuple | list) and len(pair) == 2:  # pyright: ignore[reportUnknownArgumentType]
+            x, layout = _side_by_side(pair[0], f"client {name!r}, {split}")
+            pair = (x, pair[1])
+            layouts.append(layout)
+            if layout != layouts[0]:
+                which = f"those of client {names[0]!r} {_named(layouts[0])}"
+                raise DataError(f"client {name!r}, {split}: inputs are {_named(layout)}, {which}")
+        found.append(pair)
+    return found, layouts[0] if layouts else known
+
+
+def _named(layout: Layout | None) -> str:
+    return "one array" if layout is None else ", ".join(f"{k} {[*shape]}" for k, (shape, _) in layout.items())
+
+
+def _side_by_side(x: Any, where: str) -> tuple[Any, Layout | None]:
+    """[N, numbers of all inputs] and their layout, or what was given, of one array."""
+    x = x._asdict() if hasattr(x, "_asdict") else x
+    if not is_mapping(x):
+        return x, None
+    arrays = {str(name): _tensor(a, where, f"inputs {name!r}") for name, a in x.items()}
+    if not arrays or any(a.dim() == 0 for a in arrays.values()):
+        raise DataError(f"{where}: found {'no inputs' if not arrays else 'a single number'}, expected arrays by name")
+    if len({len(a) for a in arrays.values()}) > 1:
+        raise DataError(f"{where}: inputs differ in length: {', '.join(f'{k} {len(a)}' for k, a in arrays.items())}")
+    layout = {name: (tuple(a.shape[1:]), not a.is_floating_point()) for name, a in arrays.items()}
+    kinds = {a.dtype for a in arrays.values()}
+    dtype = max(kinds - {torch.int64}, key=lambda d: d.itemsize, default=torch.int64)
+    for name, a in arrays.items():
+        if dtype == torch.float32 and not a.is_floating_point() and a.numel() and a.abs().max() > 2**24:
+            raise DataError(f"{where}: found {int(a.abs().max())} in the inputs {name!r}, expected at most 2^24")
+    return torch.cat([a.to(dtype).reshape(len(a), -1) for a in arrays.values()], 1), layout
 
 
 def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None) -> tuple[Tensor, Tensor]:
