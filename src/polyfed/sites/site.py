@@ -119,7 +119,8 @@ class Site:
     ):
         self.hidden = Hidden(Path(vault), name, sign, policy.least_sites)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
-        self.show, self.policy, self.backbone = show or say, policy, backbone
+        self.show, self.policy = show or say, policy
+        self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._over = False  # the run has ended here, by the vault's word
         self._joined: m.Join | None = None  # what was consented to
