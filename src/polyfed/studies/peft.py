@@ -13,6 +13,7 @@ from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.typed import named_modules
 from polyfed.models.adapters import LoRA
+from polyfed.models.backbone import Pretrained
 from polyfed.runs.folder import safe
 from polyfed.runs.ownership import spare
 from polyfed.runs.result import Result, position
@@ -23,14 +24,17 @@ BEFORE = "base_model.model."  # peft's names of the parameters of the model that
 def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
     """Write the folder of one client's adapter.
 
-    The head and whatever else is trained are "modules to save". The matrix of a residual is part of the factors, whose
+    The head and whatever else is trained are "modules to save". A language model with its own head is the library
+    transformers' own class, for which the names are. The matrix of a residual is part of the factors, whose
     rank is then higher.
     """
     names = run.outline.names
     if isinstance(client, str) and client not in names and client.isdecimal():
         client = int(client)
     name = names[position(client, names)]
-    model = run.model(name).to("cpu")
+    model, task = run.model(name).to("cpu"), None
+    if isinstance(model, Pretrained) and model.pool == "words":  # transformers' own class, with its own head
+        model, task = model.base, "CAUSAL_LM"
     layers = {key: m for key, m in named_modules(model) if isinstance(m, LoRA)}
     if not layers:
         raise ConfigError("peft: found a model without low-rank updates, expected one trained with an adapter lora")
@@ -45,7 +49,7 @@ def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
     tensors |= {f"{BEFORE}{key}.{own}": t for key, m in saved.items() for own, t in m.state_dict().items()}
     config: dict[str, Any] = {
         "peft_type": "LORA",
-        "task_type": None,
+        "task_type": task,
         "base_model_name_or_path": None,
         "r": next(iter(ranks.values())),
         "lora_alpha": next(iter(alphas.values())),
