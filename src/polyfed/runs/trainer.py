@@ -354,6 +354,11 @@ def prepare(
     attackers = np.zeros(federation.n, dtype=bool)
     if t.privacy is not None:
         check_settings(t, start is not None)
+        packed = federation.meta.get("preparation", {}).get("raw", {}).get("pack", False)
+        if packed and t.privacy.epsilon is not None and t.privacy.unit == "row":
+            raise ConfigError(
+                "columns.pack: found true, expected false: epsilon is of one row, and a text is in several"
+            )
         if t.privacy.epsilon is not None and t.dtype is None:
             t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:
