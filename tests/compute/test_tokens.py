@@ -3,13 +3,16 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.compute.losses import tokens
+from polyfed.data.schema import Cut, File, settle
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 10, (2, 20, 6))
@@ -26,9 +29,9 @@ class Net(nn.Module):
         return self.head(self.embedding(x))
 
 
-def fitted(y=Y, **settings):
+def fitted(y=Y, task="auto", **settings):
     torch.manual_seed(0)
-    fed = pf.Federation.from_arrays(list(zip(X, y, strict=True)), test_fraction=0.25)
+    fed = pf.Federation.from_arrays(list(zip(X, y, strict=True)), test_fraction=0.25, task=task)
     return pf.fit(Net(), fed, pf.FedAvg(lr=2.0), loss="tokens", metrics="perplexity", **{"rounds": 25, **settings})
 
 
@@ -61,3 +64,77 @@ def test_perplexity_is_of_the_tokens_that_count():
     assert pf.metrics.scores.named("perplexity").of(seen) == pytest.approx(10)
     gone = pf.metrics.metric.Seen(output, torch.full((2, 6), -100.0))
     assert math.isnan(pf.metrics.scores.named("perplexity").of(gone))
+
+
+def test_whole_numbers_train_as_floats_do_to_the_bit():
+    one, two = fitted(rounds=3), fitted(Y.astype(np.int64), "tokens", rounds=3)
+    assert torch.equal(one.server["w"], two.server["w"])
+    assert one.history.perplexity.tolist() == two.history.perplexity.tolist()
+
+
+def test_the_share_of_right_tokens_is_of_those_that_count():
+    output, target = torch.zeros(1, 4, 3), torch.tensor([[2, 0, -100, 1]])
+    output[0, range(4), [2, 1, 2, 1]] = 1
+    right = pf.metrics.scores.named("token-accuracy")
+    assert right.of(pf.metrics.metric.Seen(output, target)) == pytest.approx(2 / 3)
+    assert math.isnan(right.of(pf.metrics.metric.Seen(output, torch.full((1, 4), -100))))
+
+
+TAGGER = """
+import torch
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.words, self.tags = torch.nn.Embedding(10, 6), torch.nn.Linear(6, outputs)
+
+    def forward(self, x):
+        return self.tags(self.words(x))
+"""
+
+
+def test_tags_of_npz_files_are_learnt_by_the_command_line(tmp_path, cli):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "net.py").write_text(TAGGER)
+    for k, name in enumerate(("bern", "oslo")):
+        y = np.where(RNG.random(X[k].shape) < 0.2, -100, X[k] % 3)
+        np.savez(tmp_path / "data" / f"{name}.npz", x=X[k], y=y)
+    (tmp_path / "study.toml").write_text(
+        'rounds = 20\nseeds = 1\nmetrics = ["token-accuracy"]\n[data]\nname = "./data"\n[columns]\ntask = "tokens"\n'
+        'classes = 4\n[model]\nfile = "net.py"\n[algorithm]\nname = "fedavg"\nlr = 2.0\n'
+    )
+    said = cli("run", "study.toml", "--out", "run")
+    assert said.status == 0, said.err
+    run = pf.Run.open(tmp_path / "run")
+    assert (run.settings.loss, run.outline.tokens, run.outline.outputs) == ("tokens", 4, 4)
+    assert run.history["token-accuracy"].iloc[-1] == 1
+    columns = pf.base.columns.Columns(task="tokens", classes=4)
+    file = File(tmp_path / "data" / "oslo.npz", "oslo", columns, Cut(0, 0.2, 0.0))
+    settled = settle({"oslo": file.schema()}, columns)
+    assert (settled.outputs, settled.classes, settled.tokens) == (4, None, 4)
+    parts = file.prepared(settled)
+    assert parts["train"].y.dtype == torch.int64
+    assert len(parts["train"].y) + len(parts["test"].y) == 20
+
+
+def test_what_does_not_fit_is_said():
+    whole = Y.astype(np.int64)
+    for y, more, says in (
+        (whole, {}, r"found labels of shape \[20, 6\], .*task='tokens' takes one for every token"),
+        (np.where(whole == 3, -1, whole), {"task": "tokens"}, "found label -1, expected 0 to 999999, or -100"),
+        (whole, {"task": "tokens", "classes": 9}, "found label 9, expected 0 to 8, or -100"),
+        (whole[:, :, 0], {"task": "tokens"}, r"found targets of shape \[20\], expected integers \[20, tokens\]"),
+        (Y + 0.5, {"task": "tokens"}, "found targets that are no integers"),
+    ):
+        with pytest.raises(DataError, match=says):
+            pf.Federation.from_arrays(list(zip(X, y, strict=True)), **more)
+    fed = pf.Federation.from_arrays(list(zip(X, whole, strict=True)), task="tokens")
+    for loss in ("mse", "cross-entropy"):
+        with pytest.raises(ModelError, match="use loss='tokens'"):
+            pf.fit(Net(), fed, pf.FedAvg(), rounds=1, loss=loss)
+    for method in (pf.MOON(), pf.FedProto()):
+        with pytest.raises(ModelError, match="found tokens, expected"):
+            pf.fit(Net(), fed, method, rounds=1)
+    with pytest.raises(ConfigError, match=r"columns.task.*npz files"):
+        pf.data.from_frames({"a": pd.DataFrame({"x": [1, 2], "y": [0, 1]})}, "y", "tokens")

@@ -14,7 +14,7 @@ def refused():
     @contextmanager
     def check(*words):
         with pytest.raises(DataError) as caught:
-            yield
+            yield caught
         line = str(caught.value)
         assert "\n" not in line
         assert line

@@ -26,6 +26,7 @@ from polyfed.data import (
 )
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import IDX_FILES, IDX_MD5, about, options
+from polyfed.data.fetch import HOMES
 
 SHIPPED = Path(polyfed.data.__file__).parent / "files" / "heart_disease"
 
@@ -378,8 +379,9 @@ def test_missing_files_say_where_to_put_them(tmp_path, refused):
         ("parkinsons", "parkinsons_updrs.data"),
         ("housing-bodyfat", "boston_housing.csv"),
     ):
-        with refused(name, file, tmp_path):
+        with refused(name, file, tmp_path) as caught:
             load(name, tmp_path)
+        assert ("data fetch" in str(caught.value)) == (name in HOMES)  # which are all that can be fetched
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
     with refused("cifar10", "pickles", "binary version"):
         load("cifar10", tmp_path)

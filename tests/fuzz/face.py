@@ -142,6 +142,7 @@ class Face:
             "data.fpfc.scenario": "s1", "models.lenet.input_shape": (1, 28, 28), "models.cnn.input_shape": (1, 28, 28),
             "models.resnet18.input_shape": (3, 8, 8), "Metric.name": "m",
             "models.pretrained.path": self._weights(folder),
+            "models.named.federation": pf.Federation.from_arrays([({"x": x}, y) for x, y in PAIRS]),
             "models.with_statistics.model": torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
         }  # fmt: skip
 

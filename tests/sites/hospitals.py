@@ -74,7 +74,7 @@ class Sites:
         self, place: Path, data: Path, consent: Consent = ALL, names: tuple[str, ...] = NAMES, policy: Policy = OPEN
     ):
         self.place, self.names, self.policy, self.lines, self.log = place, names, policy, [], []
-        self.data = {name: next(data.glob(f"{name}.*")) for name in names}
+        self.data = {name: next(data.glob(f"{name}*")) for name in names}
         self.consent = dict.fromkeys(names, consent)
         self.members: dict[str, Site] = {}
 

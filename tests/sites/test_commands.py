@@ -58,7 +58,7 @@ def test_a_server_does_not_wait_for_sites_that_cannot_come(told, options, said):
     [
         ("--key bern.key --data bern.csv --allow pooled,lables", "found 'lables' (did you mean 'labels'?)"),
         ("--key bern.key --data brn.csv", "brn.csv is not a file"),
-        ("--key bern.key --data keys", "keys is not a file; images go in by a CSV file that names theirs"),
+        ("--key bern.key --data keys", "keys has no images in it, expected a folder LABEL/IMAGE"),
         ("--key bern.key --data bern.csv --yes yes", "--yes: found 'yes', expected the digest of the terms"),
         ("--key bern.key --data bern.csv --yes", "--yes"),
         ("--key bern.key --data bern.csv --policy bern.csv", "bern.csv: not valid TOML"),

@@ -19,6 +19,7 @@ REPAIRS = Annotated[
     Words("a table for each site: arithmetic of x, or a table of texts, by column"),
 ]
 CLASSES = ("binary", "classes", "classification")
+NEXT = "next-token"  # the task of a language model
 ENCODING = "encoding"  # in a site's table of repairs: that of its file
 ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
@@ -30,8 +31,12 @@ class Columns(Configured):
     table: ClassVar[str] = "columns"
 
     target: str | None = setting(None, doc="Column to predict. Default: the last one of the first file.")
-    task: Literal["auto", "binary", "classes", "classification", "regression", "survival"] = setting(
-        "auto", doc="What the target is. Default: classes for texts and whole numbers, else regression."
+    task: Literal["auto", "binary", "classes", "classification", "regression", "survival", "tokens", "next-token"] = (
+        setting(
+            "auto",
+            doc="What the target is. Default: classes for texts and whole numbers, else regression. tokens: of npz "
+            "files a class for every token, -100 where none counts. next-token: of a column text, what follows each.",
+        )
     )
     time: str | None = setting(None, doc="Column of times, for survival.")
     event: str | None = setting(None, doc="Column of events (1: it happened, 0: censored), for survival.")
@@ -45,6 +50,13 @@ class Columns(Configured):
     tokenizer: str | None = setting(None, doc="Tokenizer of the texts: a tokenizer.json, as pretrained models have it.")
     length: Annotated[int, Limits(ge=1, le=1 << 20)] = setting(
         128, doc="Tokens of a text; longer ones are cut, shorter ones padded and masked."
+    )
+    pack: bool = setting(
+        False,
+        doc="For next-token: a client's texts follow each other and are cut into full rows, so that none is padded.",
+    )
+    end: str | None = setting(
+        None, doc="For next-token: the token that closes a text, as the tokenizer spells it. Packing needs one."
     )
     image: str | None = setting(
         None,
@@ -114,10 +126,11 @@ class Columns(Configured):
         )
         self.require((self.text is None) == (self.tokenizer is None), "tokenizer", "one with a column text, else none")
         self.require(self.text is None or self.image is None, "image", "none, with a column text")
+        self._check_tokens()
         for key in ("text", "image"):
             value = getattr(self, key)
             self.require(value is None or not survival, key, "none, for task = survival")
-            self.require(value is None or value not in {*self.outcome, *self.apart}, key, "a column of its own")
+            self.require(value is None or value not in {self.target, *self.apart}, key, "a column of its own")
         self.require(
             self.raw is None or self.standardise in (None, "none"), "standardise", "none, for texts and images"
         )
@@ -126,6 +139,18 @@ class Columns(Configured):
         for site, columns in self.site.items():
             for column, repair in columns.items():
                 self._check_repair(f"{self.table}.site.{site}.{column}", column, repair)
+
+    def _check_tokens(self) -> None:
+        following = self.task == NEXT
+        self.require(following or not self.pack, "pack", "false, or task = next-token")
+        self.require(following or self.end is None, "end", "none, or task = next-token")
+        self.require(not self.pack or self.end is not None, "end", "the token that closes a text, for pack = true")
+        self.require(self.task != "tokens" or self.raw is None, "task", "no tokens, with a column of texts or images")
+        if following:
+            self.require(self.text is not None, "text", "a column of texts, for task = next-token")
+            self.require(self.length > 1, "length", "2 or more, for task = next-token")
+            for key in ("target", "weights", "labels", "classes"):
+                self.require(getattr(self, key) is None, key, "none, for task = next-token, whose target is the text")
 
     def _check_repair(self, where: str, column: str, repair: str | Mapping[str, str | float]) -> None:
         if column == ENCODING:
@@ -139,7 +164,9 @@ class Columns(Configured):
 
     @property
     def outcome(self) -> tuple[str, ...]:
-        """The columns that are no inputs, as far as they are named."""
+        """The columns that are no inputs, as far as they are named; of a language model its texts."""
+        if self.task == NEXT and self.text is not None:
+            return (self.text,)
         return tuple(name for name in (self.target, self.time, self.event) if name is not None)
 
     @property

@@ -9,6 +9,7 @@ from polyfed.base.errors import ConfigError, Refusal, closest
 from polyfed.cli.commands import MADE, Client
 from polyfed.cli.events import Events
 from polyfed.cli.screen import asked
+from polyfed.data.readers import pictures
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import private, sign, site_key, warning
@@ -25,9 +26,10 @@ def client(o: Client) -> None:
     for word in allowed:
         if word not in MADE:
             raise ConfigError(f"--allow: found {word!r}{closest(word, MADE)}, expected {', '.join(MADE)}")
-    if not o.data.is_file():
-        folder = "; images go in by a CSV file that names theirs, [columns] image" if o.data.is_dir() else ""
-        raise ConfigError(f"--data: {o.data} is not a file{folder}")
+    if o.data.is_dir() and not any(f.parent != o.data for f in pictures(o.data)):
+        raise ConfigError(f"--data: {o.data} has no images in it, expected a folder LABEL/IMAGE")
+    if not o.data.is_dir() and not o.data.is_file():
+        raise ConfigError(f"--data: {o.data} is not a file")
     file = o.policy or o.key.with_name(FILE)
     policy = read(file) if o.policy or file.exists() else Policy()
     given, say = site_key(o.key, partial(_passphrase, o.passphrase)), Events(o.vault, o.quiet)

@@ -424,7 +424,7 @@ class Client(Shared, takes=("quiet",)):
     passphrase: Path | None = option(
         "File with the key's passphrase. Default: ask for it, if it has one.", None, "FILE"
     )
-    data: Path = option("The site's own file, CSV or npz.", ..., "FILE")
+    data: Path = option("The site's own file, CSV or npz, or its folder of images, LABEL/IMAGE.", ..., "FILE")
     vault: Path = option(
         "Folder for what the site keeps, its private state and its model: one for each run.", ..., "DIR"
     )

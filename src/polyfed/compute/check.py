@@ -169,6 +169,8 @@ def _outputs_of(task: Task, x: Tensor, split: Split, who: str) -> Tensor:
 
 def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: str) -> None:
     if task.loss == "cross-entropy":
+        if y.dim() == 2 and not y.is_floating_point():
+            raise ModelError("cross-entropy needs a label for each sample, those here are of tokens; use loss='tokens'")
         if y.is_floating_point():
             raise ModelError(
                 "cross-entropy needs integer class labels, the targets are floats; use loss='mse' for numbers, or "
@@ -180,6 +182,8 @@ def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: s
             )
     elif task.loss == "mse":
         if not y.is_floating_point():
+            if y.dim() == 2:
+                raise ModelError("mse needs float targets, those here are labels of tokens; use loss='tokens'")
             raise ModelError(
                 "mse needs float targets, the labels are integers; use loss='cross-entropy' for labels, or make "
                 "the federation with task='regression' if they are numbers"

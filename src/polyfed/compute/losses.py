@@ -19,7 +19,7 @@ FEW = 32  # classes up to which their losses are worked out for many samples at 
 def tokens(output: Tensor, target: Tensor) -> Tensor:
     """Mean over samples of each one's mean cross-entropy over its tokens; 0 for a sample without any.
 
-    output: [b, T, C]     target: [b, T] classes 0 to C - 1 as floats, -100 where a token is not counted
+    output: [b, T, C]     target: [b, T] classes 0 to C - 1, also as floats, -100 where a token is not counted
     """
     loss = F.cross_entropy(output.transpose(1, 2), target.long(), ignore_index=IGNORED, reduction="none")
     return (loss.sum(1) / (target != IGNORED).sum(1).clamp(min=1)).mean()

@@ -19,7 +19,7 @@ class Split:
     """Samples of `n` clients.
 
     x: [N, ...]     inputs of all clients, client 0 first
-    y: [N] int64 class labels, or [N, ...] float targets
+    y: [N] int64 class labels, [N, T] of every token, or [N, ...] float targets
     offsets: [n+1]  client i owns rows offsets[i] to offsets[i+1]
     unit: [n, 2]    shift and scale of each client's targets, which train models as (y - shift) / scale; or None
     weight: [N]     how much each sample counts in its client's training loss, see `shares`; None: all the same

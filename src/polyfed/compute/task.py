@@ -25,7 +25,7 @@ from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.grouped import grouped_pass
 from polyfed.compute.layout import Layout
-from polyfed.compute.losses import Criterion, Loss
+from polyfed.compute.losses import Criterion, Loss, tokens
 from polyfed.compute.narrow import placed
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.recompute import Again, blocks, kept_short
@@ -55,7 +55,7 @@ class Task:
     model : nn.Module
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
-        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T] of floats, -100 where none is wanted),
+        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T], -100 where none is wanted),
         or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
         outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
         samples only with outputs as they are.
@@ -214,7 +214,11 @@ class Task:
 
     @property
     def width(self) -> int:
-        """d: the features that enter the last layer, which is linear."""
+        """d: the features that enter the last layer, which is linear. Raises ModelError for outputs at every token."""
+        if self.loss is tokens:
+            raise ModelError(
+                "loss: found tokens, expected one answer for each sample, for a method that reads features"
+            )
         return self.layout.head(self.w0)[0].shape[1]
 
     @cached_property

@@ -20,7 +20,7 @@ from polyfed.base.arithmetic import formula
 from polyfed.base.columns import ENCODING, Columns
 from polyfed.base.errors import DataError, closest
 from polyfed.base.settings import is_mapping
-from polyfed.data.readers import floats, number, read_cells
+from polyfed.data.readers import floats, number, pictures, read_cells
 from polyfed.data.said import Cells
 
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
@@ -227,7 +227,7 @@ def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> S
 
 def _pictures(folder: Path) -> Sheet:
     """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
-    files = [f for f in sorted(folder.glob("*/*")) or sorted(folder.iterdir()) if f.is_file() and f.name[0] != "."]
+    files = pictures(folder)
     cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
     cells |= {LABEL: [f.parent.name for f in files]} if any(f.parent != folder for f in files) else {}
     return Sheet(str(folder), [*range(1, len(files) + 1)], cells)

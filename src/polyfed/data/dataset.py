@@ -71,6 +71,10 @@ class Dataset:
         [N] how much each sample counts in its client's training loss, 0 or more; see `Federation.from_arrays`.
     whose : array or None
         [N] a number for each patient, or whatever samples are grouped by: no split parts samples of one.
+    texts : list of array or None
+        [N] the ids of each text, of which each part's rows are made by the `preparation`; x is then not used.
+    tokens : int or None
+        Classes of every token, as in `Federation`.
     """
 
     name: str
@@ -94,6 +98,8 @@ class Dataset:
     preparation: Preparation | None = None
     weights: np.ndarray | None = None
     whose: np.ndarray | None = None
+    texts: Sequence[np.ndarray] | None = None
+    tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -146,9 +152,9 @@ class Dataset:
         Returns
         -------
         Federation
-            Its meta holds `indices` (per client, the positions in x it was given, test samples of "merged" counted on
-            from the end of x), `split_indices`, of tables the `preparation` and the names of the `inputs`, and of
-            standardised arrays the `scaling`.
+            Its meta holds, but of packed texts, `indices` (per client, the positions in x it was given, test samples of
+            "merged" counted on from the end of x), `split_indices`, of tables the `preparation` and the names of the
+            `inputs`, and of standardised arrays the `scaling`.
 
         Raises
         ------
@@ -196,6 +202,7 @@ class Dataset:
             )
         parts, prepared = data._prepared(indices, dealt, names, seed, official=test not in ("own", "merged"))
         notes += [WEIGHTED] if self.weights is not None else []
+        packed = self.preparation is not None and self.preparation.packed
         rule = {
             "own": f"own:{test_fraction:g}",
             "merged": f"merged:{test_fraction:g}",
@@ -209,6 +216,7 @@ class Dataset:
             names=names,
             classes=self.classes,
             clusters=None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64),
+            tokens=self.tokens,
             meta={
                 **self.meta,
                 **prepared,
@@ -218,10 +226,9 @@ class Dataset:
                 "seed": int(seed),
                 "test": rule.get(test, test),
                 "notes": notes,
-                "indices": dealt.indices,
-                "split_indices": indices,
             }
-            | ({} if self.whose is None else {"whose": [self.whose[held] for held in indices["test"]]}),
+            | ({} if packed else {"indices": dealt.indices, "split_indices": indices})
+            | ({} if self.whose is None or packed else {"whose": [self.whose[held] for held in indices["test"]]}),
         )
 
     # the steps of `partition`
@@ -230,6 +237,10 @@ class Dataset:
         self, indices: dict[str, list[np.ndarray]], dealt: Assignment, names: tuple[str, ...], seed: int, official: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parts that these samples make, and what was learnt of the training part to prepare them."""
+        if self.texts is not None:
+            assert self.preparation is not None
+            found, parts = self.preparation.of_texts(self.texts, indices)
+            return parts, {"preparation": found.dump(), "inputs": []}
         parts: dict[str, Any] = {
             "train": self._gather(indices["train"], dealt, seed),
             "validation": self._gather(indices["validation"], dealt, seed) if "validation" in indices else None,

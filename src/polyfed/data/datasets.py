@@ -212,6 +212,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
         x_test=None if tests is None else checked.test.x.numpy(),
         y_test=None if tests is None else checked.test.y.numpy(),
         classes=checked.classes,
+        tokens=checked.tokens,
         notes=checked.notes,
         standardise=None if columns.standardise == "none" else columns.standardise,
         meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
@@ -227,10 +228,9 @@ def _find(data_dir: Path, folders: Sequence[str], file: str, name: str) -> Path:
         for candidate in (file, file.removesuffix(".gz")):
             if (path := data_dir / folder / candidate).is_file():
                 return path
-    raise DataError(
-        f"{name}: no {file} in {data_dir} or {data_dir / folders[0]}; "
-        f"put it there, set POLYFED_DATA, or run: polyfed data fetch {name} --data-dir {data_dir}"
-    )
+    fetched = f", or run: polyfed data fetch {name} --data-dir {data_dir}" if name in IDX_MD5 else ""
+    there = f"put it there, set POLYFED_DATA{fetched}" if fetched else "put it there, or set POLYFED_DATA"
+    raise DataError(f"{name}: no {file} in {data_dir} or {data_dir / folders[0]}; {there}")
 
 
 # images

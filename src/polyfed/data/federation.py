@@ -16,6 +16,8 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
+from polyfed.base.settings import is_mapping
+from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 
@@ -53,6 +55,8 @@ class Federation:
         Data set, partition, seed, notes (caveats a user must see). Where they exist, also `indices`, a list of
         n arrays (the samples each client was given), `split_indices` (the same by train, validation and test), and
         arrays of a synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
+    tokens : int or None
+        Number of classes that every token may have, where targets are [N, T] (`classes` is then None); else None.
     """
 
     train: Split
@@ -62,6 +66,7 @@ class Federation:
     classes: int | None = None
     clusters: np.ndarray | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if (weight := self.train.weight) is None:
@@ -84,7 +89,8 @@ class Federation:
     def __repr__(self) -> str:
         sizes = {"training": self.train, "validation": self.validation, "test": self.test}
         found = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
-        target = f"{self.classes} classes" if self.classes is not None else f"{self.outputs} numbers to predict"
+        target = f"{self.outputs} {'numbers to predict' if self.classes is None else 'classes'}"
+        target = target if self.tokens is None else f"{self.tokens} classes at every token"
         shape = " x ".join(map(str, self.input_shape)) or "1"
         return f"<Federation of {self.n} clients ({few(self.names)}): {found} samples; inputs {shape}; {target}>"
 
@@ -101,8 +107,14 @@ class Federation:
 
     @property
     def outputs(self) -> int:
-        """Numbers a model must put out per sample: the classes, or the width of the target."""
-        return self.classes if self.classes is not None else int(np.prod(self.train.y.shape[1:], dtype=int))
+        """Numbers a model must put out per sample, or per token: the classes, or the width of the target."""
+        classes = self.classes if self.tokens is None else self.tokens
+        return classes if classes is not None else int(np.prod(self.train.y.shape[1:], dtype=int))
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss that fits the targets, for whoever names none."""
+        return loss_for(self.classes, self.tokens)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -243,34 +255,38 @@ class Federation:
         dict
             Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
             of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
-            regression), clusters (list or None), notes, what newcomers' data are prepared with, and columns that the
-            audit flags.
+            regression), clusters (list or None), notes, the classes of tokens where targets are [N, T], what newcomers'
+            data are prepared with, and columns that the audit flags.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
         validation, test = (none if split is None else split.counts for split in (self.validation, self.test))
-        return {
-            "dataset": self.meta.get("dataset"),
-            "partition": self.meta.get("partition"),
-            "seed": self.meta.get("seed"),
-            "test": self.meta.get("test"),
-            "options": dict(self.meta.get("options", {})),
-            "classes": self.classes,
-            "inputs": list(self.input_shape),
-            "outputs": self.outputs,
-            "clients": [
-                {
-                    "name": name,
-                    "train": int(self.train.counts[i]),
-                    "validation": int(validation[i]),
-                    "test": int(test[i]),
-                    "labels": None if labels is None else labels[i].tolist(),
-                }
-                for i, name in enumerate(self.names)
-            ],
-            "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
-            "notes": list(self.notes),
-        } | {key: self.meta[key] for key in SAID if key in self.meta}
+        return (
+            {
+                "dataset": self.meta.get("dataset"),
+                "partition": self.meta.get("partition"),
+                "seed": self.meta.get("seed"),
+                "test": self.meta.get("test"),
+                "options": dict(self.meta.get("options", {})),
+                "classes": self.classes,
+                "inputs": list(self.input_shape),
+                "outputs": self.outputs,
+                "clients": [
+                    {
+                        "name": name,
+                        "train": int(self.train.counts[i]),
+                        "validation": int(validation[i]),
+                        "test": int(test[i]),
+                        "labels": None if labels is None else labels[i].tolist(),
+                    }
+                    for i, name in enumerate(self.names)
+                ],
+                "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
+                "notes": list(self.notes),
+            }
+            | ({} if self.tokens is None else {"tokens": self.tokens})
+            | {k: self.meta[k] for k in SAID if k in self.meta}
+        )
 
     def _labels(self) -> np.ndarray | None:
         """[n, classes] training samples per class, or None for regression."""
@@ -305,9 +321,11 @@ class Federation:
         Parameters
         ----------
         train : sequence of pair
-            One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients. y: [N_i] class labels (integers,
-            or floats with integer values when `classes` or `task` says that they are labels), or [N_i, ...] float
-            targets, which make it a regression.
+            One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients, or a dict or named tuple of such
+            arrays for a model that takes them by name, see `models.named`. y: [N_i] class labels (integers,
+            or floats with integer values when `classes` or `task` says that they are labels), [N_i, ...] float
+            targets, which make it a regression, or with task="tokens" [N_i, T] a label for every token, -100 for those
+            that do not count.
         test, validation : sequence of pair or None
             The same, one entry per client; None or zero rows for a client without any.
         names : sequence of str or None
@@ -329,7 +347,7 @@ class Federation:
         task : str
             "classification" or "regression" says what integer targets (or whole floats) are; "binary": two labels,
             whatever they are, become 0 and 1; "auto" takes integers for labels, unless there are more than 20 with
-            gaps.
+            gaps; "tokens": labels of every token, of `classes` classes, for the loss "tokens".
         integer_inputs : bool or None
             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
             bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
@@ -359,6 +377,7 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
+        train, layout = _unnamed(train, who, "train", None)
         checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
         for (x, _), name in zip(checked, who, strict=True):
             if len(x) == 0:
@@ -368,17 +387,21 @@ class Federation:
             if given is not None:
                 if len(given) != n:
                     raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
+                given, other = _unnamed(given, who, split, layout)
+                if other != layout:
+                    raise DataError(f"{split}: the inputs are {_named(other)}, those of training {_named(layout)}")
                 parts[split] = [
                     (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
                 ]
-        classes, labels, notes = _targets(parts, who, classes, task)
+        tokens = _tokens(parts, who, classes) if task == "tokens" else None
+        classes, labels, notes = _targets(parts, who, classes, task) if tokens is None else (None, None, [])
         splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
         if weights is not None:
             splits["train"] = replace(splits["train"], weight=_weights(weights, who, splits["train"].counts))
             notes.append(WEIGHTED)
 
-        meta = dict(meta or {})
+        meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
         base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
             {} if labels is None else {"labels": labels}
         )
@@ -401,6 +424,7 @@ class Federation:
             classes=classes,
             clusters=_clusters(clusters, n),
             meta=base | meta,
+            tokens=tokens,
         )
         if validation is None and validation_fraction:
             federation = federation.with_validation(validation_fraction, seed)
@@ -564,7 +588,8 @@ class Outline(Federation):
         **known: Any,
     ) -> "Outline":
         """From numbers of samples [n] by split, the shape of an input, and outputs or classes."""
-        split = {key: _hollow(each, shape, outputs, classes, integers) for key, each in counts.items()}
+        tokens = known.get("tokens")
+        split = {key: _hollow(each, shape, outputs, classes, integers, tokens) for key, each in counts.items()}
         validation = split.get("validation")
         return cls(split["train"], split["test"], tuple(names), validation, classes, **known)
 
@@ -572,11 +597,26 @@ class Outline(Federation):
         return None if self.labels is None else np.array(self.labels)
 
 
-def _hollow(counts: Sequence[int], shape: Sequence[int], outputs: int, classes: int | None, integers: bool) -> Split:
+def loss_for(classes: int | None, tokens: int | None) -> str:
+    """Name of the loss for targets of classes, of classes at every token, or of numbers."""
+    return "tokens" if tokens is not None else "mse" if classes is None else "cross-entropy"
+
+
+def _hollow(
+    counts: Sequence[int],
+    shape: Sequence[int],
+    outputs: int,
+    classes: int | None,
+    integers: bool,
+    tokens: int | None,
+) -> Split:
     total = int(sum(counts))
     x = torch.zeros(1, dtype=torch.int64 if integers else torch.float32).view([1] * (1 + len(shape)))
-    y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
-    y = y[:, 0] if classes is None and outputs == 1 else y
+    if tokens is not None:  # one for each number of a sample's last axis, as ids and mask are
+        y = torch.zeros(1, 1).long().expand(total, shape[-1])
+    else:
+        y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
+        y = y[:, 0] if classes is None and outputs == 1 else y
     return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
@@ -648,6 +688,53 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
     return t if t.dtype == torch.float64 else t.float()
 
 
+Layout = dict[str, tuple[tuple[int, ...], bool]]  # of named inputs: shape, and whether they are whole numbers
+
+
+def _unnamed(
+    pairs: Sequence[Pair | None], names: Sequence[str], split: str, known: Layout | None
+) -> tuple[list[Pair | None], Layout | None]:
+    """Inputs given by name side by side in one array, and where they are in it; None where they have no names.
+
+    known: what is returned of a split in which nobody has samples
+    """
+    found: list[Pair | None] = []
+    layouts: list[Layout | None] = []
+    for pair, name in zip(pairs, names, strict=True):
+        if isinstance(pair, tuple | list) and len(pair) == 2:  # pyright: ignore[reportUnknownArgumentType]
+            x, layout = _side_by_side(pair[0], f"client {name!r}, {split}")
+            pair = (x, pair[1])
+            layouts.append(layout)
+            if layout != layouts[0]:
+                which = f"those of client {names[0]!r} {_named(layouts[0])}"
+                raise DataError(f"client {name!r}, {split}: inputs are {_named(layout)}, {which}")
+        found.append(pair)
+    return found, layouts[0] if layouts else known
+
+
+def _named(layout: Layout | None) -> str:
+    return "one array" if layout is None else ", ".join(f"{k} {[*shape]}" for k, (shape, _) in layout.items())
+
+
+def _side_by_side(x: Any, where: str) -> tuple[Any, Layout | None]:
+    """[N, numbers of all inputs] and their layout, or what was given, of one array."""
+    x = x._asdict() if hasattr(x, "_asdict") else x
+    if not is_mapping(x):
+        return x, None
+    arrays = {str(name): _tensor(a, where, f"inputs {name!r}") for name, a in x.items()}
+    if not arrays or any(a.dim() == 0 for a in arrays.values()):
+        raise DataError(f"{where}: found {'no inputs' if not arrays else 'a single number'}, expected arrays by name")
+    if len({len(a) for a in arrays.values()}) > 1:
+        raise DataError(f"{where}: inputs differ in length: {', '.join(f'{k} {len(a)}' for k, a in arrays.items())}")
+    layout = {name: (tuple(a.shape[1:]), not a.is_floating_point()) for name, a in arrays.items()}
+    kinds = {a.dtype for a in arrays.values()}
+    dtype = max(kinds - {torch.int64}, key=lambda d: d.itemsize, default=torch.int64)
+    for name, a in arrays.items():
+        if dtype == torch.float32 and not a.is_floating_point() and a.numel() and a.abs().max() > 2**24:
+            raise DataError(f"{where}: found {int(a.abs().max())} in the inputs {name!r}, expected at most 2^24")
+    return torch.cat([a.to(dtype).reshape(len(a), -1) for a in arrays.values()], 1), layout
+
+
 def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None) -> tuple[Tensor, Tensor]:
     """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
     where = f"client {name!r}, {split}"
@@ -677,8 +764,8 @@ def _targets(
 
     Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
     """
-    if task not in ("auto", "binary", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
+    if task not in readers.TASKS:
+        raise DataError(f"task: found {task!r}, expected one of {', '.join(readers.TASKS)}")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
         raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
@@ -712,11 +799,39 @@ def _targets(
                 if y.dim() == 2 and y.shape[1] == 1:
                     y = y[:, 0]
                 if y.dim() != 1:
-                    raise DataError(f"{where}: found labels of shape {list(y.shape)}, expected one integer per sample")
+                    then = "; task='tokens' takes one for every token" if y.dim() == 2 else ""
+                    raise DataError(
+                        f"{where}: found labels of shape {list(y.shape)}, expected one integer per sample{then}"
+                    )
             pairs[i] = (x, y)
     if parts["train"][0][1].is_floating_point():
         return None, None, _whole(torch.cat([y.flatten() for _, y in parts["train"]])) if task == "auto" else []
     return _labels(parts, names, classes, task)
+
+
+def _tokens(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None) -> int:
+    """Check and cast the labels of tokens in `parts`. Returns how many classes there are."""
+    for split, pairs in parts.items():
+        pairs[:] = [
+            (x, token_labels(y, classes, f"client {name!r}, {split}"))
+            for name, (x, y) in zip(names, pairs, strict=True)
+        ]
+    return classes or max(int(y.max()) for pairs in parts.values() for _, y in pairs if y.numel()) + 1
+
+
+def token_labels(y: Tensor, classes: int | None, where: str) -> Tensor:
+    """Targets [N, T] as int64. Raises DataError for another shape, and a label that is none of the classes."""
+    if not len(y):
+        return y.long()
+    whole = y.long()
+    if y.dim() != 2 or (whole != y).any():
+        found = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
+        raise DataError(f"{where}: found targets {found}, expected integers [{len(y)}, tokens]")
+    highest = classes or MOST
+    if len(wrong := whole[((whole < 0) & (whole != IGNORED)) | (whole >= highest)]):
+        allowed = f"0 to {highest - 1}, or {IGNORED} for a token that does not count"
+        raise DataError(f"{where}: found label {int(wrong[0])}, expected {allowed}")
+    return whole
 
 
 def _whole(y: Tensor) -> list[str]:

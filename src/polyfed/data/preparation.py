@@ -19,7 +19,7 @@ from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data.csv_files import Sheet, repaired
 from polyfed.data.moments import filling, median, moments
-from polyfed.data.raw import Images, Text
+from polyfed.data.raw import Images, Text, following
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
@@ -82,6 +82,16 @@ class Preparation:
         categories = [f"{i.name}={v}" for i in self.inputs for v in i.values or ()]
         numbers = [i.name for i in self.inputs if i.values is None]
         return [*numbers, *(f"{i.name} missing" for i in self.inputs if i.gap), *categories]
+
+    @property
+    def tokens(self) -> int | None:
+        """Ids that may follow a token, of a language model's texts; else None."""
+        return self.raw.words if isinstance(self.raw, Text) and self.raw.following else None
+
+    @property
+    def packed(self) -> bool:
+        """True where a row of the model is no row of the table."""
+        return isinstance(self.raw, Text) and self.raw.pack
 
     def with_inputs(self, inputs: tuple[Input, ...]) -> "Preparation":
         """The same for these columns only, without statistics: before anything is learnt."""
@@ -248,6 +258,18 @@ class Preparation:
             if split is not None:
                 done[key] = replace(split, x=prepared._applied(self, split, names, found), unit=unit)
         return prepared, done
+
+    def of_texts(
+        self, texts: Sequence[np.ndarray], indices: Mapping[str, Sequence[np.ndarray]]
+    ) -> "tuple[Preparation, dict[str, Any]]":
+        """What `fitted` returns, of a language model's texts. indices: of every part, the texts of each client"""
+        raw = self.raw
+        assert isinstance(raw, Text)
+        done: dict[str, Any] = {"train": None, "validation": None, "test": None}
+        for key, clients in indices.items():
+            pairs = [following([texts[k] for k in index], raw.length, raw.pack) for index in clients]
+            done[key] = Split.of([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs])
+        return replace(self, sites={ALL: Statistics([], [], [])}), done
 
     def _seen(self, x: np.ndarray) -> tuple[tuple[Input, ...], list[np.ndarray]]:
         """The inputs with the values and gaps that training rows x: [N, columns] have; and new codes from old ones."""

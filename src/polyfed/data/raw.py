@@ -1,7 +1,7 @@
 """Columns that go in alone: texts, as token ids and a mask that says which of them are there; and files of images."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.checkpoint import reason
-from polyfed.base.columns import Columns
-from polyfed.base.errors import DataError
+from polyfed.base.columns import NEXT, Columns
+from polyfed.base.errors import ConfigError, DataError, closest
+from polyfed.compute.losses import IGNORED
 
 Array = np.ndarray
 DECODED = ("JPEG", "PNG")
@@ -25,12 +26,20 @@ PIXELS = {  # means and deviations of pixels in [0, 1], by what models were trai
 
 @dataclass(frozen=True)
 class Text:
-    """A column of texts. length: tokens of each     tokenizer: a tokenizer.json here     digest: of that file"""
+    """A column of texts. length: tokens of each     tokenizer: a tokenizer.json here     digest: of that file
+
+    following: whether each token is asked for the one that follows it, as a language model is
+    pack, end: of such rows, see `following`     words: ids that the tokenizer has
+    """
 
     column: str
     length: int
     tokenizer: str
     digest: str
+    following: bool = False
+    pack: bool = False
+    end: int | None = None
+    words: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,6 +47,8 @@ class Text:
         return (2, self.length)
 
     def __str__(self) -> str:
+        if self.pack:
+            return f"{self.column} goes in alone, its texts packed into rows of {self.length} tokens"
         return f"{self.column} goes in alone, as {self.length} tokens; longer texts are cut"
 
     def elsewhere(self) -> "Text":
@@ -50,14 +61,26 @@ class Text:
 
     def codes(self, texts: Sequence[str], folder: Path) -> Array:
         """Ids and masks, [N, 2, length] int64. Raises DataError for another tokenizer than the digest's."""
-        found, digest = _read(Path(self.tokenizer).expanduser().resolve())
-        if digest != self.digest:
-            raise DataError(f"columns.tokenizer: {self.tokenizer}: found digest {digest}, expected {self.digest}")
         out = np.zeros((len(texts), 2, self.length), dtype=np.int64)
-        for row, encoded in zip(out, found.encode_batch_fast([*texts]), strict=True):
+        for row, encoded in zip(out, self._own.encode_batch_fast([*texts]), strict=True):
             ids = encoded.ids[: self.length]
             row[0, : len(ids)], row[1, : len(ids)] = ids, 1
         return out
+
+    def ids(self, texts: Sequence[str], at: Callable[[int], str]) -> list[Array]:
+        """The ids of each text, closed. at: where a text is, for errors. Raises DataError for one of no token."""
+        return closed([e.ids for e in self._own.encode_batch_fast([*texts])], self.end, at)
+
+    def word(self, id: int) -> str:
+        """A token as the tokenizer spells it."""
+        return str(self._own.id_to_token(id))
+
+    @property
+    def _own(self) -> Any:
+        found, digest = _read(Path(self.tokenizer).expanduser().resolve())
+        if digest != self.digest:
+            raise DataError(f"columns.tokenizer: {self.tokenizer}: found digest {digest}, expected {self.digest}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -102,13 +125,55 @@ def raw_of(columns: Columns) -> Text | Images | None:
     if columns.text is None or columns.tokenizer is None:
         return None
     path = Path(columns.tokenizer).expanduser().resolve()
-    return Text(columns.text, columns.length, str(path), _read(path)[1])
+    found, digest = _read(path)
+    plain = Text(columns.text, columns.length, str(path), digest)
+    if columns.task != NEXT:
+        return plain
+    known: Mapping[str, int] = found.get_vocab()
+    if columns.end is not None and columns.end not in known:
+        raise ConfigError(
+            f"columns.end: found {columns.end!r}, expected a token of {path}{closest(columns.end, known)}"
+        )
+    end = None if columns.end is None else known[columns.end]
+    return replace(plain, following=True, pack=columns.pack, end=end, words=words(path))
 
 
 def encoder(tokenizer: str | Path) -> Callable[[Sequence[str]], list[list[int]]]:
     """(texts) -> the ids of each, by a tokenizer.json. Raises DataError where it cannot be read."""
     found = _read(Path(tokenizer).expanduser().resolve())[0]
     return lambda texts: [encoded.ids for encoded in found.encode_batch_fast([*texts])]
+
+
+def words(tokenizer: str | Path) -> int:
+    """The ids that a tokenizer.json has, from 0."""
+    return max(_read(Path(tokenizer).expanduser().resolve())[0].get_vocab().values()) + 1
+
+
+def closed(ids: Sequence[Sequence[int]], end: int | None, at: Callable[[int], str]) -> list[Array]:
+    """The ids of each text, closed by `end`. at: where a text is. Raises DataError for a text of no token."""
+    found = [np.asarray(of, dtype=np.int64).reshape(-1) for of in ids]
+    empty = next((k for k, of in enumerate(found) if not len(of)), None)
+    if empty is not None:
+        raise DataError(f"{at(empty)} has no token")
+    return found if end is None else [np.append(of, end) for of in found]
+
+
+def following(texts: Sequence[Array], length: int, pack: bool) -> tuple[Array, Array]:
+    """Ids and mask [N, 2, length], and what follows each token [N, length], both int64; -100 where nothing does.
+
+    texts: their ids     pack: they follow each other and are cut into rows, else each is a row, cut or padded
+    """
+    follows = [np.append(ids[1:], IGNORED) for ids in texts]
+    if pack and texts:
+        stream = np.concatenate(texts), np.concatenate(follows)
+        pieces = [tuple(t[k : k + length] for t in stream) for k in range(0, len(stream[0]), length)]
+    else:
+        pieces = [(ids[:length], after[:length]) for ids, after in zip(texts, follows, strict=True)]
+    x = np.zeros((len(pieces), 2, length), dtype=np.int64)
+    y = np.full((len(pieces), length), IGNORED, dtype=np.int64)
+    for row, target, (ids, after) in zip(x, y, pieces, strict=True):
+        row[0, : len(ids)], row[1, : len(ids)], target[: len(ids)] = ids, 1, after
+    return x, y
 
 
 def _image(path: Path, size: int) -> Array:

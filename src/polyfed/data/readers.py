@@ -329,6 +329,26 @@ def files_of(place: Path) -> list[Path]:
     return [place]
 
 
+def pictures(folder: Path) -> list[Path]:
+    """The files of a folder LABEL/IMAGE, by their names; without folders in it its own files. Hidden ones are none."""
+    found = sorted(folder.glob("[!.]*/[!.]*")) or sorted(folder.glob("[!.]*"))
+    return [f for f in found if f.is_file()]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of a folder's images, names and contents. Raises DataError for one that cannot be read."""
+    if not path.is_dir():
+        try:
+            with path.open("rb") as f:
+                return hashlib.file_digest(f, "sha256").hexdigest()
+        except OSError as e:
+            raise DataError(f"{path}: cannot be read ({e.strerror})") from None
+    h = hashlib.sha256()
+    for file in pictures(path):
+        h.update(f"{file.relative_to(path)}\0{digest(file)}\n".encode())
+    return h.hexdigest()
+
+
 def picture_folders(path: Path) -> list[Path]:
     """The clients' folders of a folder CLIENT/LABEL/IMAGE; none where it has files of its own, or no such images."""
     inside = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else []
@@ -360,12 +380,15 @@ def client_files(path: str | Path) -> list[Path]:
     return files
 
 
+TASKS = ("auto", "binary", "classification", "regression", "tokens")
+
+
 def read_clients(
     paths: Sequence[str | Path], target: str | None = None, task: str = "auto", classes: int | None = None
 ) -> list[ClientFile]:
     """One client per CSV or npz file (see `Federation.from_files`); targets int64 for classes, float for regression."""
-    if task not in ("auto", "binary", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
+    if task not in TASKS:
+        raise DataError(f"task: found {task!r}, expected one of {', '.join(TASKS)}")
     clients: list[ClientFile] = []
     columns: tuple[Path, list[str]] | None = None
     whole = True
@@ -401,6 +424,8 @@ def read_clients(
     to_labels = task in ("binary", "classification") or (task == "auto" and (whole or classes is not None))
 
     def cast(y: np.ndarray, name: str) -> np.ndarray:
+        if task == "tokens":
+            return y
         if not to_labels:
             return y if y.dtype.kind not in "iub" else y.astype(np.float32)
         if y.dtype.kind == "f" and (np.isnan(y).any() or (y != np.round(y)).any()):

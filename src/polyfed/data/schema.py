@@ -17,18 +17,18 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from polyfed.base.columns import ARRAYS, CLASSES, Columns
-from polyfed.base.errors import DataError
+from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns
+from polyfed.base.errors import DataError, closest
 from polyfed.base.part import Part
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
-from polyfed.data.csv_files import FEW, Seen, Sheet, canonical, cells_of, declared, merged, places, read
-from polyfed.data.federation import WEIGHTED, Federation, pair_of
+from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
+from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
-from polyfed.data.raw import Text
+from polyfed.data.raw import Text, raw_of
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
-from polyfed.data.tables import Table, weights_of, whose_of
+from polyfed.data.tables import Table, text_ids, weights_of, whose_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class File:
     def __init__(self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None):
         self.name, self.columns = name, columns
         self.sheet: Sheet | None = None
+        self.language: tuple[Preparation, dict[str, Split]] | None = None
         if path.suffix.lower() == ".npz":
             (found,) = readers.read_clients([path], task=_task(columns), classes=columns.classes)
             self.train = _flat(pair_of(found.train, name, "train"))
@@ -70,6 +71,8 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
+            if path.is_dir():
+                _check_folder(path, columns)
             self.sheet = read(path, columns, name)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
@@ -78,11 +81,24 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             whose = None if columns.group is None else whose_of(self.sheet, columns.group)
             self.rows = cut.of(len(self.sheet.lines), name, whose=whose)
+            if columns.task == NEXT:
+                self.language = self._language(self.sheet)
+
+    def _language(self, sheet: Sheet) -> tuple[Preparation, dict[str, Split]]:
+        """The parts of a language model's texts, which are divided before rows are made of them."""
+        raw = raw_of(self.columns)
+        assert isinstance(raw, Text)
+        if raw.column not in sheet.columns:
+            raise DataError(f"{sheet.where}: no column {raw.column!r}{closest(raw.column, sheet.columns)}", raw.column)
+        blank = Preparation((), raw.column, standardise="none", raw=raw)
+        return blank.of_texts(text_ids(sheet, raw), {key: [rows] for key, rows in self.rows.items()})
 
     @property
     def counts(self) -> dict[str, int]:
         """Rows of each part."""
         found = {key: len(rows) for key, rows in self.rows.items()}
+        if self.language is not None:
+            return {key: len(self.language[1][key].x) for key in found}
         return found if self.sheet is not None or self.test is None else found | {"test": len(self.test[0])}
 
     # what it says
@@ -93,6 +109,8 @@ class File:
             return self._arrays()
         left = [name for name in self.sheet.columns if name not in self.columns.apart]
         outcome = self.columns.target or (left[-1] if left else "")
+        if self.language is not None:
+            outcome = self.language[0].target
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
         weighted = (w := self._weights()) is not None and bool((w != w[0]).any())
         return Csv(target=outcome, columns=columns, weighted=weighted)
@@ -113,7 +131,7 @@ class File:
             return Dropped()
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
-        if name == self.columns.text or (outcome and _task(self.columns) == "regression"):
+        if name == self.columns.raw or (outcome and _task(self.columns) == "regression"):
             said = False
         elif outcome and numeric:  # labels
             said = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
@@ -178,6 +196,8 @@ class File:
         """The preparation with this site's own statistics, where it has them, and its parts."""
         blank = settled.preparation
         assert blank is not None
+        if self.language is not None:
+            return self._following(blank)
         parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         mine = {name: how for name, how in self.columns.site.items() if name == self.name}
@@ -186,6 +206,18 @@ class File:
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return found, done
+
+    def _following(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
+        """A language model's parts, made by the tokenizer that was settled."""
+        assert self.language is not None
+        mine, parts = self.language
+        assert isinstance(blank.raw, Text)
+        assert isinstance(mine.raw, Text)
+        if mine.raw.digest != blank.raw.digest:
+            raise DataError(f"columns.tokenizer: found digest {mine.raw.digest}, expected {blank.raw.digest}")
+        return dataclasses.replace(blank, raw=mine.raw, sites=mine.sites), {
+            k: s for k, s in parts.items() if s is not None
+        }
 
     def _coded(self, blank: Preparation) -> dict[str, Split]:
         assert self.sheet is not None
@@ -196,6 +228,8 @@ class File:
 
     def _gathered(self, settled: "Settled") -> dict[str, Split]:
         def cast(y: Tensor) -> Tensor:
+            if settled.tokens is not None:
+                return token_labels(y, settled.tokens, f"client {self.name!r}")
             if settled.classes is None:
                 return y if y.is_floating_point() else y.float()
             y = y.long().reshape(len(y))
@@ -239,7 +273,7 @@ class Settled:
 
     inputs: shape of one     classes: None for numbers     numbered: the labels that are classes 0, 1, ...
     preparation: of tables, without statistics unless they are everybody's
-    weighted: whether the weights of rows differ at some site
+    weighted: whether the weights of rows differ at some site     tokens: classes of every token, as in `Federation`
     """
 
     inputs: tuple[int, ...]
@@ -250,6 +284,7 @@ class Settled:
     preparation: Preparation | None = None
     notes: tuple[str, ...] = ()
     weighted: bool = False
+    tokens: int | None = None
 
     def dump(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -262,8 +297,24 @@ class Settled:
         return read_dump(SETTLED, found, "the server: what it settled")
 
 
+def _check_folder(folder: Path, columns: Columns) -> None:
+    """Raise DataError unless a site may say what it has to of a folder of images: no name of a folder or of a file."""
+    if columns.image != IMAGE or columns.target != LABEL:
+        what = f'image = "{IMAGE}" and target = "{LABEL}" in [columns]'
+        raise DataError(f"{folder}: is a folder of images, and the experiment has not {what}")
+    if columns.labels is None:
+        raise DataError(f"{folder}: its labels are names of folders, which are not said; expected labels in [columns]")
+    inside = folder.resolve()
+    for file in readers.pictures(folder):
+        if not file.resolve().is_relative_to(inside):
+            raise DataError(f"{file}: is a link out of the folder of images")
+        if file.parent.name not in columns.labels:
+            known = f"{closest(file.parent.name, columns.labels)}, expected one of {', '.join(columns.labels)}"
+            raise DataError(f"{file.parent}: found the label {file.parent.name!r}{known}", LABEL)
+
+
 SETTLED = TypeAdapter(Settled)
-KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted")
+KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted", "tokens")
 
 
 def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
@@ -298,7 +349,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     ]
     targets = {name: s.target for name, s in said.items()}
     first = next(iter(targets))
-    if columns.target is None:
+    if columns.target is None and columns.task != NEXT:
         for name, target in targets.items():
             if target != targets[first]:
                 raise DataError(
@@ -331,8 +382,9 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     )
     weighted = any(s.weighted for s in said.values())
     return Settled(
-        prepared.shape, classes or 1, classes, isinstance(prepared.raw, Text), preparation=prepared,
+        prepared.shape, classes or prepared.tokens or 1, classes, isinstance(prepared.raw, Text), preparation=prepared,
         notes=(*table.notes(prepared, classes), *notes, *([WEIGHTED] if weighted else [])), weighted=weighted,
+        tokens=prepared.tokens,
     )  # fmt: skip
 
 
@@ -380,6 +432,8 @@ def _classes(
 ) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
     """(classes or None, the labels that are numbered 0, 1, ..., notes), by the rules of `Federation.from_arrays`."""
     task = _task(columns)
+    if task == NEXT:
+        return None, None, ()
     if labels is not None:
         y: Any = np.arange(len(labels))
     elif task == "regression" or not (whole or task == "classification"):
@@ -428,6 +482,14 @@ def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
             if mine != others:
                 raise DataError(f"site {name!r}: {yes if mine else no}, not so at site {first!r}")
     shape, task = tuple(one.inputs), _task(columns)
+    if task == "tokens":
+        if columns.classes is None:
+            raise DataError(
+                "columns.classes: found none, expected how many labels a token may have, for tokens at sites"
+            )
+        if one.targets != one.inputs[-1:]:
+            raise DataError(f"site {first!r}: targets are of shape {one.targets}, expected {one.inputs[-1:]}")
+        return Settled(shape, columns.classes, None, one.integers, tokens=columns.classes)
     outputs = math.prod(one.targets)
     if one.numbers and task != "classification" and columns.classes is None:
         return Settled(shape, outputs, None, one.integers)

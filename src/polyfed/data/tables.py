@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.arguments import checked
-from polyfed.base.columns import CLASSES, DEFAULTS, Columns
+from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Part
 from polyfed.data.audit import Flag, doubled, flags, kept, parts_of
@@ -18,7 +18,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
-from polyfed.data.raw import raw_of
+from polyfed.data.raw import Text, raw_of
 
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
@@ -138,6 +138,8 @@ class Table:
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
+        if columns.task == "tokens":
+            raise ConfigError("columns.task: found tokens, expected npz files, whose y has a label for every token")
         for key in NAMING:
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
@@ -214,6 +216,8 @@ class Table:
     def _of_target(self, c: Column) -> Iterator[str]:
         """Say what is wrong with the column of the target, or of times or events."""
         task, labels = self.columns.task, self.columns.labels
+        if task == NEXT and not c.lacking:  # a text of no token is found where it is read
+            return
         if c.lacking:
             for sheet in c.lacking:
                 known = f"{closest(c.name, sheet.columns)}; it has {', '.join(sheet.columns)}"
@@ -251,7 +255,7 @@ class Table:
         """The classes in their order, where they are stated or texts; None for numbers."""
         c, columns = self.found[self.outcome[-1]], self.columns
         numeric = c.range is not None and c.kind in ("number", "binary", "constant")
-        if columns.labels is not None or numeric or columns.task in ("regression", "survival"):
+        if columns.labels is not None or numeric or columns.task in ("regression", "survival", NEXT):
             return columns.labels
         return list(c.values)
 
@@ -287,6 +291,8 @@ class Table:
     def dataset(self, single: bool) -> Dataset:
         """The data set. single: not one client for each file. Raises DataError for what is wrong with targets."""
         blank, c = self.preparation(), self.columns
+        if isinstance(blank.raw, Text) and blank.raw.following:
+            return self._language(blank, blank.raw, single)
         # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
         codes = [blank.codes(sheet) for sheet in self.sheets]
         ys, labels = self.targets()
@@ -314,6 +320,24 @@ class Table:
             group_names=None if single else checked.names,
             preparation=prepared,
             whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
+        )
+
+    def _language(self, blank: Preparation, raw: Text, single: bool) -> Dataset:
+        """The data set of a language model, whose rows are made of texts once these are divided."""
+        texts = [text_ids(sheet, raw) for sheet in self.sheets]
+        names, counts, c = names_of([s.name for s in self.sheets], len(texts)), [*map(len, texts)], self.columns
+        return Dataset(
+            name=Path(self.where).stem if single else Path(self.where).name,
+            x=np.zeros((sum(counts), 1)),
+            y=np.zeros(sum(counts)),
+            notes=self.notes(blank, None),
+            meta={"columns": [raw.column]},
+            groups=None if single else np.repeat(np.arange(len(names)), counts),
+            group_names=None if single else names,
+            preparation=blank,
+            whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
+            texts=[ids for of in texts for ids in of],
+            tokens=raw.words,
         )
 
     def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
@@ -349,7 +373,11 @@ class Table:
         last = "" if c.outcome else " (the last column)"
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
-        said.append(f"target {prepared.target}{last}, {what}{named}")
+        said.append(
+            f"target {prepared.target}{last}, {what}{named}"
+            if prepared.tokens is None
+            else f"target {prepared.target}, the token that follows each, of {prepared.tokens}"
+        )
         if prepared.raw is not None:
             said.append(str(prepared.raw))
         said += [repairs_said(site, columns) for site, columns in c.site.items()]
@@ -398,6 +426,11 @@ class Table:
             if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
+
+
+def text_ids(sheet: Sheet, raw: Text) -> list[np.ndarray]:
+    """The ids of each of a site's texts. Raises DataError for a text of no token."""
+    return raw.ids(sheet.columns[raw.column], lambda k: sheet.at(k, raw.column))
 
 
 def repairs_said(site: str, columns: Mapping[str, Any]) -> str:

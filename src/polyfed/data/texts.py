@@ -15,11 +15,10 @@ from polyfed.base.errors import DataError, closest
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation, names_of
 from polyfed.data.prepare import TEST, VALIDATION, check_fraction, held_out, keyed
-from polyfed.data.raw import encoder
+from polyfed.data.raw import closed, encoder, following, words
 
 Array = np.ndarray
 Ids = Sequence[Sequence[int]]
-IGNORED = -100  # as the loss `tokens` has it
 
 
 @checked
@@ -65,7 +64,7 @@ def from_texts(
     Returns
     -------
     Federation
-        x: [N, 2, T] int64 ids and mask, 1 for tokens and 0 for padding; y: [N, T] float32 ids, or -100.
+        x: [N, 2, T] int64 ids and mask, 1 for tokens and 0 for padding; y: [N, T] int64 ids, or -100.
 
     Raises
     ------
@@ -89,10 +88,11 @@ def from_texts(
         kept, test = held_out(len(coded), test_fraction, keyed(seed, TEST, name))
         less, validation = held_out(len(kept), validation_fraction, keyed(seed, VALIDATION, name))
         for part, rows in zip(parts, (kept[less], test, kept[validation]), strict=True):
-            part.append(_rows([coded[k] for k in rows], length, pack) if len(rows) else None)
+            part.append(following([coded[k] for k in rows], length, pack) if len(rows) else None)
     train = [pair for pair in parts[0] if pair is not None]
+    known = words(tokenizer) if isinstance(tokenizer, str | Path) else None
     meta = {"length": length, "packed": pack}
-    return Federation.from_arrays(train, parts[1], parts[2], who, meta=meta, task="regression", integer_inputs=True)
+    return Federation.from_arrays(train, parts[1], parts[2], who, known, meta=meta, task="tokens", integer_inputs=True)
 
 
 def _texts(given: Any, column: str, where: str) -> list[str]:
@@ -114,27 +114,9 @@ def _coded(texts: list[str], encode: Callable[[list[str]], Ids], end: int | None
     """The ids of each text, closed."""
     made = answer("tokenizer", encode, texts)
     try:
-        found = [np.asarray(ids, dtype=np.int64).reshape(-1) for ids in made]
+        found = closed(made, end, lambda k: f"{where}: text {k + 1}")
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"tokenizer: made a {type(made).__name__}, expected a list of ids for each text") from None
     if len(found) != len(texts):
         raise DataError(f"tokenizer: found ids of {len(found)} texts, expected {len(texts)}")
-    empty = next((k for k, ids in enumerate(found) if not len(ids)), None)
-    if empty is not None:
-        raise DataError(f"{where}: text {empty + 1} has no token")
-    return found if end is None else [np.append(ids, end) for ids in found]
-
-
-def _rows(texts: list[Array], length: int, pack: bool) -> tuple[Array, Array]:
-    """Ids and mask [N, 2, length], and what follows each token [N, length]."""
-    follows = [np.append(ids[1:], IGNORED) for ids in texts]
-    if pack:
-        stream = np.concatenate(texts), np.concatenate(follows)
-        pieces = [tuple(t[k : k + length] for t in stream) for k in range(0, len(stream[0]), length)]
-    else:
-        pieces = [(ids[:length], after[:length]) for ids, after in zip(texts, follows, strict=True)]
-    x = np.zeros((len(pieces), 2, length), dtype=np.int64)
-    y = np.full((len(pieces), length), IGNORED, dtype=np.float32)
-    for row, target, (ids, after) in zip(x, y, pieces, strict=True):
-        row[0, : len(ids)], row[1, : len(ids)], target[: len(ids)] = ids, 1, after
-    return x, y
+    return found

@@ -29,7 +29,7 @@ BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 class Seen:
     """A model's outputs and the targets of the same b samples, from one or several clients.
 
-    output: [b, ...]     target: [b, ...], integers for classes
+    output: [b, ...]     target: [b, ...], integers for classes, [b, T] for those of tokens
     threshold: the output at which a model with one output prefers neither of two classes: 0 for logits, 1/2 for
         probabilities (also where there are several); None: unknown
     """
@@ -44,11 +44,11 @@ class Seen:
         risk (survival) or classes at every token; None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
+        if y.is_floating_point() and single and y.numel() > len(y) and bool(((y == 0) | (y == 1)).all()):
+            return "labels"
+        if self.output.dim() == 3 and self.output.shape[:2] == y.shape:
+            return "tokens"
         if y.is_floating_point():
-            if single and y.numel() > len(y) and bool(((y == 0) | (y == 1)).all()):
-                return "labels"
-            if self.output.dim() == 3 and self.output.shape[:2] == y.shape:
-                return "tokens"
             return "numbers" if single else "survival" if each and y.dim() == 2 and y.shape[1] == 2 else None
         if self.output.dim() == 2 and self.output.shape[1] > 1:
             return "two classes" if self.output.shape[1] == 2 else "classes"

@@ -257,6 +257,12 @@ def _perplexity(seen: Seen) -> float:
     return math.exp(float(F.cross_entropy(seen.output.double().flatten(0, 1), target)))
 
 
+def _tokens_right(seen: Seen) -> float:
+    """Share of the tokens that count that are given the right class."""
+    known = seen.target >= 0
+    return float((seen.output.argmax(2) == seen.target)[known].double().mean())
+
+
 # by name
 
 ONE, NO_LABEL = "one class", "no label that some samples have and others have not"
@@ -302,6 +308,8 @@ _ALL = (
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
     Metric("perplexity", "", "lower", _perplexity, kind="tokens", decimals=2, lacks="no token that counts", least=1.0),
+    Metric("token-accuracy", "%", "higher", _tokens_right, kind="tokens", lacks="no token that counts", least=0.0,
+           most=1.0),
     LOSS,
 )  # fmt: skip
 

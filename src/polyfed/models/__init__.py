@@ -22,6 +22,7 @@ from polyfed.models.linear import linear
 from polyfed.models.memory import memory
 from polyfed.models.mixture import mixture
 from polyfed.models.mlp import mlp
+from polyfed.models.named import named
 from polyfed.models.resnet import resnet18
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "build",
     "default",
     "merged",
+    "named",
     "names",
     "options",
     "pretrained",

@@ -21,7 +21,7 @@ from polyfed.base.typed import named_modules
 from polyfed.compute.narrow import HALF
 
 DROPPING = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # of a configuration
-POOLS = ("mean", "first", "last", "none")
+POOLS = ("mean", "first", "last", "none", "words")
 
 
 class Pretrained(nn.Module):
@@ -29,14 +29,16 @@ class Pretrained(nn.Module):
 
     text: ids [b, T], or ids and mask [b, 2, T], whose mask is 1 for tokens and 0 for padding
     images: [b, C, H, W]
-    pool: of the states [b, T, d] their mean over tokens, the first, or the last token's; none: an output for each
+    pool: of the states [b, T, d] their mean over tokens, the first, or the last token's; none: an output for each;
+        words: a logit for each word of the vocabulary at each token, by the model's own head
     """
 
     def __init__(self, base: nn.Module, width: int, outputs: int, pool: str):
         super().__init__()
         self.base, self.pool = base, pool
         self.images = str(getattr(base, "main_input_name", "")) == "pixel_values"
-        self.head = nn.Linear(width, outputs)
+        if pool != "words":
+            self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.images:
@@ -44,7 +46,10 @@ class Pretrained(nn.Module):
             states = states.flatten(2).mT if states.dim() == 4 else states  # of convolutions
         else:
             ids, mask = (x[:, 0], x[:, 1]) if x.dim() == 3 else (x, None)
-            states = self.base(input_ids=ids, attention_mask=mask).last_hidden_state
+            made = self.base(input_ids=ids, attention_mask=mask)
+            if self.pool == "words":
+                return made.logits
+            states = made.last_hidden_state
         return self.head(self._pooled(states, mask).to(self.head.weight.dtype))
 
     def _pooled(self, states: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,9 +83,8 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
         drops = library.AutoConfig.from_pretrained(backbone, local_files_only=True).to_dict()
         # attention that drops inside torch's own function has masks without keys
         eager = {"attn_implementation": "eager"} if any(drops.get(key) for key in DROPPING) else {}
-        base = library.AutoModel.from_pretrained(
-            backbone, local_files_only=True, use_safetensors=True, dtype="auto", **eager
-        )
+        kind = library.AutoModelForCausalLM if pool == "words" else library.AutoModel
+        base = kind.from_pretrained(backbone, local_files_only=True, use_safetensors=True, dtype="auto", **eager)
     except Exception as e:  # whatever a folder's configuration may bring the library to
         raise ModelError(f"model.backbone: {backbone}: transformers cannot read it ({reason(e)})") from None
     finally:
@@ -90,6 +94,10 @@ def transformers(input_shape: tuple[int, ...], outputs: int, backbone: str = "",
     if getattr(base, "pooler", None) is not None:
         base.pooler = None  # a layer more, which other poolings leave untrained
     base.config.use_cache = False  # of keys and values, for texts that are made token by token
+    if pool == "words" and base.config.vocab_size < outputs:
+        raise ModelError(
+            f"model.backbone: {backbone} knows {base.config.vocab_size} words, the tokenizer has {outputs}"
+        )
     sizes = getattr(base.config, "hidden_sizes", None)
     width = sizes[-1] if sizes else base.config.hidden_size
     return Pretrained(base.train(), int(width), outputs, pool)

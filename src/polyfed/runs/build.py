@@ -127,7 +127,7 @@ class Parts:
             model = dataclasses.replace(model, file=str(file), name=model.name or only_model(file))
         elif model.name is None:
             model = dataclasses.replace(model, name=models.default(fed))
-        loss = e.settings.loss or ("mse" if fed.classes is None else "cross-entropy")
+        loss = e.settings.loss or fed.loss
         schedule = e.settings.schedule
         if isinstance(schedule, Mapping) and "delays" in schedule:
             schedule = {**schedule, "delays": delays_at(schedule["delays"], Path())}

@@ -96,4 +96,5 @@ def together(federation: Federation) -> Federation:
     return Federation(
         pooled(federation.train), pooled(federation.test), (EVERYBODY,),
         None if validation is None else pooled(validation), federation.classes, meta={"partition": "pooled"},
+        tokens=federation.tokens,
     )  # fmt: skip

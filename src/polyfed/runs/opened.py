@@ -134,6 +134,7 @@ class Stored:
             about.classes,
             None if about.clusters is None else np.array(about.clusters),
             {key: meta[key] for key in LEARNT if key in meta},
+            about.tokens,
         )
 
     # from the checkpoint

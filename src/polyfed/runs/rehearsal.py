@@ -14,7 +14,7 @@ from polyfed.base.errors import ConfigError, Diverged, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
-from polyfed.compute.losses import Loss
+from polyfed.compute.losses import Loss, tokens
 from polyfed.compute.optimizers import Advance, Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
@@ -237,6 +237,10 @@ def _drawn(
 
     def draw() -> tuple[Tensor, Tensor]:
         x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
+        if task.loss is tokens:
+            with torch.no_grad():
+                output = task.outputs(task.w0, task.place(Split(x, x[:, :0], np.array([0, size]))).x)
+            return x, torch.zeros(output.shape[:2]).long()
         if classes is not None:
             return x, (torch.arange(size) + (seed > 0)) % classes
         y = torch.as_tensor(rng.normal(size=(size, outputs)))

@@ -176,6 +176,7 @@ class About(_File):
     classes: NonNegativeInt | None
     inputs: list[NonNegativeInt] | None = None
     outputs: NonNegativeInt | None = None
+    tokens: NonNegativeInt | None = None
     clients: list[Client] = Field(min_length=1)
     clusters: list[int] | None = None
     notes: list[str] = []

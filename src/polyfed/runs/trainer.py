@@ -346,7 +346,7 @@ def prepare(
     RunError
         The memory that is free is less than the run takes.
     """
-    t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
+    t, loss = training, training.loss or federation.loss
     check_tracker(t.track)
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
@@ -354,6 +354,11 @@ def prepare(
     attackers = np.zeros(federation.n, dtype=bool)
     if t.privacy is not None:
         check_settings(t, start is not None)
+        packed = federation.meta.get("preparation", {}).get("raw", {}).get("pack", False)
+        if packed and t.privacy.epsilon is not None and t.privacy.unit == "row":
+            raise ConfigError(
+                "columns.pack: found true, expected false: epsilon is of one row, and a text is in several"
+            )
         if t.privacy.epsilon is not None and t.dtype is None:
             t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:

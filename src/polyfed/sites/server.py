@@ -412,14 +412,22 @@ def _outline(
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}
     mark = " ".join(f"{key}:{_short(value)}" for key, value in about.items())
     return Outline.of(
-        names, sizes, settled.inputs, settled.outputs, settled.classes, settled.integers, meta=meta, digest=mark
+        names,
+        sizes,
+        settled.inputs,
+        settled.outputs,
+        settled.classes,
+        settled.integers,
+        meta=meta,
+        digest=mark,
+        tokens=settled.tokens,
     )
 
 
 def _settings(e: Experiment, federation: Outline) -> tuple[Experiment, Training]:
     """The experiment with nothing left open, and how its run trains."""
     model = e.model if e.model.name is not None else dataclasses.replace(e.model, name=default(federation))
-    loss = e.settings.loss or ("mse" if federation.classes is None else "cross-entropy")
+    loss = e.settings.loss or federation.loss
     schedule = e.settings.schedule_for(federation.names)
     if isinstance(schedule, Timed) or (isinstance(schedule, Asynchronous) and schedule.delays != Delays()):
         raise ConfigError("schedule.delays: found some, expected none: real sites take the time they take")

@@ -30,8 +30,9 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Wanted
-from polyfed.data.federation import Outline
+from polyfed.data.federation import Outline, loss_for
 from polyfed.data.preparation import Preparation
+from polyfed.data.readers import digest as file_digest
 from polyfed.data.said import Column, Csv, Dropped
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.data.tables import repairs_said
@@ -97,10 +98,11 @@ class Begun(NamedTuple):
 class Site:
     """One site and its data.
 
-    data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
-    operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
-    alone, which may have all of these; None: as `say`     policy: what it answers at most, whatever it consents to
-    sign: makes a signature by the site's key, which secure sums need     backbone: where pretrained weights are here
+    data, vault: its CSV or npz file, or folder of images, and the folder of its private state of one run
+    say: takes lines for the operator's log: no path, no cell of the file, no value of a column
+    show: takes lines for the operator's eyes alone, which may have all of these; None: as `say`
+    policy: what it answers at most, whatever it consents to     sign: makes a signature by the site's key, which secure
+    sums need     backbone: where pretrained weights are here
     """
 
     def __init__(
@@ -117,7 +119,8 @@ class Site:
     ):
         self.hidden = Hidden(Path(vault), name, sign, policy.least_sites)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
-        self.show, self.policy, self.backbone = show or say, policy, backbone
+        self.show, self.policy = show or say, policy
+        self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._over = False  # the run has ended here, by the vault's word
         self._joined: m.Join | None = None  # what was consented to
@@ -263,8 +266,7 @@ class Site:
             place = self.backbone if self.backbone.is_dir() else self.backbone.parent
             columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
         file = File(self.data, self.name, columns, cut, self.policy.columns)
-        with self.data.open("rb") as f:
-            self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
+        self._answered = Answered(self.vault, file_digest(self.data), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
         return file, m.Joined(
@@ -290,7 +292,7 @@ class Site:
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
         t, method, table, model = whole = experiment(join, alone, backbone=self.backbone)
-        task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
+        task = t.task(model, loss_for(alone.classes, alone.tokens), "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
@@ -434,7 +436,7 @@ class Site:
         """What uplinks pass through, by the site's own plan and ledger."""
         s, p, join, counts = head.settled, e.training.privacy, head.joined, data["train"].counts
         sizes = {key: split.counts.tolist() for key, split in data.items()}
-        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers)
+        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers, tokens=s.tokens)
         assert p is not None
         plan = planned(e.method, task, own, p, work, Uniform(), join.rounds, wanted, join.cohort)
         if not plan.sends or not (plan.private or p.sums == "secure"):

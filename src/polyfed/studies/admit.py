@@ -29,12 +29,13 @@ from polyfed.core.newcomer import Apart, Newcomer, newcomer
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
-from polyfed.data.csv_files import read
+from polyfed.data.csv_files import Sheet, read
 from polyfed.data.dataset import Dataset, scaled
 from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
+from polyfed.data.raw import Text
 from polyfed.data.readers import files_of
-from polyfed.data.tables import weights_of, whose_of
+from polyfed.data.tables import text_ids, weights_of, whose_of
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.metrics.metric import Metric
 from polyfed.runs.config import Where, read_table
@@ -254,8 +255,8 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
     found = of_arrays(
         files_of(place),
         target or of.options.get("target"),
-        "regression" if old.classes is None else "classification",
-        classes=old.classes,
+        "tokens" if old.tokens is not None else "regression" if old.classes is None else "classification",
+        classes=old.classes if old.tokens is None else old.tokens,
         test_fraction=of.test_fraction,
         seed=run.settings.seed,
     )
@@ -269,6 +270,8 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
     known = Preparation.read(old.meta["preparation"], str(run.place()))
     columns = read_table(Columns, run.settings.columns, Where(None, {}, {}))
     sheets, weighed = [read(path, columns) for path in paths], columns.weights
+    if isinstance(known.raw, Text) and known.raw.following:
+        return _texts(known, sheets, known.raw, run)
     data = Dataset(
         "newcomers",
         np.concatenate([known.codes(sheet) for sheet in sheets]),
@@ -282,6 +285,25 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
     )
     found = data.partition(seed=run.settings.seed, test_fraction=of.test_fraction)
     fits(old, found)
+    return found
+
+
+def _texts(known: Preparation, sheets: Sequence[Sheet], raw: Text, run: Result) -> Federation:
+    """New clients of a language model."""
+    texts = [text_ids(sheet, raw) for sheet in sheets]
+    counts = [*map(len, texts)]
+    data = Dataset(
+        "newcomers",
+        np.zeros((sum(counts), 1)),
+        np.zeros(sum(counts)),
+        groups=np.repeat(np.arange(len(sheets)), counts),
+        group_names=tuple(sheet.name for sheet in sheets),
+        preparation=known,
+        texts=[ids for of in texts for ids in of],
+        tokens=known.tokens,
+    )
+    found = data.partition(seed=run.settings.seed, test_fraction=run.settings.data.test_fraction)
+    fits(run.outline, found)
     return found
 
 

@@ -2,7 +2,8 @@
 
 The preparation is part of the graph, so that whatever runs ONNX needs nothing of ours. Inputs carry the columns' names:
 [N] doubles, NaN where missing, for numbers and for categories whose values are all numbers; [N] strings for other
-categories. Outputs: `prediction` [N], and for classes `probabilities` [N, classes].
+categories. Outputs: `prediction` [N], and for classes `probabilities` [N, classes]. Texts and images go in prepared:
+`input_ids` and `attention_mask` [N, length], `pixel_values` [N, 3, size, size]. A language model puts out `logits`.
 """
 
 import tempfile
@@ -21,8 +22,10 @@ from polyfed.base.arithmetic import arithmetic
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_mapping
+from polyfed.compute.trial import EMBEDDINGS
 from polyfed.data.csv_files import GAPS, canonical, places
 from polyfed.data.preparation import Input, Preparation, Statistics
+from polyfed.data.raw import Text
 from polyfed.data.readers import number
 from polyfed.runs.result import Result, position
 from polyfed.studies.export import target_of
@@ -31,6 +34,7 @@ from polyfed.studies.predict import Predictor, predictor
 OPSETS = {"": 17, "ai.onnx.ml": 2}
 GONE = -2  # the code of a gap in a category of texts; -1: a value that no training part had
 OUTPUTS = ("prediction", "probabilities")
+TOKENS, PIXELS = ("input_ids", "attention_mask"), "pixel_values"  # as the library transformers calls them
 
 
 def export_onnx(run: Result, client: int | str, out: Path | None) -> Path:
@@ -48,9 +52,7 @@ def export_onnx(run: Result, client: int | str, out: Path | None) -> Path:
 def onnx_from_vault(vault: Path, out: Path | None) -> Path:
     """Write the model that a site has made at the end of a run."""
     by = Predictor.open(vault / "model.safetensors")
-    return _write(
-        by.model, [len(by.preparation.names)], target_of(out, by.client, *vault.iterdir(), ending=".onnx"), by
-    )
+    return _write(by.model, by.preparation.shape, target_of(out, by.client, *vault.iterdir(), ending=".onnx"), by)
 
 
 def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | None) -> Path:
@@ -60,8 +62,6 @@ def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | No
     """
     if find_spec("onnx") is None:
         raise ConfigError("onnx: is not installed; pip install 'polyfed[onnx]'")
-    if by is not None and by.preparation.raw is not None:
-        raise ConfigError("onnx: found a model of texts or images, which no graph prepares, expected one of numbers")
     graph = Graph(_traced(model, shape, "" if by is None else "/"))
     if by is not None:
         graph.around(by.preparation, by.client)
@@ -74,9 +74,13 @@ def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | No
 
 
 def _traced(model: nn.Module, shape: Sequence[int], before: str) -> Any:
-    """The model in single precision by torch's own exporter: from `x` to `output`, with `before` before their names."""
+    """The model in single precision by torch's own exporter: from `x` to `output`, with `before` before their names.
+
+    A model that embeds takes whole numbers.
+    """
     exporter: Any = torch.onnx
-    example = torch.zeros(2, *shape)
+    embeds = any(isinstance(m, EMBEDDINGS) for m in model.modules())
+    example = torch.ones(2, *shape, dtype=torch.int64 if embeds else torch.float32)
     given, made = f"{before}x", f"{before}output"
     axes = {given: {0: "rows"}, made: {0: "rows"}}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -126,6 +130,8 @@ class Graph:
             raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
         graph = self.model.graph
         del graph.input[:]
+        if known.raw is not None:
+            return self.prepared(known, at)
         graph.input.extend(self.helper.make_tensor_value_info(i.name, self.kind(i), ["rows"]) for i in known.inputs)
         blocks = list[str](), list[str](), list[str]()  # in the order of `Preparation.names`
         numbers = iter(zip(at.fill, at.shift, at.scale, strict=True))
@@ -141,7 +147,24 @@ class Graph:
         joined = self.do("Concat", *(name for block in blocks for name in block), axis=1)
         self.cast(joined, np.float32, output="/x")
         self.nodes = graph.node
-        self.answer(known, at)
+        return self.answer(known, at)
+
+    def prepared(self, known: Preparation, at: Statistics) -> None:
+        """Put the inputs of texts or images before the model, as they are prepared, and its answer behind it."""
+        shape = known.shape
+        if isinstance(known.raw, Text):
+            given = [self.do("Unsqueeze", name, self.constant([1])) for name in TOKENS]
+            self.do("Concat", *given, axis=1, output="/x")
+            self.take(TOKENS, self.kinds.INT64, shape[1:])
+        else:
+            self.do("Identity", PIXELS, output="/x")
+            self.take([PIXELS], self.kinds.FLOAT, shape)
+        self.nodes = self.model.graph.node
+        return self.answer(known, at)
+
+    def take(self, names: Sequence[str], kind: int, shape: Sequence[int]) -> None:
+        made = [self.helper.make_tensor_value_info(name, kind, ["rows", *shape]) for name in names]
+        self.model.graph.input.extend(made)
 
     def kind(self, column: Input) -> int:
         """The type of a column: numbers, or texts where a category has some, at this client if not at others."""
@@ -212,9 +235,12 @@ class Graph:
         return hot
 
     def answer(self, known: Preparation, at: Statistics) -> None:
-        """Outputs as `polyfed predict` prints them."""
+        """Outputs as `polyfed predict` prints them; of a language model as they are."""
         found = self.cast("/output", np.float64)
         del self.model.graph.output[:]
+        if known.tokens is not None:
+            self.do("Identity", "/output", output="logits")
+            return self.show("logits", self.kinds.FLOAT, ["rows", known.shape[1], None])
         if known.labels is None:
             shift, scale = at.target or (0.0, 1.0)
             flat = self.do("Reshape", found, self.constant([-1]))

@@ -15,6 +15,7 @@ from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.typed import named_modules
 from polyfed.models.adapters import IA3, Beside, DoRA, LoRA
+from polyfed.models.backbone import Pretrained
 from polyfed.runs.folder import safe
 from polyfed.runs.ownership import spare
 from polyfed.runs.result import Result, position
@@ -25,14 +26,17 @@ BEFORE = "base_model.model."  # peft's names of the parameters of the model that
 def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
     """Write the folder of one client's adapter.
 
-    The head and whatever else is trained are "modules to save". The matrix of a residual is part of the factors, whose
+    The head and whatever else is trained are "modules to save". A language model with its own head is the library
+    transformers' own class, for which the names are. The matrix of a residual is part of the factors, whose
     rank is then higher.
     """
     names = run.outline.names
     if isinstance(client, str) and client not in names and client.isdecimal():
         client = int(client)
     name = names[position(client, names)]
-    model = run.model(name).to("cpu")
+    model, task = run.model(name).to("cpu"), None
+    if isinstance(model, Pretrained) and model.pool == "words":  # transformers' own class, with its own head
+        model, task = model.base, "CAUSAL_LM"
     layers = {key: m for key, m in named_modules(model) if isinstance(m, Beside)}
     if not layers:
         raise ConfigError("peft: found a model without updates, expected one trained with an adapter lora, dora or ia3")
@@ -43,7 +47,7 @@ def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
     saved = _trained(model, [*layers])
     tensors |= {f"{key}.{own}": t for key, m in saved.items() for own, t in m.state_dict().items()}
     config: dict[str, Any] = own | {
-        "task_type": None,
+        "task_type": task,
         "base_model_name_or_path": None,
         "target_modules": [*layers],
         "modules_to_save": [*saved] or None,

@@ -19,10 +19,13 @@ from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
-from polyfed.compute.losses import LOSSES
+from polyfed.compute.losses import LOSSES, tokens
 from polyfed.compute.split import restored
 from polyfed.data.csv_files import Sheet, sheet_of
 from polyfed.data.preparation import UNSEEN, Preparation
+from polyfed.data.raw import Text, following
+from polyfed.metrics.metric import Seen
+from polyfed.metrics.scores import named
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Where, model_of
 from polyfed.runs.folder import safe
@@ -82,7 +85,8 @@ class Predictor:
             raise ConfigError(f"{about}: was not trained on CSV files, so raw rows cannot be prepared for it")
         if not is_table(facts.get("data")) or "name" not in facts["data"]:
             raise ConfigError(f"{about}: its model was given in Python, which no file holds; use Run.predict")
-        _known(facts.get("loss"), str(about))
+        preparation = Preparation.read(facts["preparation"], str(about))
+        _known(facts.get("loss"), preparation, str(about))
         if "factorised" in facts:
             raise ConfigError(f"{about}: holds factors; export the model without --factorised")
         try:
@@ -94,7 +98,7 @@ class Predictor:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as e:
             raise RunError(f"{target}: does not fit the model that {about.name} describes ({_line(e)})") from None
-        return cls(found, Preparation.read(facts["preparation"], str(about)), facts["client"])
+        return cls(found, preparation, facts["client"])
 
     def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Answers for new rows, with a warning for gaps and for categories that no training row had.
@@ -107,7 +111,8 @@ class Predictor:
         Returns
         -------
         DataFrame
-            [N]: row (from 1), prediction, and for classes one column of probabilities each.
+            [N]: row (from 1), prediction, and for classes one column of probabilities each. Of a language model the
+            prediction is the likeliest token after the text, beside the perplexity and the number of its tokens.
 
         Raises
         ------
@@ -129,8 +134,11 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     codes = known.codes(sheet)
     like = max(by.model.parameters(), key=lambda q: q.element_size())  # of trained numbers; frozen ones may be narrower
     x = torch.as_tensor(known.transform(codes, by.client))
+    x = x.to(like.device, like.dtype if x.is_floating_point() else None)
+    if known.tokens is not None:
+        return _followed(by, x, sheet), []
     with torch.no_grad():
-        output: Tensor = by.model(x.to(like.device, like.dtype if x.is_floating_point() else None)).cpu().double()
+        output: Tensor = by.model(x).cpu().double()
     found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
     remarks = [line for k, column in enumerate(known.inputs) for line in _remarks(column, codes[:, k], sheet)]
     if known.labels is None:
@@ -140,6 +148,24 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     p = output.softmax(1)[:, : len(known.labels)].numpy()
     found["prediction"] = np.array(known.labels)[p.argmax(1)]
     return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(known.labels)}), remarks
+
+
+def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
+    """Of every text its tokens, as far as they go in, their perplexity, and the likeliest token after them."""
+    raw = by.preparation.raw
+    assert isinstance(raw, Text)
+    ids = raw.ids(sheet.columns[raw.column], lambda k: sheet.at(k, raw.column))
+    targets = torch.as_tensor(following(ids, raw.length, pack=False)[1])
+    rows: list[dict[str, Any]] = []
+    for k in range(len(ids)):
+        one, target = x[k : k + 1], targets[k : k + 1]
+        with torch.no_grad():
+            output: Tensor = by.model(one).cpu().double()
+        n = int(one[0, 1].sum())
+        after = raw.word(int(output[0, n - 1].argmax()))
+        score = named("perplexity").of(Seen(output, target))
+        rows.append({"row": k + 1, "prediction": after, "perplexity": score, "tokens": n})
+    return pd.DataFrame(rows)
 
 
 def _remarks(column: Any, codes: np.ndarray, sheet: Sheet) -> Iterator[str]:
@@ -158,13 +184,14 @@ def predictor(run: Result, client: int | str) -> Predictor:
     prepared = run.outline.meta.get("preparation")
     if prepared is None:
         raise ConfigError("predict: this run was not trained on CSV files, so raw rows cannot be prepared for it")
-    _known(run.settings.loss, "predict")
+    preparation = Preparation.read(prepared, "predict")
+    _known(run.settings.loss, preparation, "predict")
     name = run.outline.names[position(client, run.outline.names)]
-    return Predictor(run.model(name), Preparation.read(prepared, "predict"), name)
+    return Predictor(run.model(name), preparation, name)
 
 
-def _known(loss: Any, where: str) -> None:
-    if loss not in LOSSES:
+def _known(loss: Any, preparation: Preparation, where: str) -> None:
+    if loss not in LOSSES and not (preparation.tokens is not None and loss == tokens.__name__):
         raise ConfigError(
             f"{where}: found the loss {loss!r}; what outputs mean is known for {' and '.join(LOSSES)} only"
         )
