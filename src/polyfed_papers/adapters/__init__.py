@@ -55,14 +55,14 @@ class Pool(NamedTuple):
     """Samples that clients are drawn from, at two depths of the frozen backbone.
 
     pooled: [N, d], what the head stands on     below: [N, ...], what enters the adapted layers
-    y: [N] classes     text: of sentences     base: the backbone
+    y: [N] classes     text: of sentences     net: the backbone
     """
 
     pooled: np.ndarray
     below: np.ndarray
     y: np.ndarray
     text: tuple[str, ...]
-    base: nn.Module
+    net: nn.Module
 
 
 # ---- what is installed -----------------------------------------------------------------------------------------------
@@ -145,20 +145,27 @@ def texts() -> Pool:
     tokenizer.enable_padding(length=TOKENS)
     coded = [tokenizer.encode(s) for s, _ in said]
     x = torch.tensor([[c.ids, c.attention_mask] for c in coded])
-    net = cast("Any", build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first").eval())
-    caught, first = list[Tensor](), list[Tensor]()
+    net = build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first")
+    first, below = read_sentences(net.eval(), x)
+    return Pool(first, below, np.array([k for _, k in said]), tuple(s for s, _ in said), net)
+
+
+def read_sentences(net: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """What a BERT makes of ids and masks [N, 2, T]: the last states of first tokens [N, d], and [N, d + 4 d], what the
+    last linear layer's output is added to, and its input.
+    """
+    base, caught, first = cast("Any", net).base, list[Tensor](), list[Tensor]()
 
     def catch(_: nn.Module, given: tuple[Tensor, Tensor]) -> None:
         wide, beside = given
         caught.append(torch.cat([beside[:, 0], wide[:, 0]], 1))
 
-    hook = net.base.encoder.layer[-1].output.register_forward_pre_hook(catch)
+    hook = base.encoder.layer[-1].output.register_forward_pre_hook(catch)
     with torch.no_grad():
         for some in x.split(64):
-            first.append(net.base(input_ids=some[:, 0], attention_mask=some[:, 1]).last_hidden_state[:, 0])
+            first.append(base(input_ids=some[:, 0], attention_mask=some[:, 1]).last_hidden_state[:, 0])
     hook.remove()
-    y = np.array([k for _, k in said])
-    return Pool(_array(first), _array(caught), y, tuple(s for s, _ in said), net.base)
+    return _array(first), _array(caught)
 
 
 class Sentence(nn.Module):
@@ -166,9 +173,9 @@ class Sentence(nn.Module):
     layer's output is added to, and its input
     """
 
-    def __init__(self, base: nn.Module, outputs: int):
+    def __init__(self, net: nn.Module, outputs: int):
         super().__init__()
-        last = cast("Any", base).encoder.layer[-1].output
+        last = cast("Any", net).base.encoder.layer[-1].output
         self.dense, self.norm, self.head = last.dense, last.LayerNorm, nn.Linear(WIDTH, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,14 +207,22 @@ def pictures(data_dir: str | None) -> Pool:
     data = load("cifar10", data_dir)
     y, images = np.asarray(data.y), np.asarray(data.x)
     first = np.sort(np.concatenate([np.flatnonzero(y == c)[:PICTURES] for c in range(10)]))
-    net = cast("Any", efficientnet(10).eval())
-    caught, pooled = list[Tensor](), list[Tensor]()
-    hook = net._conv_head.register_forward_pre_hook(lambda _, x: caught.append(x[0].flatten(2).mT))
+    net = efficientnet(10).eval()
+    pooled, below = read_pictures(net, images[first])
+    return Pool(pooled, below, y[first], (), net)
+
+
+def read_pictures(net: nn.Module, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What an EfficientNet makes of bytes [N, 3, H, W]: pooled outputs [N, d], and [N, places, channels], what enters
+    the last convolution.
+    """
+    whole, caught, pooled = cast("Any", net), list[Tensor](), list[Tensor]()
+    hook = whole._conv_head.register_forward_pre_hook(lambda _, x: caught.append(x[0].flatten(2).mT))
     with torch.no_grad():
-        for some in np.array_split(first, max(1, len(first) // 64)):
-            pooled.append(net.extract_features(enlarged(images[some])).mean((2, 3)))
+        for some in np.array_split(images, max(1, len(images) // 64)):
+            pooled.append(whole.extract_features(enlarged(some)).mean((2, 3)))
     hook.remove()
-    return Pool(_array(pooled), _array(caught), y[first], (), net)
+    return _array(pooled), _array(caught)
 
 
 class Picture(nn.Module):
@@ -215,10 +230,9 @@ class Picture(nn.Module):
     its BatchNorm in the weights, and a head. x: [b, places, channels]
     """
 
-    def __init__(self, base: nn.Module, outputs: int):
+    def __init__(self, net: nn.Module, outputs: int):
         super().__init__()
-        net = cast("Any", base)
-        conv, norm = net._conv_head, net._bn1
+        conv, norm = (cast("Any", net).get_submodule(name) for name in ("_conv_head", "_bn1"))
         by = norm.weight / (norm.running_var + norm.eps).sqrt()
         self.conv = nn.Linear(conv.in_channels, conv.out_channels)
         self.conv.weight = nn.Parameter(by[:, None] * conv.weight.flatten(1).detach(), requires_grad=False)
@@ -264,7 +278,7 @@ class Place(Setting):
         with seeded(seed):
             if self.depth == "probe":
                 return nn.Linear(pool.pooled.shape[1], outputs)
-            net = (Sentence if self.data == "sentences" else Picture)(pool.base, outputs)
+            net = (Sentence if self.data == "sentences" else Picture)(pool.net, outputs)
         train = cls.adapter or ("factors" if cls.name == "fedavg" else "chart")
         return adapted(net, f"lora:r={RANK},train={train}", seed)
 
