@@ -186,10 +186,10 @@ class Sentence(nn.Module):
 
 
 def efficientnet(outputs: int) -> nn.Module:
-    """EfficientNet-Lite0 with the weights of its package below a new head, for images of `PIXELS` a side."""
+    """EfficientNet-Lite0 with the weights of its package below a new head without dropout, for `PIXELS` a side."""
     folder_of("efficientnet_lite_pytorch")
     made: Any = import_module("efficientnet_lite_pytorch").EfficientNet
-    net: nn.Module = made.from_name("efficientnet-lite0", num_classes=outputs, image_size=PIXELS)
+    net: nn.Module = made.from_name("efficientnet-lite0", num_classes=outputs, image_size=PIXELS, dropout_rate=0.0)
     return pretrained(net, lite0())
 
 

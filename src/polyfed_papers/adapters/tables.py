@@ -20,17 +20,19 @@ from polyfed_papers.board.board import Budget, compared, one
 OTHERS = ("local", "fedavg-ft", "ditto", "fpfc", "ifca", "fedacs", "fedslr", "scaffold")
 FACTORS = ("fedavg", "ffa-lora", "fedsa-lora", "rolora", "fedex-lora", "flora", "flexlora", "hetlora")
 FOUND = ("local", "fedavg", "fedavg-ft", "ifca", "fpfc")
-FIRST, MORE_CLIENTS = 20, (3, 50)  # clients; settings are chosen with the first number
 BATCH = 10
 EACH = {"sentences": 48, "images": 60}  # samples of a client: with most clients all that there are
 
 
 class Depth(NamedTuple):
-    """What is trained. methods, and those of a rehearsal     budgets: of each size"""
+    """What is trained. methods, and those of a rehearsal     budgets, clients: of each size; settings are chosen with
+    the first number of clients
+    """
 
     methods: Sequence[str]
     few: Sequence[str]
     budgets: Mapping[Size, Budget]
+    clients: Mapping[Size, Sequence[int]]
 
 
 DEPTHS = {
@@ -38,28 +40,30 @@ DEPTHS = {
         (*OTHERS, "fedavg", "cfl", "apfl", "fedprox", "pacfl"),
         ("local", "fedavg", "fedavg-ft", "ifca"),
         {"small": Budget(200, 10), "paper": Budget(500, 12)},
+        {"small": (20, 3, 50), "paper": (20, 3, 50)},
     ),
     "lora": Depth(
         (*FACTORS, *OTHERS),
         ("local", "fedavg", "fedavg-ft", "fedex-lora"),
-        {"small": Budget(50, 8), "paper": Budget(300, 12)},
+        {"small": Budget(50, 5), "paper": Budget(300, 12)},
+        {"small": (20, 3), "paper": (20, 3, 50)},
     ),
 }
 
 
-def place(data: str, depth: str, clients: int = FIRST, folder: str | None = None) -> Place:
+def place(data: str, depth: str, clients: int, folder: str | None = None) -> Place:
     training = ("batch_size", BATCH), ("chunk", clients)
     return Place(data, None, clients, folder=folder, training=training, depth=depth, each=EACH[data])
 
 
-TASKS = replace(place("sentences", "probe"), among=(2, 3), each=60, alike=True)
+TASKS = replace(place("sentences", "probe", 20), among=(2, 3), each=60, alike=True)
 
 
-def places(data: str, depth: str, folder: str | None = None) -> dict[str, Place]:
-    """The settings of a table: three numbers of clients, whose methods are tuned with the first."""
-    first = place(data, depth, FIRST, folder)
-    more = {str(n): replace(place(data, depth, n, folder), chosen=(str(FIRST), first)) for n in MORE_CLIENTS}
-    return {str(FIRST): first} | more
+def places(data: str, depth: str, scale: Size, folder: str | None = None) -> dict[str, Place]:
+    """The settings of a table: numbers of clients, with the first of which methods are tuned."""
+    n, *rest = DEPTHS[depth].clients[scale]
+    first = place(data, depth, n, folder)
+    return {str(n): first} | {str(k): replace(place(data, depth, k, folder), chosen=(str(n), first)) for k in rest}
 
 
 def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
@@ -80,7 +84,7 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
     return (
         Setting("samples", f"{samples}; half of a client's are for the test", "ours"),
         Setting("backbone", f"{backbone}; computed once", "ours"),
-        *(Setting(f"{name} clients", at.said, "ours") for name, at in places(data, depth).items()),
+        *(Setting(f"{name} clients", at.said, "ours") for name, at in places(data, depth, scale).items()),
         Setting("groups", "labels of every other client are moved on by half of the classes", "ours"),
         *((Setting("LoRA", lora, "ours"),) if depth == "lora" else ()),
         Setting(
@@ -90,7 +94,7 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
         ),
         Setting(
             "trials",
-            f"{budget.trials} of every method, with {FIRST} clients of a draw that does not count, by "
+            f"{budget.trials} of every method, with {DEPTHS[depth].clients[scale][0]} clients of a draw that does not count, by "
             f"{100 * HELD:.0f} % of the training samples; all get {MORE} more while a choice is at an edge",
             "ours",
         ),
@@ -126,7 +130,8 @@ for data, kind, times in (("sentences", "language", (20, 300)), ("images", "imag
 def table(bench: Bench, data: str, depth: str) -> Outcome:
     """Tables, pictures and notes of one backbone, with what they were made with."""
     here(data)
-    asked, some = DEPTHS[depth], places(data, depth, None if bench.data_dir is None else str(bench.data_dir))
+    asked, folder = DEPTHS[depth], None if bench.data_dir is None else str(bench.data_dir)
+    some = places(data, depth, size_of(bench), folder)
     some = dict(islice(some.items(), 1)) if bench.rehearse else some
     found = compared(bench, some, asked.budgets[size_of(bench)], contenders(bench, asked.methods, asked.few))
     return replace(found, notes=[*found.notes, made_with(data)])
