@@ -14,12 +14,19 @@ from polyfed.recipes.said import Claim, Setting
 from polyfed.report.pairs import mean_of
 from polyfed.report.read import read
 from polyfed_papers.adapters import NEEDED, PICTURES, PIXELS, RANK, SENTENCES, TOKENS, Place, absent, versions
-from polyfed_papers.board import HELD, MORE, WORK, agreed, cell, contenders
+from polyfed_papers.board import HELD, MORE, WORK, cell, contenders, ladders, score
 from polyfed_papers.board.board import Budget, compared, one
 
 OTHERS = ("local", "fedavg-ft", "ditto", "fpfc", "ifca", "fedacs", "fedslr", "scaffold")
 FACTORS = ("fedavg", "ffa-lora", "fedsa-lora", "rolora", "fedex-lora", "flora", "flexlora", "hetlora")
-FOUND = ("local", "fedavg", "fedavg-ft", "ifca", "fpfc")
+FOUND: Mapping[str, tuple[tuple[float, ...], ...]] = {  # and where their searches begin: the step size, and a second
+    "local": ((0.1, 0.3, 1.0),),
+    "fedavg": ((0.1, 0.3, 1.0),),
+    "fedavg-ft": ((0.1, 0.3, 1.0), (0.1, 0.3, 1.0)),
+    "ifca": ((0.1, 0.3, 1.0), (1, 2, 3)),
+    "fpfc": ((0.1, 0.3, 1.0), (0.5, 1.0, 2.0)),
+}
+SEARCHED = Budget(600, 14)  # of groups: clusters take more rounds than models
 BATCH = 10
 EACH = {"sentences": 48, "images": 60}  # samples of a client: with most clients all that there are
 
@@ -94,8 +101,8 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
         ),
         Setting(
             "trials",
-            f"{budget.trials} of every method, with {DEPTHS[depth].clients[scale][0]} clients of a draw that does not count, by "
-            f"{100 * HELD:.0f} % of the training samples; all get {MORE} more while a choice is at an edge",
+            f"{budget.trials} of every method, with {DEPTHS[depth].clients[scale][0]} clients of a draw that does not "
+            f"count, by {100 * HELD:.0f} % of the training samples; all get {MORE} more while a choice is at an edge",
             "ours",
         ),
         Setting("packages", ", ".join(NEEDED[data]), "ours"),
@@ -138,13 +145,13 @@ def table(bench: Bench, data: str, depth: str) -> Outcome:
 
 
 def groups_settings(scale: Size) -> tuple[Setting, ...]:
-    budget = DEPTHS["probe"].budgets[scale]
     return (
         Setting("samples", f"{SENTENCES} sentences of docstrings of pandas and torch each", "ours"),
         Setting("clients", TASKS.said, "ours"),
-        Setting("budget", f"{budget.gradients} gradients a client; batches of {BATCH}, plain SGD", "ours"),
-        Setting("trials", f"{budget.trials} of every method, as in adapters/sentences-heads", "ours"),
-    )
+        Setting("budget", f"{SEARCHED.gradients} gradients a client; batches of {BATCH}, plain SGD", "ours"),
+        Setting("trials", f"{SEARCHED.trials} of every method, by {100 * HELD:.0f} % of the training samples of a draw "
+                "that does not count", "ours"),
+    )  # fmt: skip
 
 
 @recipe("adapters/groups", "Groups of tasks on real sentences: are they found?", minutes=(2, 5),
@@ -152,11 +159,11 @@ def groups_settings(scale: Size) -> tuple[Setting, ...]:
 def groups(bench: Bench) -> Outcome:
     """Does FPFC find two groups of clients whose labels are exchanged, where one common model can only guess?"""
     here("sentences")
-    budget, methods = DEPTHS["probe"].budgets[size_of(bench)], contenders(bench, FOUND, FOUND)
-    trials = budget.trials
-    if not bench.rehearse:
-        trials = agreed(bench, "tasks", TASKS, list(methods.values()), trials, budget.gradients)
-    parts = {k: cell(bench, "tasks", TASKS, cls, trials, budget.gradients) for k, cls in methods.items()}
+    methods, (budget, trials) = contenders(bench, tuple(FOUND), tuple(FOUND)), SEARCHED
+    for name, cls in methods.items():
+        lines = [replace(ladder, values=v) for ladder, v in zip(ladders(cls).values(), FOUND[name], strict=True)]
+        bench.choose(f"tasks-{name}", partial(score, bench, "tasks", TASKS, cls, budget), lines, trials)
+    parts = {k: cell(bench, "tasks", TASKS, cls, trials, budget) for k, cls in methods.items()}
     study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
     scores = grouping_of(parts["fpfc"], "fpfc")[1]
     common = list(study.verdicts.grids["fedavg"].per_seed().values())

@@ -159,8 +159,8 @@ def compared(
     notes = [
         "Groups: the best method and all that are not clearly below it are A; the best of the others and all that are "
         "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
-        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
-        "digits and hospitals are one data set each, of which that draw is another split.",
+        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; of "
+        "what is one data set, such as digits, that draw is another split.",
         "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the "
         "same if the cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
