@@ -34,6 +34,8 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("std::fill(w + o * l.ld + l.in, w + (o + 1) * l.ld, (T)0);", ";"),
     ("(k / c.pool_wide * c.width + k % c.pool_wide)", "(k % c.pool_wide * c.width + k / c.pool_wide)"),
     ("std::fill(c.gradient + r * c.ld + c.in, c.gradient + (r + 1) * c.ld, (T)0);", ";"),
+    ("only && only[i] == 0 ? w[i] : kept[i] * w[i]", "kept[i] * w[i]"),
+    ("times(l->bias, l->bias_kept, l->bias_some, l->out)", "times(l->bias, l->bias_kept, nullptr, 0)"),
     ("found < 0 || found >= classes", "found < 0 || found > classes"),
     ("first ? sum[m][c] : load<T>(to) + sum[m][c]", "sum[m][c]"),
     ("from + vectors * L", "from + vectors * L + 1"),

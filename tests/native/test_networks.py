@@ -102,7 +102,9 @@ def drawn(seed: int, network=network) -> Case:
     stated: dict = {"shift": shift} if rng.random() < 0.5 else {}
     if not curvature:
         stated |= {"minus": anchor[0].expand(s, p)} if rng.random() < 0.4 else {}
-        stated |= {"pull": (one_of(rng, 0.3, 10 * each), anchor)} if rng.random() < 0.5 else {}
+        numbers = torch.rand(p, dtype=dtype)  # a strength of each number, some of them 0
+        strength = one_of(rng, 0.3, 10 * each, (numbers - 0.3).relu(), 10 * each * numbers)
+        stated |= {"pull": (strength, anchor)} if rng.random() < 0.5 else {}
         layer = one_of(rng, "head", *sorted({e.name.split(".")[0] for e in task.layout.entries}))
         only = one_of(rng, torch.rand(s, p) < 0.5, task.layout.mask(layer)).to(dtype)
         stated |= {"only": only} if rng.random() < 0.6 else {}

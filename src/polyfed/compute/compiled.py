@@ -166,7 +166,7 @@ def _fitting(
         and (x.dtype == w.dtype or (x.dtype == torch.int64 and _reads(layers, x.dtype)))
         and w.shape[-1] == task.p
         and prod(sample) == layers[0].sample
-        and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] == 1))
+        and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] in (1, task.p)))
     )
     return layers if fits else None
 
@@ -187,10 +187,16 @@ def _steps(
     """The kernel's call; see `Kernel.train`."""
     (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
     assert run is not None, "see _fitting"
-    given = [start, *(v for _, v in drift.terms), *([] if only is None else [only]), *(teacher or ())[:1]]
-    vectors = [t.to(w.dtype).expand(s, p) for t in given]  # one that all clients share stays one row
-    vectors = [t if p == 1 or t.stride(1) == 1 else t.contiguous() for t in vectors]
-    rows = [(t.data_ptr(), t.stride(0)) for t in vectors]
+    keep, terms = drift.keep, [_by_client(by, v) for by, v in drift.terms]
+    kept = keep if isinstance(keep, Tensor) and keep.shape[1] > 1 else None
+
+    def row(vector: Tensor) -> tuple[int, int]:
+        held.append(vector.to(w.dtype).expand(s, p))  # one that all clients share stays one row
+        if p > 1 and held[-1].stride(1) != 1:
+            held[-1] = held[-1].contiguous()
+        return held[-1].data_ptr(), held[-1].stride(0)
+
+    held = list[Tensor]()
     pulls = None
     if toward is not None:
         to = toward[1].to(w.dtype)
@@ -198,13 +204,13 @@ def _steps(
         strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
         pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(
-        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(),
+        layers, str(task.loss), w.data_ptr(), row(start), s, w.element_size(), x.data_ptr(), y.data_ptr(),
         x.dtype == torch.int64, first, count,
-        steps, batch, keys, _each(lr, s), _each(drift.keep, s),
+        steps, batch, keys, _each(lr, s), _each(keep, s) if kept is None else row(kept),
         seeds() if seeds is not None and any(n.drop for n in layers) else None,
-        [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
-        None if only is None else rows[len(drift.terms) + 1], 0 if curvature is None else curvature.data_ptr(), pulls,
-        None if teacher is None else (rows[-1], teacher[1].strength, teacher[1].temperature, teacher[1].true),
+        [(_each(by, s), row(v)) for by, v in terms], None if only is None else row(only),
+        0 if curvature is None else curvature.data_ptr(), pulls,
+        None if teacher is None else (row(teacher[0]), teacher[1].strength, teacher[1].temperature, teacher[1].true),
     )  # fmt: skip
 
 
@@ -249,6 +255,12 @@ def _for_rows(*tensors: Tensor) -> Kernel | None:
     first = tensors[0]
     exact = first.dtype in (torch.float32, torch.float64) and all(t.dtype == first.dtype for t in tensors)
     return kernel() if exact and all(t.is_contiguous() and t.device.type == "cpu" for t in tensors) else None
+
+
+def _by_client(by: float | Tensor, vector: Tensor) -> tuple[float | Tensor, Tensor]:
+    """A factor of a vector; one for each of its numbers is multiplied into it."""
+    whole = isinstance(by, Tensor) and by.dim() and by.shape[-1] == vector.shape[-1] != 1
+    return (1.0, by * vector) if whole else (by, vector)
 
 
 def _each(value: float | Tensor, s: int) -> np.ndarray:

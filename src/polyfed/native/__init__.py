@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 7  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 8  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 OPERATIONS = ("linear", "norm", "same", "table", "columns")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
@@ -50,6 +50,8 @@ class Job(ctypes.Structure):
         ("seeds_each", ctypes.c_int64),
         ("lr", ctypes.c_void_p),
         ("keep", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("kept_each", ctypes.c_int64),
         ("terms", ctypes.c_int64),
         ("term", ctypes.c_void_p),
         ("term_each", ctypes.c_void_p),
@@ -153,7 +155,7 @@ class Kernel:
         batch: int | None,
         keys: np.ndarray,
         lr: np.ndarray,
-        keep: np.ndarray,
+        keep: np.ndarray | Rows,
         seeds: np.ndarray | None = None,
         terms: Sequence[tuple[np.ndarray, Rows]] = (),
         only: Rows | None = None,
@@ -168,7 +170,7 @@ class Kernel:
         integers: whether the samples are int64 instead
         first, count, steps: [clients] int64     batch: samples per step; None: all
         keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
-        lr, keep: [clients] float64
+        lr, keep: [clients] float64; keep may be rows of [p] factors, one for each number
         seeds: [clients, steps] uint64 of what is dropped; None where nothing is
         terms: add is the sum of factors [clients] times rows
         only: 0 for what is not trained
@@ -178,14 +180,15 @@ class Kernel:
         teacher: models [p] to distil from, strength and temperature, and whether a sample's own class counts
         """
         (shape, real), p = _tables(layers)
+        kept, keep = (keep, np.ones(clients)) if isinstance(keep, tuple) else ((None, 0), keep)
         by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
         arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, *added.T, by)]
         address = [a.ctypes.data for a in arrays]
-        kept = None if seeds is None else np.ascontiguousarray(seeds)
-        drawn = (None, 0) if kept is None else (kept.ctypes.data, kept.shape[1])
+        masks = None if seeds is None else np.ascontiguousarray(seeds)
+        drawn = (None, 0) if masks is None else (masks.ctypes.data, masks.shape[1])
         job = Job(
             len(layers), shape.ctypes.data, real.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, integers, y,
-            *address[:3], batch or 0, address[3], *drawn, *address[4:6], len(terms), *address[6:],
+            *address[:3], batch or 0, address[3], *drawn, *address[4:6], *kept, len(terms), *address[6:],
             *(only or (None, 0)), curvature,
             *((*toward[0], *toward[1]) if toward else (None, 0, None, 0)),
             *((*teacher[0], *teacher[1:]) if teacher else (None, 0, 0.0, 1.0, True)),

@@ -51,6 +51,8 @@ struct Job {
     const uint64_t *seeds;       // [clients, steps] of what is dropped in each step, client c's c * seeds_each numbers on;
     int64_t seeds_each;          // or null
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
+    const void *kept;            // what is kept of each number, in place of `keep`; or null
+    int64_t kept_each;
     int64_t terms;               // add: their sum
     const void *const *term;     // [terms]: by[k, c] times client c's row of term[k]
     const int64_t *term_each;
@@ -215,7 +217,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 7; }
+EXPORT int polyfed_version() { return 8; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {

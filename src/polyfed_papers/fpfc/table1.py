@@ -73,7 +73,7 @@ NOTES = (
 def tabled(bench: Bench, name: str, table: str) -> Outcome:
     """One synthetic scenario: the nine methods, and where fpfc/released has them not the rows as released."""
     problem = synthetic(bench, name)
-    methods = tuned_nine(bench, f"{name}-choice", replace(problem, rounds=bench.rounds(500, 1000)), GRID)
+    methods = tuned_nine(bench, f"{name}-choice", replace(problem, rounds=bench.rounds(500, 500)), GRID)
     rounds = bench.rounds(1000, 2000)
     found = [
         bench.compare(name, problem.model, problem.federation, methods, rounds=rounds, **problem.work, evaluate_every=0)
@@ -137,7 +137,7 @@ def settings(name: str):
             sizes(scale, name),
             rounds_of(scale, 1000, 2000),
             Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + ", cold", "ours"),
-            Setting("trial runs", "500 rounds" if scale == "small" else "1000 rounds", "ours"),
+            Setting("trial runs", "500 rounds", "ours"),
             Setting("FPFC-l1", "nu 0.5 (the text: from xi to 0.5; the code: 4)", "ours"),
             *RIVALS,
             *code.SETTINGS,
@@ -161,7 +161,7 @@ def released_settings(scale: Size) -> Sequence[Setting]:
 def released(bench: Bench) -> Outcome:
     """Does what the authors' code computes under the names of others give the printed rows?"""
     problem = synthetic(bench)
-    trial = replace(problem, rounds=bench.rounds(500, 1000))
+    trial = replace(problem, rounds=bench.rounds(500, 500))
     choice = lam_of(problem.fpfc, GRID[:1] if bench.rehearse else GRID)
     fpfc = tuned_one(bench, "s1-choice-FPFC", trial, choice)
     ours, rounds = {"FPFC": fpfc, "CFL": nine(problem)["CFL"]}, bench.rounds(1000, 2000)
