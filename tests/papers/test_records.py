@@ -36,25 +36,49 @@ def test_the_index_says_how_many_older_choices_are():
     assert said in (PAGES / "index.md").read_text()
 
 
-@pytest.mark.parametrize("board", ["clusters", "small"])
-def test_the_rows_of_a_board_are_those_of_its_record(board):
-    """The accuracy of every cell, and the digest of its models, by the lines of its runs alone."""
+def cells_of(record):
+    """({(setting, method): digest of its models}, {(setting, method): mean accuracy in percent}), by the runs alone."""
     digests, means = defaultdict(list), defaultdict(list)
-    text = gzip.decompress((PAGES / "records" / f"board-{board}-small.jsonl.gz").read_bytes()).decode()
-    for line in text.splitlines():
+    for line in gzip.decompress((PAGES / "records" / f"{record}.jsonl.gz").read_bytes()).decode().splitlines():
         if not line.startswith('{"run"'):
             continue
         run = json.loads(line)
         setting, label, end = run["run"].split("/")
         digests[setting, label].append((int(end.rsplit("seed")[1]), run["summary"]["digest"]["models"]))
         means[setting, label].append(100 * np.mean(run["clients"]["test_accuracy"]))
+    short = {k: hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8] for k, found in digests.items()}
+    return short, {k: f"{np.mean(found):.1f}" for k, found in means.items()}
+
+
+def rows_of(page, setting_of):
+    """{(setting, method): cells} of a page's tables; setting_of: a heading -> its setting"""
     rows, setting = {}, ""
-    for line in (PAGES / f"board-{board}.md").read_text().splitlines():
-        setting = line[3:].split(":")[0] if line.startswith("## ") else setting
+    for line in (PAGES / page).read_text().splitlines():
+        setting = setting_of(line) if line.startswith("#") else setting
         cells = [cell.strip(" *") for cell in line.split("|")[1:-1]]
-        if len(cells) > 9 and (setting, cells[0]) in digests:
+        if len(cells) > 9:
             rows[setting, cells[0]] = cells
+    return rows
+
+
+@pytest.mark.parametrize("board", ["clusters", "small"])
+def test_the_rows_of_a_board_are_those_of_its_record(board):
+    """The accuracy of every cell, and the digest of its models, by the lines of its runs alone."""
+    digests, means = cells_of(f"board-{board}-small")
+    rows = rows_of(f"board-{board}.md", lambda heading: heading[3:].split(":")[0])
+    rows = {key: cells for key, cells in rows.items() if key in digests}
     assert set(rows) == set(digests)
     for key, cells in rows.items():
-        assert cells[-1].strip("`") == hashlib.sha256(repr(sorted(digests[key])).encode()).hexdigest()[:8], key
-        assert cells[2].split(" ")[0] == f"{np.mean(means[key]):.1f}", key
+        assert (cells[2].split(" ")[0], cells[-1].strip("`")) == (means[key], digests[key]), key
+
+
+@pytest.mark.parametrize(
+    ("record", "heading"), [("sentences-heads", "Sentences"), ("images-heads", "Images"), ("groups", "Are planted")]
+)
+def test_the_rows_on_adapters_are_those_of_their_records(record, heading):
+    digests, means = cells_of(f"adapters-{record}-small")
+    rows = rows_of("adapters.md", lambda line: line.strip("# "))
+    for (setting, label), digest in digests.items():
+        where = f"{heading}, {setting} clients" if record != "groups" else "Are planted groups of tasks found?"
+        cells = rows[where, label]
+        assert (cells[2].split(" ")[0], cells[-1]) == (means[setting, label], digest), (setting, label)

@@ -132,7 +132,8 @@ class Setting:
 
     data: name and options of the data set, a seed where it is generated     partition: None for natural clients
     hidden: units of the perceptron     share: of the clients that take part in a round
-    letters: of inputs that are texts     folder: where the data set's files are
+    letters: of inputs that are texts     folder: where the data set's files are     training: what is not as in WORK
+    chosen: (name, setting) where settings are chosen, if that is not here
     """
 
     data: str
@@ -144,6 +145,8 @@ class Setting:
     generated: bool = False
     letters: int = 0
     folder: str | None = None
+    training: tuple[tuple[str, Any], ...] = ()
+    chosen: "tuple[str, Setting] | None" = None
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
         """The clients under a seed. held: share of the training samples to choose settings by"""
@@ -206,12 +209,12 @@ CLUSTERED = (
 )  # fmt: skip
 
 
-def contenders(bench: Bench, some: Sequence[str] = ()) -> dict[str, type[Algorithm]]:
+def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHEARSED) -> dict[str, type[Algorithm]]:
     """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
     root = known.__name__
     methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
     found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(root)}
-    names = REHEARSED if bench.rehearse else some or [name for name in found if name not in APART]
+    names = few if bench.rehearse else some or [name for name in found if name not in APART]
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 
@@ -246,7 +249,7 @@ def refusal(setting: Setting, method: Algorithm) -> str:
 
 def work(setting: Setting) -> dict[str, Any]:
     """What all methods of a setting are trained with."""
-    return WORK | ({"fraction": setting.share} if setting.share < 1 else {})
+    return WORK | dict(setting.training) | ({"fraction": setting.share} if setting.share < 1 else {})
 
 
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
@@ -268,6 +271,8 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
 
 def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At) -> float:
     """What validation says of a method at values of its settings; kept: no value is trained twice."""
+    if setting.chosen is not None:
+        return score(bench, *setting.chosen, cls, budget, at)
 
     def found() -> float | None:
         data = setting.federation(UNCOUNTED, HELD)

@@ -131,7 +131,16 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
     """Train what is missing, and make tables and pictures of all. some: the methods, where it is not all of them"""
     if bench.rehearse:
         places = dict(islice(places.items(), 1))
-    budget, methods, refused = BUDGETS[bench.pick("small", "paper")], contenders(bench, some), dict[str, str]()
+    found = compared(bench, places, BUDGETS[bench.pick("small", "paper")], contenders(bench, some))
+    notes = [*found.notes, "FL-bench's page prints no figures."]
+    return replace(found, tables=[*found.tables, printed()], notes=notes)
+
+
+def compared(
+    bench: Bench, places: Mapping[str, Setting], budget: Budget, methods: Mapping[str, type[Algorithm]]
+) -> Outcome:
+    """Train what is missing of these methods, and make tables and pictures: over all places, and of each."""
+    refused = dict[str, str]()
     tables, figures, captions, studies = [], {}, {}, {}
     for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
         why = {label: refusal(setting, made(cls, start(cls))) for label, cls in methods.items()}
@@ -150,8 +159,8 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
     notes = [
         "Groups: the best method and all that are not clearly below it are A; the best of the others and all that are "
         "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
-        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; "
-        "digits and hospitals are one data set each, of which that draw is another split.",
+        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; of "
+        "what is one data set, such as digits, that draw is another split.",
         "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the "
         "same if the cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
@@ -159,10 +168,9 @@ def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ())
         "Gradients: of batches, as the engine counts them; what some methods take of a batch besides, and of all "
         "samples as many as they make batches, is added (a test counts both). Losses that choose or weigh are no "
         "gradients, but they are in the time.",
-        "FL-bench's page prints no figures.",
         *(f"Not trained: {label}: {why}" for label, why in refused.items()),
     ]
-    return Outcome([over_all(studies), *tables, printed()], figures, notes=notes, captions=captions)
+    return Outcome([over_all(studies), *tables], figures, notes=notes, captions=captions)
 
 
 # ---- one setting -----------------------------------------------------------------------------------------------------

