@@ -7,7 +7,7 @@ import torch
 from polyfed.algorithms._shared.lora import known, means, missed, noted, places
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, mean
+from polyfed.core.algorithm import Algorithm, Server, State, mean
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FedAvg(Algorithm):
 
     linear = "its means"
 
-    def init_server(self, task, w0, n):
+    def init_server(self, task, w0, n) -> State | Server:
         error = noted(places(task.layout, self)) | {"error": w0.new_zeros(())} if self.aggregation_error else {}
         return {"w": w0, **error}
 
