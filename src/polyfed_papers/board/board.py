@@ -49,7 +49,7 @@ from polyfed_papers.pfllib import PRINTED
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MINUTES = {"small": (15, 60), "full": (50, 480)}
+MINUTES = {"small": (9, 40), "full": (60, 360)}
 
 
 class Budget(NamedTuple):

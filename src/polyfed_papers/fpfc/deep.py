@@ -76,7 +76,7 @@ def federation(bench: Bench, smaller: bool, seed: int) -> Federation:
     return data.partition(f"dirichlet:{SPREAD}+label-swap:4", 20, seed, test="independent")
 
 
-@recipe("fpfc/deep", "Beyond the paper: FPFC with deep networks, and which layers to fuse", minutes=(10, 180),
+@recipe("fpfc/deep", "Beyond the paper: FPFC with deep networks, and which layers to fuse", minutes=(7, 180),
         settings=settings, data=("mnist",))  # fmt: skip
 def deep(bench: Bench) -> Outcome:
     """Does fusion find the clusters of deep networks, and which of their layers should it compare?"""

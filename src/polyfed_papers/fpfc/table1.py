@@ -155,7 +155,7 @@ def released_settings(scale: Size) -> Sequence[Setting]:
 
 
 @recipe(
-    "fpfc/released", "Table 1, S1: the rows as released, five seeds", minutes=(2.9, 300), settings=released_settings,
+    "fpfc/released", "Table 1, S1: the rows as released, five seeds", minutes=(2.4, 300), settings=released_settings,
     seeds=5,
 )  # fmt: skip
 def released(bench: Bench) -> Outcome:
@@ -178,7 +178,7 @@ def released(bench: Bench) -> Outcome:
 
 
 @recipe(
-    "fpfc/table1", "Table 1: nine methods on S1, four clusters of one size", minutes=(5, 400), settings=settings("s1")
+    "fpfc/table1", "Table 1: nine methods on S1, four clusters of one size", minutes=(2, 240), settings=settings("s1")
 )
 def table1(bench: Bench) -> Outcome:
     """Do clusters that are found beat one common model, and models trained alone?"""
@@ -186,27 +186,27 @@ def table1(bench: Bench) -> Outcome:
 
 
 @recipe(
-    "fpfc/table-e1", "Table E.1: nine methods on S2, clusters of 10 and 40", minutes=(4, 400), settings=settings("s2")
+    "fpfc/table-e1", "Table E.1: nine methods on S2, clusters of 10 and 40", minutes=(2, 180), settings=settings("s2")
 )
 def table_e1(bench: Bench) -> Outcome:
     """Are small clusters found beside large ones?"""
     return tabled(bench, "s2", "Table E.1, S2")
 
 
-@recipe("fpfc/table-e2", "Table E.2: nine methods on S3, two clusters", minutes=(3, 400), settings=settings("s3"))
+@recipe("fpfc/table-e2", "Table E.2: nine methods on S3, two clusters", minutes=(2, 180), settings=settings("s3"))
 def table_e2(bench: Bench) -> Outcome:
     """Are two clusters found?"""
     return tabled(bench, "s3", "Table E.2, S3")
 
 
-@recipe("fpfc/table-e3", "Table E.3: nine methods on S4, one cluster", minutes=(2, 200), settings=settings("s4"))
+@recipe("fpfc/table-e3", "Table E.3: nine methods on S4, one cluster", minutes=(2, 120), settings=settings("s4"))
 def table_e3(bench: Bench) -> Outcome:
     """What does it cost to look for clusters where there is only one?"""
     return tabled(bench, "s4", "Table E.3, S4")
 
 
 @recipe(
-    "fpfc/table-e4", "Table E.4: nine methods on S5, every device for itself", minutes=(2, 200), settings=settings("s5")
+    "fpfc/table-e4", "Table E.4: nine methods on S5, every device for itself", minutes=(2, 120), settings=settings("s5")
 )
 def table_e4(bench: Bench) -> Outcome:
     """What does it cost to look for clusters where there are none?"""
