@@ -47,7 +47,12 @@ def cells_of(record):
         digests[setting, label].append((int(end.rsplit("seed")[1]), run["summary"]["digest"]["models"]))
         means[setting, label].append(100 * np.mean(run["clients"]["test_accuracy"]))
     short = {k: hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8] for k, found in digests.items()}
-    return short, {k: f"{np.mean(found):.1f}" for k, found in means.items()}
+    return short, {k: float(np.mean(found)) for k, found in means.items()}
+
+
+def shown(cells, mean):
+    """True where a row's accuracy is the mean, to the digit that is shown; a tie may go either way."""
+    return abs(float(cells[2].split(" ")[0]) - mean) < 0.05 + 1e-9
 
 
 def rows_of(page, setting_of):
@@ -69,11 +74,18 @@ def test_the_rows_of_a_board_are_those_of_its_record(board):
     rows = {key: cells for key, cells in rows.items() if key in digests}
     assert set(rows) == set(digests)
     for key, cells in rows.items():
-        assert (cells[2].split(" ")[0], cells[-1].strip("`")) == (means[key], digests[key]), key
+        assert shown(cells, means[key]), key
+        assert cells[-1].strip("`") == digests[key], key
 
 
 @pytest.mark.parametrize(
-    ("record", "heading"), [("sentences-heads", "Sentences"), ("images-heads", "Images"), ("groups", "Are planted")]
+    ("record", "heading"),
+    [
+        ("sentences-heads", "Sentences"),
+        ("images-heads", "Images"),
+        ("sentences-lora", "Sentences, LoRA"),
+        ("groups", ""),
+    ],
 )
 def test_the_rows_on_adapters_are_those_of_their_records(record, heading):
     digests, means = cells_of(f"adapters-{record}-small")
@@ -81,4 +93,5 @@ def test_the_rows_on_adapters_are_those_of_their_records(record, heading):
     for (setting, label), digest in digests.items():
         where = f"{heading}, {setting} clients" if record != "groups" else "Are planted groups of tasks found?"
         cells = rows[where, label]
-        assert (cells[2].split(" ")[0], cells[-1]) == (means[setting, label], digest), (setting, label)
+        assert shown(cells, means[setting, label]), (setting, label)
+        assert cells[-1] == digest, (setting, label)

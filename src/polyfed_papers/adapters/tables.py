@@ -54,7 +54,7 @@ DEPTHS = {
         (*FACTORS, *OTHERS),
         ("local", "fedavg", "fedavg-ft", "fedex-lora"),
         {"small": Budget(50, 5), "paper": Budget(300, 12)},
-        {"small": (20, 3), "paper": (20, 3, 50)},
+        {"small": (20, 3, 50), "paper": (20, 3, 50)},
     ),
 }
 
