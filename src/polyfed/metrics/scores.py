@@ -263,14 +263,6 @@ def _tokens_right(seen: Seen) -> float:
     return float((seen.output.argmax(2) == seen.target)[known].double().mean())
 
 
-def _tokens_right_terms(seen: Seen) -> np.ndarray:
-    """Of a ratio of two sums over samples, to first order."""
-    known = (seen.target >= 0).double().sum(1).numpy()
-    right = (seen.output.argmax(2) == seen.target).double().sum(1).numpy()
-    share = right.sum() / known.sum() if known.any() else math.nan
-    return share + (right - share * known) / max(known.mean(), 1e-300)
-
-
 # by name
 
 ONE, NO_LABEL = "one class", "no label that some samples have and others have not"
@@ -316,8 +308,8 @@ _ALL = (
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
     Metric("perplexity", "", "lower", _perplexity, kind="tokens", decimals=2, lacks="no token that counts", least=1.0),
-    Metric("token-accuracy", "%", "higher", _tokens_right, kind="tokens", terms=_tokens_right_terms,
-           lacks="no token that counts", least=0.0, most=1.0),
+    Metric("token-accuracy", "%", "higher", _tokens_right, kind="tokens", lacks="no token that counts", least=0.0,
+           most=1.0),
     LOSS,
 )  # fmt: skip
 
