@@ -1,5 +1,7 @@
 """Many models in one pass, as on an accelerator: the numbers of one after another, and no more operations for more."""
 
+import gc
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -299,6 +301,16 @@ def test_saved_bytes_grow_with_the_samples_alone():
     task = Task(NETS["conv"]())
     few, more, most = (_kept(task, b) for b in (1, 2, 3))
     assert most - more == more - few > 0
+
+
+def test_counting_saved_bytes_leaves_no_graph_behind():
+    """The softmax is an output that its own graph saves."""
+    w = torch.ones(3, requires_grad=True)
+    gone = weakref.ref(w)
+    assert saved_bytes(lambda: (2 * w).softmax(0).sum(), [w]) == 3 * 4
+    del w
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("sizes", [[2, 0], [0, 0]])

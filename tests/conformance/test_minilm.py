@@ -39,12 +39,14 @@ class Words(nn.Module):
         super().__init__()
         self.base: Any = build("transformers", (8,), 1, backbone=str(minilm())).get_submodule("base")
         self.base.encoder.layer = self.base.encoder.layer[-1:]
+        known = self.base.embeddings.word_embeddings.weight[2000:5001:100].detach()  # of 31 words
+        self.base.embeddings.word_embeddings = nn.Embedding.from_pretrained(known.clone())
         for part in self.base.modules():  # a row compares a sample of weight two with two samples, which drop apart
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        words = 2000 + 100 * (5 * x.clamp(-3, 3) + 15).long()
+        words = (5 * x.clamp(-3, 3) + 15).long()
         return self.base(input_ids=words).last_hidden_state.mean(1)
 
 

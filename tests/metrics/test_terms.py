@@ -25,6 +25,10 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
     if kind == "labels":
         y = (normal(n, 3) > 0.3).double()
         return Seen(y + normal(n, 3), y)
+    if kind == "tokens":  # sequences of 1 to 6 tokens that count
+        y = torch.randint(4, (n, 6), generator=g)
+        y[torch.arange(6) > torch.randint(6, (n, 1), generator=g)] = -100
+        return Seen(normal(n, 6, 4) + torch.nn.functional.one_hot(y.clamp(min=0), 4) * normal(n, 1, 1).exp(), y)
     if kind == "numbers":
         y = normal(n, 2)
         return Seen(y + normal(n, 2), y)
@@ -34,15 +38,18 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
 
 
 WITH = [m for m in (*KNOWN.values(), named("pinball:0.9")) if m.terms]
-CASES = [(m, k) for m in WITH for k in ("two classes", "classes", "numbers", "labels", "survival") if m.fits(seen(k))]
+CASES = [
+    (m, k)
+    for m in WITH
+    for k in ("two classes", "classes", "numbers", "labels", "survival", "tokens")
+    if m.fits(seen(k))
+]
 
 
 def test_every_score_with_a_range_has_terms():
-    """Of those that are not means of samples anyway; but for the calibration error, whose bins tear it,
-    and the accuracy of tokens, which has none yet.
-    """
+    """Of those that are not means of samples anyway; but for the calibration error, whose bins tear it."""
     finite = {m.name for m in KNOWN.values() if m.per == "client" and math.isfinite(m.span)}
-    assert finite - {"ece", "token-accuracy"} <= {m.name for m in WITH}
+    assert finite - {"ece"} <= {m.name for m in WITH}
 
 
 @pytest.mark.parametrize(("metric", "kind"), CASES, ids=[f"{m.name}, {k}" for m, k in CASES])
@@ -59,11 +66,14 @@ def test_their_mean_is_the_score_and_their_variance_the_scores(metric, kind):
     assert math.sqrt(np.mean(said)) == pytest.approx(np.std(scores), rel=0.2)
 
 
-@pytest.mark.parametrize("name", ["auc", "average-precision", "balanced-accuracy", "f1", "r2", "concordance"])
+@pytest.mark.parametrize(
+    "name", ["auc", "average-precision", "balanced-accuracy", "f1", "r2", "concordance", "token-accuracy", "perplexity"]
+)
 def test_where_there_is_no_score_there_are_no_terms(name):
-    metric, kind = KNOWN[name], {"r2": "numbers", "concordance": "survival"}.get(name, "two classes")
+    others = {"r2": "numbers", "concordance": "survival", "token-accuracy": "tokens", "perplexity": "tokens"}
+    metric, kind = KNOWN[name], others.get(name, "two classes")
     found = seen(kind, 20)
-    target = found.target * 0
+    target = found.target * 0 - 100 * (kind == "tokens")
     none = Seen(found.output, target)
     if name == "balanced-accuracy":  # of one class: the score says so
         assert math.isnan(metric.of(none))

@@ -141,7 +141,7 @@ def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: S
 
     def pack(t: Tensor) -> Tensor:
         kept[where[-1]][t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
+        return t.detach()  # an output that its own graph kept would keep the graph, and all weights in it
 
     def enter(k: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         where.append(k)

@@ -247,20 +247,27 @@ def _concordance(seen: Seen) -> float:
     return right / pairs if pairs else math.nan
 
 
-def _perplexity(seen: Seen) -> float:
-    """exp of the mean cross-entropy over all tokens that count."""
+def _over_tokens(each: Tensor, seen: Seen) -> np.ndarray:
+    """Terms of the mean over all tokens that count: what every sequence of them adds. each: [b, T]"""
+    known = seen.target >= 0
+    if not bool(known.any()):
+        return np.full(len(known), math.nan)
+    return terms.ratio((each.double() * known).sum(1).numpy(), known.sum(1).double().numpy())
+
+
+def _perplexity_terms(seen: Seen) -> np.ndarray:
+    """exp of the mean cross-entropy over all tokens that count, with what a sequence adds to it to first order."""
     import torch.nn.functional as F
 
-    target = seen.target.long().flatten()
-    if not bool((target >= 0).any()):
-        return math.nan
-    return math.exp(float(F.cross_entropy(seen.output.double().flatten(0, 1), target)))
+    classes, ignored = seen.output.double().transpose(1, 2), seen.target.long().where(seen.target >= 0, -100)
+    entropy = _over_tokens(F.cross_entropy(classes, ignored, reduction="none"), seen)
+    mean = entropy.mean()
+    return np.exp(mean) * (1 + entropy - mean)
 
 
-def _tokens_right(seen: Seen) -> float:
+def _tokens_right_terms(seen: Seen) -> np.ndarray:
     """Share of the tokens that count that are given the right class."""
-    known = seen.target >= 0
-    return float((seen.output.argmax(2) == seen.target)[known].double().mean())
+    return _over_tokens(seen.output.argmax(2) == seen.target, seen)
 
 
 # by name
@@ -307,9 +314,10 @@ _ALL = (
            most=1.0),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
-    Metric("perplexity", "", "lower", _perplexity, kind="tokens", decimals=2, lacks="no token that counts", least=1.0),
-    Metric("token-accuracy", "%", "higher", _tokens_right, kind="tokens", lacks="no token that counts", least=0.0,
-           most=1.0),
+    Metric("perplexity", "", "lower", lambda seen: float(_perplexity_terms(seen).mean()), kind="tokens",
+           terms=_perplexity_terms, decimals=2, lacks="no token that counts", least=1.0),
+    Metric("token-accuracy", "%", "higher", lambda seen: float(_tokens_right_terms(seen).mean()), kind="tokens",
+           terms=_tokens_right_terms, lacks="no token that counts", least=0.0, most=1.0),
     LOSS,
 )  # fmt: skip
 

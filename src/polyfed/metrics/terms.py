@@ -20,7 +20,7 @@ def _jackknifed(whole: np.ndarray | float, without: np.ndarray) -> np.ndarray:
     return whole + (without.shape[-1] - 1) * (mean - without)  # NaN all where one is
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Terms of sum(above) / sum(below)."""
     value = above.sum() / below.sum()
     return value + (above - value * below) / below.mean()
@@ -41,7 +41,7 @@ def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
     missed, spread = (true - predicted) ** 2, (true - true.mean(0)) ** 2
     if not (spread.sum(0) > 0).all():
         return np.full(len(true), math.nan)
-    return 1 - np.mean([_ratio(a, b) for a, b in zip(missed.T, spread.T, strict=True)], axis=0)
+    return 1 - np.mean([ratio(a, b) for a, b in zip(missed.T, spread.T, strict=True)], axis=0)
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ def balanced_accuracy(right: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 def f1(guess: np.ndarray, classes: np.ndarray, of: np.ndarray) -> np.ndarray:
     """Terms of the mean over the classes `of` of 2 hits / (samples of the class + guesses of it)."""
-    parts = [_ratio(2.0 * ((guess == k) & (classes == k)), (guess == k) + 1.0 * (classes == k)) for k in of]
+    parts = [ratio(2.0 * ((guess == k) & (classes == k)), (guess == k) + 1.0 * (classes == k)) for k in of]
     return np.mean(parts, axis=0)
 
 
