@@ -305,10 +305,13 @@ def test_saved_bytes_grow_with_the_samples_alone():
 
 def test_counting_saved_bytes_leaves_no_graph_behind():
     """The softmax is an output that its own graph saves."""
-    w = torch.ones(3, requires_grad=True)
-    gone = weakref.ref(w)
-    assert saved_bytes(lambda: (2 * w).softmax(0).sum(), [w]) == 3 * 4
-    del w
+
+    def counted() -> weakref.ref:
+        w = torch.ones(3, requires_grad=True)
+        assert saved_bytes(lambda: (2 * w).softmax(0).sum(), [w]) == 3 * 4
+        return weakref.ref(w)
+
+    gone = counted()
     gc.collect()
     assert gone() is None
 
