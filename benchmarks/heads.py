@@ -1,4 +1,4 @@
-"""Every method on heads of 100 clients on real sentences, whose features are made once: processor time.
+"""Every method on heads of 100 clients on real sentences and images, whose features are made once: processor time.
 
 Methods are as `board/full` has them, at the middle of their ladders, with nothing tuned: 20 rounds of 5 steps.
 """
@@ -21,14 +21,20 @@ OURS = "polyfed.algorithms"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--data-dir", help="folder with CIFAR-10; without it, sentences alone")
+    given = parser.parse_args()
     torch.set_num_threads(1)
+    for data in ("sentences", "images") if given.data_dir else ("sentences",):
+        timed(data, given.seeds, given.data_dir)
+
+
+def timed(data: str, seeds: int, folder: str | None) -> None:
     training = ("batch_size", 10), ("workers", 1)
-    place = Place("sentences", None, CLIENTS, training=training, each=EACH)
+    place = Place(data, None, CLIENTS, folder=folder, training=training, each=EACH)
     began = process_time()
     for seed in range(seeds):
         place.federation(seed)
-    print(f"features of sentences, and {seeds} draws of clients: {process_time() - began:.0f} s of processor time")
+    print(f"features of {data}, and {seeds} draws of clients: {process_time() - began:.0f} s of processor time")
     found, refused = dict[str, float](), dict[str, str]()
     before, clock = process_time(), perf_counter()
     for name, cls in sorted(REGISTRY.items()):
