@@ -15,12 +15,13 @@ import torch
 
 import polyfed as pf
 from polyfed import models
-from polyfed.base.typed import seeded
+from polyfed.base.typed import seeded, tf32
 from polyfed.compute import vectorised
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
 from polyfed.compute.split import Split
 
+PRECISIONS = ("fp32", "tf32", "bf16")
 SHAPES = {"cnn": (1, 28, 28), "lenet": (3, 32, 32), "resnet18": (3, 32, 32)}
 
 
@@ -39,12 +40,12 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     print(f"{name}, torch {torch.__version__}, batches of {asked.batch}; medians of {asked.repeats} steps")
     for model in asked.models:
-        for bf16 in (False, True):
+        for precision in PRECISIONS:
             for clients in asked.clients:
-                compare(model, clients, asked.batch, asked.repeats, device, bf16)
+                compare(model, clients, asked.batch, asked.repeats, device, precision)
 
 
-def compare(model: str, clients: int, batch: int, repeats: int, device: torch.device, bf16: bool) -> None:
+def compare(model: str, clients: int, batch: int, repeats: int, device: torch.device, precision: str) -> None:
     """One line: milliseconds a step on either way, the largest difference of the numbers, and the memory."""
     shape, found, results = SHAPES[model], dict[str, float](), list[torch.Tensor]()
     with seeded(0):
@@ -54,7 +55,7 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
     peak = expected = 0.0
     for way, unfolded in (("unfolded", True), ("grouped", False)):
         vectorised.UNFOLDED = unfolded
-        task = pf.Task(models.build(model, shape, 10, seed=0), device=device, bf16=bf16)
+        task = pf.Task(models.build(model, shape, 10, seed=0), device=device, bf16=precision == "bf16")
         task.vectorised = True
         check(task, split, 10)
         w, times = task.w0.expand(clients, -1).clone(), list[float]()
@@ -63,7 +64,8 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             start = time.perf_counter()
-            task.descend_(w, samples, 0.01)
+            with tf32(precision == "tf32"):
+                task.descend_(w, samples, 0.01)
             synchronize(device)
             if k >= 3:  # the first steps choose kernels
                 times.append(time.perf_counter() - start)
@@ -74,7 +76,7 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
             expected = clients * (8 * task.p * 4 + 2 * batch * task.sample_bytes) / 2**30
     gap = float((results[0] - results[1]).norm() / results[1].norm())
     print(
-        f"{model:9} {'bf16' if bf16 else 'fp32'} {clients:4} clients: unfolded {found['unfolded']:8.2f} ms, "
+        f"{model:9} {precision} {clients:4} clients: unfolded {found['unfolded']:8.2f} ms, "
         f"grouped {found['grouped']:8.2f} ms, apart by {gap:.1e}; memory {peak:.2f} GiB, estimated {expected:.2f}"
     )
 

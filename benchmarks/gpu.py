@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerator import compare, synchronize
+from accelerator import PRECISIONS, compare, synchronize
 from torch import nn
 
 import polyfed as pf
@@ -108,10 +108,10 @@ def tests(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[str]:
 
 def convolutions(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[str]:
     for model in sizes.models:
-        for bf16 in (False, True):
+        for precision in PRECISIONS:
             for clients in sizes.clients:
                 with redirect_stdout(text := StringIO()):
-                    compare(model, clients, sizes.batch, sizes.repeats, device, bf16)
+                    compare(model, clients, sizes.batch, sizes.repeats, device, precision)
                 yield text.getvalue().strip()
 
 
@@ -206,7 +206,7 @@ def cifar(device: torch.device, sizes: Sizes, pfl: str | None) -> Iterator[str]:
         net, fed, method, rounds=sizes.rounds, fraction=sizes.cohort / n, batch_size=10, evaluate_every=every,
         device=str(device), callbacks=[lambda progress: at.append(time.perf_counter())],
     )  # fmt: skip
-    each = (at[-1] - at[0]) / (len(at) - 1) * (1 if len(at) == sizes.rounds else every)
+    each = (at[-1] - at[0]) / sizes.rounds  # the first is of the start
     yield f"polyfed: {1500 * each:.0f} s for 1,500 rounds, {1000 * each:.1f} ms each, evaluation of every 10th included"
     task, plan = run.trained.task, run.trained.engine.plan
     memory, samples = memory_of(method, task, n, sizes.cohort, True, plan, 10, 10), fed.train.x.nbytes

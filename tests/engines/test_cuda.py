@@ -1,5 +1,7 @@
 """An accelerator computes what the CPU computes. Skipped where there is none."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,12 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed import models
+from polyfed.base.typed import seeded
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
-from polyfed.compute.dropout import Key, kept
+from polyfed.compute.dropout import Key
+from polyfed.compute.dropout import kept as not_dropped
+from polyfed.compute.kept import kept
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
@@ -84,9 +89,51 @@ def test_tf32_rounds_products_to_ten_bits_and_only_if_asked():
     assert 1e-5 < (rough - cpu).norm() / cpu.norm() < 2**-7
 
 
+def test_evaluation_and_kept_features_round_no_factors():
+    """torch rounds those of convolutions to ten bits on a CUDA device, if nobody says otherwise."""
+    x, w = torch.randn(64, 1, 6, 6), {}
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(32, 3))
+    for q in net[0].parameters():
+        q.requires_grad_(False)
+    split = Split(x, torch.arange(64) % 3, np.array([0, 64]))
+    for device in ("cpu", DEVICE):
+        task = Task(copy.deepcopy(net), device=device)
+        check(task, task.place(split), 3)
+        there, top = x.to(device), kept(task, x)
+        features = torch.empty(64, *top.shape, device=device)
+        top.features_(features, there, 1)
+        many = task.each_outputs(task.w0.expand(2, -1).clone(), there[None].expand(2, *there.shape))
+        w[device] = [task.outputs(task.w0, there).cpu(), many.cpu(), features.cpu()]
+    for here, far in zip(w["cpu"], w[DEVICE], strict=True):
+        assert (far - here).norm() < 1e-6 * here.norm()
+
+
+def test_attention_of_many_models_at_once():
+    """Its fused kernels have no backward pass outside of vmap: it is worked out without them."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+        def forward(self, x):
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.parts(x).chunk(3, -1))
+            return self.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
+
+    data = [(np.random.default_rng(i).normal(size=(12, 6, 8)).astype(np.float32), np.arange(12) % 3) for i in range(4)]
+    settings = {"rounds": 2, "batch_size": 4}
+    with seeded(0):
+        net = Net()
+    fed = pf.Federation.from_arrays(data)
+    cpu, cuda = (pf.fit(net, fed, pf.Ditto(), device=device, **settings) for device in ("cpu", DEVICE))
+    assert cuda.trained.engine.plan.path == "vectorised"
+    assert not cuda.trained.task.grouped
+    assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-5
+
+
 def test_dropouts_masks_are_the_cpus():
     key = Key(-1234567, 987654321)
-    there, here = (kept(key, 3, 100_000, 0.3, torch.device(d)) for d in (DEVICE, "cpu"))
+    there, here = (not_dropped(key, 3, 100_000, 0.3, torch.device(d)) for d in (DEVICE, "cpu"))
     assert torch.equal(there.cpu(), here)
 
 

@@ -75,6 +75,7 @@ class FedALA(Personal):
                 new = A[:m] - self.eta * g.index_select(1, at) * apart[:m]
                 A[:m] = torch.where(live > 0, new.clamp(0, 1), A[:m])
                 last[:m] = torch.where(live[:, 0] > 0, loss, last[:m])
+            batches.left_out(batches.steps - most * training[:, 0])
             losses = torch.cat([losses, last[None]])[-10:]
             calm = losses.std(0, correction=0) < self.settled
             first = met[:, 0] == 1

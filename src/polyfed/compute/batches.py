@@ -182,6 +182,10 @@ class Batches:
             other._padded = self._padded._replace(purpose=purpose)
         return other
 
+    def left_out(self, steps: Tensor) -> None:
+        """Take back [s] steps that were counted and not made."""
+        self.taken -= steps.cpu().numpy().astype(self.taken.dtype)
+
     def on(self, x: Tensor) -> "Batches":
         """The same batches with other inputs: `x: [N, ...]`, all of the first client's, then the second's, ..."""
         at = np.arange(len(self.clients))

@@ -65,8 +65,9 @@ class Kept(NamedTuple):
             out[k : k + block] = _entering(self.task, self.first, x[k : k + block])
 
         if not on_cpu:
-            for k in range(0, len(x), block):
-                write(k)
+            with self.task.exactly():
+                for k in range(0, len(x), block):
+                    write(k)
             return
         before = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, ModelError
-from polyfed.base.typed import add_, copy_, named_modules, plain
+from polyfed.base.typed import add_, copy_, named_modules, plain, tf32
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.grouped import grouped_pass
@@ -594,13 +594,14 @@ class Task:
         module = self.workspace(training=False)[0]
         most = max(1, AT_ONCE // max(1, self.sample_bytes))
         rows, b = min(most, len(w)), max(1, most // len(w))
-        out = [
-            [
-                self.many_pass(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
-                for i in range(0, len(w), rows)
+        with self.exactly():
+            out = [
+                [
+                    self.many_pass(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
+                    for i in range(0, len(w), rows)
+                ]
+                for k in range(0, max(x.shape[1], 1), b)
             ]
-            for k in range(0, max(x.shape[1], 1), b)
-        ]
         return [
             torch.cat([torch.cat([part[which] for part in some]) for some in out], 1) for which in range(len(out[0][0]))
         ]
@@ -726,6 +727,16 @@ class Task:
         """
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
+    def exactly(self) -> AbstractContextManager[object]:
+        """Inside, a CUDA device rounds the factors of no product or convolution, as it does of the latter by default.
+
+        Returns
+        -------
+        context manager
+            Of `tf32`, or of nothing.
+        """
+        return tf32(False) if self.device.type == "cuda" else nullcontext()
+
     def _parts(self, module: nn.Module) -> list[nn.Module]:
         return [module.get_submodule(name) for name in self._still]
 
@@ -803,7 +814,7 @@ class Task:
         if x.is_floating_point() or not self.integers:
             x = x.to(w.dtype)
         blocks = [x[k : k + self.block] for k in range(0, max(len(x), 1), self.block)]
-        with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
+        with torch.no_grad(), self.exactly(), self._drawing(0) if self.stacked is None else nullcontext():
             if self.stacked is not None:
                 out = [self.stacked.outputs(w[None], block[None])[0] for block in blocks]
             else:

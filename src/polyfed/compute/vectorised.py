@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from polyfed.base.typed import is_batched
@@ -65,6 +66,9 @@ class Many(TorchFunctionMode):
             if made is not None:
                 self._count += 1
                 return made
+        if func is F.scaled_dot_product_attention:  # fused on CUDA it keeps nothing for a backward pass outside of vmap
+            with sdpa_kernel(SDPBackend.MATH) if (*args, *kwargs.values())[0].is_cuda else nullcontext():
+                return func(*args, **kwargs)
         if func is F.group_norm:  # vmap has no rule for it channels last
             return _group_norm(*args, **kwargs)
         return func(*args, **kwargs)

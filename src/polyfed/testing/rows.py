@@ -100,10 +100,13 @@ def chunks_and_workers_do_not_change_the_models(method: Algorithm) -> None:
     """With all clients sums over a chunk may cancel in the sum over the cohort; with half of them they do not."""
     for fraction, batch, others in ((1.0, BATCH, ((2, 2), (N, 1))), (0.5, None, ((N, 1),))):
         how = {"fraction": fraction, "batch_size": batch, "local_epochs": 1} | F64
-        alone = train(method, chunk=1, **how).personal
+        alone = train(method, chunk=1, **how)
         for chunk, workers in others:
-            apart = gap(train(method, chunk=chunk, workers=workers, **how).personal, alone)
-            assert apart <= 1e-9, f"chunk {chunk} and {workers} workers change the models by {apart:.1e}"
+            run = train(method, chunk=chunk, workers=workers, **how)
+            apart, words = gap(run.personal, alone.personal), f"chunk {chunk} and {workers} workers change"
+            assert apart <= 1e-9, f"{words} the models by {apart:.1e}"
+            steps = (run.ledger.steps - alone.ledger.steps).abs().max()
+            assert steps == 0, f"{words} the steps of a client by {steps}"
 
 
 def test_samples_are_for_metrics_alone(method: Algorithm) -> None:
