@@ -154,9 +154,9 @@ class Verify(Experiment, takes=("data_dir",), asks="run"):
     """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
 
     The folder is not changed. Exit status 0: all come out again, 1: something does not. Bits are equal on processors
-    with the same instructions, and for a run with --portable on every x86 processor with AVX2; elsewhere a run comes
-    out again to rounding, and it is said to how many digits. A run of a record, which polyfed reproduce writes, is
-    trained by its recipe; --data-dir is for that.
+    with the same instructions, and for a run with --portable on every x86 processor with AVX2, by the same versions of
+    torch and numpy; elsewhere a run comes out again to rounding, and it is said to how many digits. A run of a record,
+    which polyfed reproduce writes, is trained by its recipe; --data-dir is for that.
 
     [dim]polyfed verify runs/a --run ditto-seed0[/dim]
     """

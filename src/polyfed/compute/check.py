@@ -95,9 +95,12 @@ def _sample_bytes(task: Task, x: Tensor) -> int:
 
 
 def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> None:
-    """Settle how many models are computed at once: by vmap, or else grouped, or else not, which is said."""
+    """Settle how many models are computed at once: by vmap or grouped, or else not, which is said."""
     why = "it mixes the samples of a batch"
-    ways = (True,) if task.blocks else (False, True)  # a block inside vmap cannot be computed again
+    shared = task.device.type != "cpu" and not all(q.requires_grad for q in task.model.parameters())
+    ways = (True, False) if shared else (False, True)  # one pass of what is shared leaves attention to fused kernels
+    if task.blocks:  # which cannot be computed again inside vmap
+        ways = (True,)
     for task.grouped in ways:
         task.vectorised = True
         try:

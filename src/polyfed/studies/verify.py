@@ -26,6 +26,7 @@ from polyfed.runs.trainer import fit
 from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
+LIBRARIES = ("torch", "numpy")  # whose versions round differently
 
 
 class Difference(NamedTuple):
@@ -45,7 +46,7 @@ Differs = Callable[[Numbers, Numbers], Difference | None]  # how a run differs f
 class Verdict:
     """parts: what is said of the server's state, the clients' models and the history, "equal" or how they differ
     versions: name -> (in the run, here), of those that differ     by: the largest relative difference of any number
-    digits: the largest that rounding is taken for on another processor
+    digits: the largest that rounding is taken for on another processor or with other libraries
     """
 
     parts: dict[str, str]
@@ -59,15 +60,21 @@ class Verdict:
 
     @property
     def rounded(self) -> bool:
-        """True where the runs were made with different instructions, and differ as rounding does."""
-        return not self.equal and self.by <= self.digits and any(key in self.versions for key in PROCESSOR)
+        """True where the runs were made with different instructions or libraries, and differ as rounding does."""
+        return not self.equal and self.by <= self.digits and bool(self._others())
+
+    def _others(self) -> list[str]:
+        """What the runs were made with that rounds differently."""
+        instructions = ["processor instructions"] * any(key in self.versions for key in PROCESSOR)
+        libraries = [key for key in LIBRARIES if key in self.versions]
+        return instructions + [f"versions of {' and '.join(libraries)}"] * bool(libraries)
 
     def __str__(self) -> str:
         if self.equal:
             return "comes out again, bit for bit"
         if self.rounded:
             same = f"the same to {self.by:.0e}, relative" if self.by else "the same numbers, in other bits"
-            return f"comes out again: {same}; it was made with other processor instructions"
+            return f"comes out again: {same}; it was made with other {' and '.join(self._others())}"
         return "does not come out again"
 
 
