@@ -70,6 +70,8 @@ class FedALA(Personal):
             for step, batch in enumerate(batches):
                 m = batch.rows
                 live = training[:m] * (step < most[:m, None])
+                if not live.any():
+                    break
                 start[:m].index_copy_(1, at, torch.addcmul(own[:m], apart[:m], A[:m]))
                 g, loss = task.gradient(start[:m], batch)
                 new = A[:m] - self.eta * g.index_select(1, at) * apart[:m]
