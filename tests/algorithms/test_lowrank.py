@@ -133,3 +133,19 @@ def test_shrunk_layers_are_those_of_the_singular_values(shape, dtype, amount):
             assert np.abs(row.double().view(shape).numpy() - exact).max() <= rounding
             left = np.linalg.svd(row.double().view(shape).numpy(), compute_uv=False)
             assert (left[S <= amount] <= rounding).all()
+
+
+def test_layers_whose_gram_matrix_defeats_lapack_are_shrunk_all_the_same():
+    """Sparse ones of low rank, of which MKL's eigenvalue solver leaves one in twenty."""
+    rng, bare = np.random.default_rng(0), 0
+    layers = sheets(Layout(nn.Linear(300, 100, bias=False)))
+    for _ in range(200):
+        r = int(rng.integers(1, 34))
+        given = np.zeros((100, 300))
+        given[rng.permutation(100)[:r]] = rng.normal(size=(r, 300)) * np.logspace(-4, 0, r)[:, None]
+        w = torch.tensor(given, dtype=torch.float32)
+        U, S, Vh = np.linalg.svd(w.double().numpy(), full_matrices=False)
+        found = shrink_layers(w.flatten()[None].clone(), layers, 0.01)[0].view(100, 300).double().numpy()
+        assert np.abs(found - (U * np.maximum(S - 0.01, 0)) @ Vh).max() <= 20 * torch.finfo(torch.float32).eps * S[0]
+        bare += np.linalg.matrix_rank(found) < 100
+    assert bare == 200
