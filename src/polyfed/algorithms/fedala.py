@@ -3,6 +3,7 @@ Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Lea
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -66,18 +67,16 @@ class FedALA(Personal):
             if not training.any():
                 break
             batches = data.again(f"weights {k}", epochs=1)
-            most, last = (self.share * batches.steps.double()).ceil(), x.new_zeros(len(x))
-            for step, batch in enumerate(batches):
+            steps, last = (self.share * batches.steps.double()).ceil() * training[:, 0], x.new_zeros(len(x))
+            for step, batch in enumerate(islice(batches, int(steps.max()))):
                 m = batch.rows
-                live = training[:m] * (step < most[:m, None])
-                if not live.any():
-                    break
+                live = step < steps[:m, None]
                 start[:m].index_copy_(1, at, torch.addcmul(own[:m], apart[:m], A[:m]))
                 g, loss = task.gradient(start[:m], batch)
                 new = A[:m] - self.eta * g.index_select(1, at) * apart[:m]
-                A[:m] = torch.where(live > 0, new.clamp(0, 1), A[:m])
-                last[:m] = torch.where(live[:, 0] > 0, loss, last[:m])
-            batches.left_out(batches.steps - most * training[:, 0])
+                A[:m] = torch.where(live, new.clamp(0, 1), A[:m])
+                last[:m] = torch.where(live[:, 0], loss, last[:m])
+            batches.left_out(batches.steps - steps)
             losses = torch.cat([losses, last[None]])[-10:]
             calm = losses.std(0, correction=0) < self.settled
             first = met[:, 0] == 1
