@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.algorithms._shared.clusters import Clustered, kmeans
-from polyfed.algorithms._shared.lowrank import eigen
+from polyfed.algorithms._shared.lowrank import spectral
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -17,7 +17,7 @@ from polyfed.core.algorithm import Down, Needs, Server
 def decomposed(D, k):
     """[m, k] cosines between updates D: [m, p] and their k first singular directions (EDC), by the Gram matrix."""
     length = D.double().norm(dim=1).clamp(min=torch.finfo(D.dtype).tiny)
-    values, U = eigen(D.double() @ D.double().T)
+    values, U = spectral(D.double() @ D.double().T)
     return (U * values.clamp(min=0).sqrt()).flip(1)[:, :k] / length[:, None]
 
 

@@ -79,7 +79,7 @@ def svt(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor]:
     return U[:, :r] * root[:r], root[:r, None] * Vh[:r]
 
 
-def eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
+def spectral(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, smallest first, and eigenvectors of positive semidefinite matrices [..., d, d].
 
     Where LAPACK's solver does not converge by their singular values, which are the same: of sparse matrices of low rank
@@ -108,7 +108,7 @@ def _svd_above(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor, Tensor]:
         V, S, Uh = _svd_above(matrix.T, amount)
         return Uh.T, S, V.T
     A = matrix.double()
-    squares, U = eigen(A @ A.T)
+    squares, U = spectral(A @ A.T)
     above = squares > amount**2
     S, U = squares[above].sqrt().flip(0), U[:, above].flip(1)
     return U.float(), S.float(), (U.T @ A / S[:, None]).float()
@@ -159,7 +159,7 @@ def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor, bool] | None:
     size, own = torch.linalg.matrix_norm(A), torch.finfo(A.dtype).eps
     for kind in dict.fromkeys((A.dtype, torch.float64)):
         wide = A.to(kind)
-        squares, U = eigen(wide @ wide.mT)
+        squares, U = spectral(wide @ wide.mT)
         moved = torch.finfo(kind).eps * size**2 * amount / 2
         sure = moved <= own * squares[:, -1].clamp(min=0).sqrt() * squares[:, 0].clamp(min=amount**2)
         certified, all_stay = torch.stack([sure.all(), (squares[:, 0] > amount**2).all()]).tolist()  # one wait
