@@ -131,7 +131,7 @@ def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
 
 def test_resume_without_a_folder_is_refused(cli):
     said = cli("tune", *SMALL, "--resume")
-    assert said.err.splitlines() == ["polyfed: --resume: needs --out with the folder of the search"]
+    assert said.err.splitlines() == ["polyfed: --resume: has no effect without --out"]
 
 
 def test_data_without_clusters_have_no_window(cli):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from typer import Context
 
 import polyfed
 import polyfed.algorithms
@@ -72,6 +73,8 @@ def test_help_says_what_every_argument_is_and_fills_its_lines(cli, command):
     about = command.__doc__.replace("[dim]", "").replace("[/dim]", "")
     assert all(word in said.split() for word in about.split()), "a word in brackets is taken for a style"
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if parameter.annotation is Context:
+            continue
         (about,) = parameter.annotation.__metadata__
         if about.hidden:
             continue

@@ -46,7 +46,7 @@ def told(cli, tmp_path):
         ("--sites bern,bern,oslo", "--sites: found 'bern' twice"),
         ("--sites 3", "found 3, and 2 sites have a valid key"),
         ("--sites 0", "found 0, and 2 sites"),
-        ("--quorum 1", "--quorum: found without --wait"),
+        ("--quorum 1", "--quorum: has no effect without --wait"),
     ],
 )
 def test_a_server_does_not_wait_for_sites_that_cannot_come(told, options, said):

@@ -51,7 +51,10 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
-class Privacy(Experiment, takes=every("track"), asks="experiment"):
+class Privacy(
+    Experiment, takes=every("track"), asks="experiment",
+    idle={"out": "without --cost", "force": "without --cost | without --out", "quiet": "without --cost"},
+):  # fmt: skip
     """Show what an experiment's privacy settings buy without training; with --cost, what they cost.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
@@ -107,7 +110,10 @@ class Coalitions(Experiment, takes=every(*ON_RAY, "track")):
     )
 
 
-class Tune(Experiment, takes=every("seeds", *ON_RAY, "track")):
+class Tune(
+    Experiment, takes=every("seeds", *ON_RAY, "track"),
+    idle={"resume": "without --out", "force": "without --out | with --resume"},
+):  # fmt: skip
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
 
     --rounds is the maximum per value (default: 1000). After the first rounds it says how long the rest takes. The same
@@ -165,7 +171,14 @@ class Verify(Experiment, takes=("data_dir",), asks="run"):
     only: str | None = option("One run of a comparison, or KEY/LABEL-seedK of a record.", None, "LABEL-seedK", "--run")
 
 
-class Report(Command):
+class Report(
+    Command,
+    idle={
+        "of": "without --table | with --paper",
+        "figures": "with --paper | with --table without --out",
+        "out": "with --paper",
+    },
+):
     """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
 
     [dim]polyfed report runs/a runs/b --out both.html --figures
@@ -286,7 +299,7 @@ class Regress(Experiment, takes=("data_dir", "drop", "encoding", "partition", "c
     )
     errors: str | None = option("Standard errors: model, or robust (sandwich).", None)
     cluster: str | None = option("Column of what rows belong to, such as patients, for robust errors.", None, "COLUMN")
-    ties: str = option("efron or breslow, for cox.", "efron")
+    ties: str | None = option("efron (default) or breslow, for cox.")
     level: float = option("Of the confidence intervals.", 0.95)
     sums: str = option("secure: read sums over all sites alone, and no site's gradient, matrix or counts.", "plain")
     out: Path | None = option("Write the table there, or as a page in HTML.", None, "FILE.csv|.html|.md|.tex")
@@ -312,7 +325,16 @@ class Config(Command):
     as_toml: bool = option("Print an experiment file with every default, for polyfed run.", False, None, "--toml")
 
 
-class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), asks="record"):
+class Reproduce(
+    Experiment,
+    takes=("data_dir", "device", "portable", "quiet"),
+    asks="record",
+    idle=dict.fromkeys(
+        ("scale", "seeds", "out", "record", "algorithm", "force", "rehearse", "yes", "data_dir", "device", "portable",
+         "quiet"),
+        "without NAME",
+    ),
+):  # fmt: skip
     """Repeat an experiment of a paper. A second call with the same folder continues where the first one stopped.
 
     The folder's record.jsonl.gz has every number of every run that is over: --from goes on from it in another folder,
@@ -369,7 +391,10 @@ class Check(Command):
     row: str | None = option("Only rows whose name contains this.", None, "WORD")
 
 
-class Server(Shared, takes=("out", "force", "quiet")):
+class Server(
+    Shared, takes=("out", "force", "quiet"),
+    idle={"quorum": "without --wait", "resume": "without --out", "force": "without --out | with --resume"},
+):  # fmt: skip
     """Train over real sites: the same experiment, with the hospitals' data where they are.
 
     Waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No sample and no private state
@@ -390,7 +415,7 @@ class Server(Shared, takes=("out", "force", "quiet")):
         None,
         "[RUN=]N|A,B",
     )
-    at_once: int = option("Runs that go at once; others wait for their turn.", 4, "N", min=1)
+    at_once: int | None = option("Runs that go at once; others wait for their turn. Default: 4.", None, "N", min=1)
     keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
     host: str = option("Address of this machine to listen at.", "0.0.0.0", "HOST")
     port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
@@ -411,7 +436,7 @@ class Server(Shared, takes=("out", "force", "quiet")):
     resume: bool = option("Continue the run in --out.", False)
 
 
-class Client(Shared, takes=("quiet",)):
+class Client(Shared, takes=("quiet",), idle={"yes": "with --dry-run", "stay": "with --dry-run"}):
     """Take part in a federation: train on this site's data, which stay here.
 
     Shows what will leave the site and asks before anything does. It may be stopped at any time, and goes on where it

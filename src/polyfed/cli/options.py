@@ -17,8 +17,9 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
+from polyfed.base.errors import ConfigError
 from polyfed.cli import complete, portable
 from polyfed.cli.late import late
 from polyfed.runs.training import Columns, Data, Model, Settings
@@ -71,6 +72,7 @@ class Command:
     takes: options of its base that it has behind its own     group: of commands, that it belongs to
     module: with the command's function, where it is not called like it
     asks: its argument with an experiment or a run that may ask for --portable
+    idle: by field, when it would have no effect, for which it is then refused: "with --a without --b | with ARGUMENT"
     """
 
     specs: ClassVar[dict[str, Spec]] = {}
@@ -79,10 +81,12 @@ class Command:
     place: ClassVar[tuple[str, str]]  # of its function: module and name
     group: ClassVar[str]
     asks: ClassVar[str]
+    idle: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(
-        cls, takes: tuple[str, ...] = (), module: str = "", group: str = "", asks: str = "", **more: Any
-    ) -> None:
+        cls, takes: tuple[str, ...] = (), module: str = "", group: str = "", asks: str = "",
+        idle: dict[str, str] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         super().__init_subclass__(**more)
         own = {name: spec for name, spec in vars(cls).items() if isinstance(spec, Spec)}
         cls.specs = cls.specs | own
@@ -91,13 +95,13 @@ class Command:
             setattr(cls, name, spec.default)
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
         cls.place, cls.names = (f"cli.{module or group or name}", name), (*own, *takes)
-        cls.group, cls.asks = group, asks
+        cls.group, cls.asks, cls.idle = group, asks, {n: v for n, v in cls.idle.items() if n not in own} | (idle or {})
 
     def __init__(self, **given: Any):
         vars(self).update(given)
 
 
-class Shared(Command):
+class Shared(Command, idle={"force": "without --out"}):
     """Base of commands with options that several have."""
 
     out: Path | None = option("Folder for the results. Default: runs/<time>-<name>.", panel=WHERE)
@@ -152,15 +156,27 @@ def word(cls: type[Command]) -> str:
 def callback(cls: type[Command]) -> Callable[..., int]:
     """A command as typer takes it: a function whose parameters are the fields of its class."""
 
-    def command(**given: Any) -> int:
+    def command(context: Context, **given: Any) -> int:
+        sources = {p: context.get_parameter_source(p.name or "") for p in context.command.params}
+        refuse_idle(cls.idle, {p.name or "": p.opts[0] for p, s in sources.items() if s and s.name == "COMMANDLINE"})
         asked = given.get(cls.asks)
         if given.get("portable") or (asked is not None and portable.asked_by(asked)):
             portable.pin()  # before torch is imported
         return late(*cls.place)(cls(**given)) or 0
 
-    command.__signature__ = Signature([cls.parameters[n] for n in cls.names])  # pyright: ignore
+    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context)
+    command.__signature__ = Signature([context, *(cls.parameters[n] for n in cls.names)])  # pyright: ignore
     command.__name__, command.__doc__ = cls.place[1], cls.__doc__
     return command
+
+
+def refuse_idle(idle: dict[str, str], given: dict[str, str]) -> None:
+    """Raise ConfigError for a field that has no effect, see `Command.idle`. given: name -> how it is written"""
+    for name, cases in ((n, idle[n]) for n in idle if n in given):
+        for case in cases.split(" | "):
+            beside = re.findall(r"(with|without) (?:--)?([\w-]+)", case)
+            if all((other.lower().replace("-", "_") in given) == (how == "with") for how, other in beside):
+                raise ConfigError(f"{given[name]}: has no effect {case}")
 
 
 def every(*but: str) -> tuple[str, ...]:

@@ -52,11 +52,14 @@ def regress(o: Regress) -> None:
     given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
+    if o.ties is not None and model != "cox":
+        raise ConfigError(f"--ties: has no effect on {model}")
     if wrong:
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
     chosen = [c.strip() for c in o.columns.split(",")] if o.columns else None
     how = {
-        "ties": o.ties, "level": o.level, "intercepts": _one_of("intercepts", o.intercepts, ("site", "common")),
+        "ties": o.ties or "efron", "level": o.level,
+        "intercepts": _one_of("intercepts", o.intercepts, ("site", "common")),
         "errors": _one_of("errors", o.errors, ("model", "robust")), "per": _named("per", o.per, _unit),
         "splines": _named("spline", o.spline, _knots), "sums": _one_of("sums", o.sums, ("plain", "secure")),
     }  # fmt: skip

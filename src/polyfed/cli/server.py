@@ -20,6 +20,7 @@ from polyfed.sites.keys import Keys, host_of, private
 from polyfed.sites.server import is_over, serve
 from polyfed.sites.status import status_page
 
+AT_ONCE = 4
 LOOK = 0.5  # seconds between two looks at a folder of experiments
 Say = Callable[[str], None]
 
@@ -28,11 +29,11 @@ Say = Callable[[str], None]
 def server(o: Server) -> int:
     """Wait for the sites, train, and report."""
     host_of(o.host)
-    if o.quorum is not None and o.wait is None:
-        raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")
     since = stop.interruptions()
     here, alone = Keys(o.keys), len(o.experiment) == 1 and not o.experiment[0].is_dir()
     names = [path.stem for path in o.experiment if not path.is_dir()]
+    if alone and o.at_once is not None:
+        raise ConfigError("--at-once: has no effect with one experiment")
     for k, name in enumerate(names):
         if name in names[:k]:
             raise ConfigError(f"{o.experiment[k]}: found a second experiment named {name!r}, expected one")
@@ -154,7 +155,7 @@ class Queue:
         while not asked.is_set():
             self._look()
             going = sum(t.is_alive() for t in self.threads.values())
-            for name in self.hub.queued[: self.o.at_once - going]:
+            for name in self.hub.queued[: (self.o.at_once or AT_ONCE) - going]:
                 self.threads[name] = threading.Thread(target=self._train, args=(name,), daemon=True)
                 self.threads[name].start()
                 self.hub.queued.remove(name)

@@ -45,8 +45,6 @@ def tune(o: Tune) -> int:
     search, parts = read(Search, typed), prepared(found)
     experiment, since = parts.experiment, stop.interruptions()
     resume = o.resume or (o.out is not None and not o.force and is_search(o.out))
-    if resume and o.out is None:
-        raise ConfigError("--resume: needs --out with the folder of the search")
     with claimed(o.out, f"tune-{experiment.name}", o.force, resume) as folder:
         tuned = _tuned(parts, search, o, folder, resume)
         if tuned.rows:

@@ -26,6 +26,8 @@ def verify(o: Verify) -> int:
 
         record.verify(run, only, o.data_dir or default_dir(), tell)
         return 0 if equal else 1
+    if o.data_dir is not None:
+        raise ConfigError(f"--data-dir: has no effect on a run, which names its data; {run} is no record")
     folders = [run]
     if config_of(run).name == "comparison.toml":
         folders = sorted(p.parent for p in (run / "runs").glob("*/config.toml"))

@@ -24,6 +24,7 @@ from polyfed.base.settings import found, is_list, is_table, kebab, none_of, show
 from polyfed.base.text import parse, plain, value_of
 from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.core.algorithm import check as check_algorithm
+from polyfed.data.datasets import LOADERS
 from polyfed.models import MODELS
 from polyfed.runs.packages import installed, packages
 from polyfed.runs.training import Columns, Data, Model, Settings, Table
@@ -296,8 +297,12 @@ def resolve(
     settings = read_table(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: conflicts with local-steps; leave out one of them")
+    if settings.address is not None and settings.engine != "ray":
+        raise ConfigError(f'{where("address")}: has no effect without engine = "ray"')
     data = read_table(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
+        if "dir" in command.get("data", {}) and not LOADERS.knows(data.name):
+            raise ConfigError(f"{where('data.dir')}: has no effect on {data.name}, which is a path")
         data = dataclasses.replace(data, dir=_absolute(data.dir))
     columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
     if columns.tokenizer is not None:
