@@ -8,14 +8,16 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 from scipy.stats import chisquare
+from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
 from polyfed.recipes import Bench, find
-from polyfed.recipes.recipe import grouping_of
+from polyfed.recipes.recipe import grouping_of, joined
+from polyfed.studies.compare import Comparison
 from polyfed_papers import fpfc as problems
-from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, methods, newcomers, steps, table1, warmup
+from polyfed_papers.fpfc import HIDDEN, Problem, attacks, even, figure1, methods, newcomers, steps, table1, warmup
 from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
@@ -73,6 +75,47 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
         for lr in (1e-9, 0.1, 1e6)
     )
     assert good > still > wild == -np.inf
+
+
+def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_path):
+    """Attackers count in no cluster; lambda is chosen by other seeds' validation data and by no test data; Local under
+    attack has the accuracies of the benign devices without."""
+    bench = Bench(tmp_path, seeds=2)
+    small = replace(problems.synthetic(bench), rounds=2)
+    found = {lam: [attacks._attacked(bench, small, "sign flip", 0.4, lam, seed) for seed in (0, 1)] for lam in (0.5, 9)}
+    runs = {lam: joined(parts) for lam, parts in found.items()}
+    numbers, scores = attacks.groups_of_benign(runs[9], (0, 1))
+    for seed in (0, 1):
+        frame = found[9][seed].results[0].clients
+        honest = frame[frame["test_accuracy"].notna()]
+        assert len(honest) < len(frame) == 20
+        assert numbers[seed] == honest["assigned"].nunique() <= len(honest)
+        assert scores[seed] == adjusted_rand_score(honest["cluster"], honest["assigned"])
+
+    def told(lam, seed, validation, test):
+        run = found[lam][seed].results[0]
+        values = {"validation_accuracy": validation, "test_accuracy": test}
+        return replace(run, clients=run.clients.assign(**values))
+
+    known = {lam: Comparison([told(lam, 0, lam, 1 / lam), told(lam, 1, 1 / lam, lam)]) for lam in runs}
+    assert [attacks.elsewhere(known, (0, 1), seed) for seed in (0, 1)] == [0.5, 9]
+
+    plain = attacks._own(bench, small, 0)
+    forged = bench.compare("forged", small.model, small.federation, {"Local": pf.Local(0.1)}, seeds=[0], rounds=2,
+                           evaluate_every=0, attack=pf.threats.SignFlip(10.0, ratio=0.4), **small.work)  # fmt: skip
+    honest, everyone = (attacks.benign(of, [0]).item() for of in (attacks.without_attackers(plain, 0.4), plain))
+    assert honest == attacks.benign(forged, [0]).item() != everyone
+
+
+def test_rows_as_released_have_the_released_codes_share_of_the_samples(tmp_path):
+    """80 % of a device's samples, the same test samples as on 64 %, and lambda chosen on the very same trials."""
+    bench = Bench(tmp_path)
+    less, more = (problems.synthetic(bench, validation=share) for share in (None, 0.0))
+    part, whole, tried = less.federation(0), more.federation(0), methods.validated(more, 0)
+    share = whole.train.counts / (whole.train.counts + whole.test.counts)
+    assert share == pytest.approx(np.full(20, 0.8), abs=0.01)
+    assert torch.equal(part.test.x, whole.test.x)
+    assert torch.equal(part.train.x, tried.train.x)
 
 
 def test_a_choice_may_end_at_one_cluster_or_at_every_device_alone():

@@ -97,11 +97,11 @@ def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
 def _seeds(given: str | None, default: list[int]) -> list[int]:
     if given is None:
         return default
-    parts = given.split(",")
+    parts = given.removesuffix(",").split(",")
     if not all(part.strip().isdigit() for part in parts):
-        raise ConfigError(f"--seeds: found {given!r}, expected how many, or which: 5 or 0,3,7")
+        raise ConfigError(f"--seeds: found {given!r}, expected how many, or which: 5 or 0,3,7 or 3,")
     numbers = [int(part) for part in parts]
-    found = numbers if len(numbers) > 1 else list(range(numbers[0]))
+    found = numbers if "," in given else list(range(numbers[0]))
     if not found or len(set(found)) < len(found):
         raise ConfigError(f"--seeds: found {given!r}, expected at least one, all of them different")
     return found

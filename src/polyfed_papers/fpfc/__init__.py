@@ -165,12 +165,15 @@ class Problem:
 CLUSTERS = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 50)}  # small and full
 
 
-def synthetic(bench: Bench, name: str = "s1", features: str = "uniform") -> Problem:
-    """A synthetic scenario, at middle size the small one; the seed draws data and split."""
+def synthetic(bench: Bench, name: str = "s1", features: str = "uniform", validation: float | None = None) -> Problem:
+    """A synthetic scenario, at middle size the small one; the seed draws data and split.
+
+    validation: share of a device's training samples that is kept for it, by default a fifth
+    """
 
     def make(seed: int) -> Federation:
         data = load(f"fpfc-{name}", scale=bench.pick("small", "full", "small"), features=features, seed=seed)
-        return data.partition(seed=seed)
+        return data.partition(seed=seed, validation_fraction=validation)
 
     title = name.upper() + (f", {features} features" if features != "uniform" else "")
     work = {"fraction": 0.3, "local_steps": 10, "batch_size": None}
