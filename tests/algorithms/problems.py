@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Batches, Work
 
 
 def pair_vectors(server: dict[str, Tensor]) -> Tensor:
@@ -118,3 +120,57 @@ def fit_labels(
     """Train a classifier by full-batch steps."""
     settings = {"local_steps": 2, "batch_size": None, "evaluate_every": 0} | kwargs
     return pf.fit(model or two_layers(), federation, algorithm, rounds=rounds, **settings)
+
+
+def batches_of(
+    federation: pf.Federation, t: int, batch_size: int, epochs: int = 1, purpose: str = "batches"
+) -> list[list[np.ndarray]]:
+    """Every client's batches in a round of a run with seed 0: which of its own samples each step is of."""
+    everyone, keys = np.arange(federation.n), client_keys(federation.names)
+    work = Work(epochs=epochs, batch_size=batch_size)
+    found = [[] for _ in everyone]
+    for batch in Batches(federation.train, everyone, keys, work, 0, t, purpose):
+        assert batch.places is not None
+        for i in range(batch.rows):
+            if batch.live is None or batch.live[i]:
+                b = None if batch.sizes is None else batch.sizes[i]
+                found[i].append(batch.places[i, :b] - federation.train.offsets[i])
+    return found
+
+
+def expectation_maximisation(federation, parts, lr, rounds, responsibilities, by_class, batch_size, epochs):
+    """FedEM, or FedRC where `by_class`, by torch's autograd, sample by sample: (weights [n, K], models as they end)."""
+    K, C = len(parts), federation.classes
+    pi, common = torch.full((federation.n, K), 1 / K).double(), torch.ones(K, C).double()
+    parameters = [p for f in parts for p in f.parameters()]
+    share = torch.as_tensor(federation.train.counts / federation.train.counts.sum())
+
+    def losses(x, y):
+        return torch.stack([nn.functional.cross_entropy(f(x), y, reduction="none") for f in parts])
+
+    def shares(x, y, pi):
+        with torch.no_grad():
+            odds = pi[:, None] * (-losses(x, y)).exp() / (common[:, y] if by_class else 1)
+        return odds / odds.sum(0)
+
+    for t in range(rounds):
+        start, total = [p.detach().clone() for p in parameters], [torch.zeros_like(p) for p in parameters]
+        mass, batches = torch.zeros(K, C).double(), batches_of(federation, t, batch_size, epochs)
+        for i in range(federation.n):
+            x, y = federation.train.client(i)
+            x = x.double()
+            q = shares(x, y, pi[i])
+            mass += torch.stack([q[:, y == c].sum(1) for c in range(C)], 1)
+            pi[i] = q.mean(1)
+            for at in batches[i]:
+                now = q[:, at] if responsibilities == "fixed" else shares(x[at], y[at], pi[i])
+                slope = torch.autograd.grad((now * losses(x[at], y[at])).sum(0).mean(), parameters)
+                for p, g in zip(parameters, slope, strict=True):
+                    p.data -= lr * g
+            for s, p, begin in zip(total, parameters, start, strict=True):
+                s += share[i] * p.detach()
+                p.data.copy_(begin)
+        for p, s in zip(parameters, total, strict=True):
+            p.data.copy_(s)
+        common = mass / mass.sum(1, keepdim=True)
+    return pi, torch.cat([p.detach().reshape(-1) for p in parameters])

@@ -16,6 +16,7 @@ from polyfed.algorithms.fedpac import mixtures
 from polyfed.algorithms.fedtgp import made
 from polyfed.base.errors import ModelError
 from polyfed.compute.layout import Layout
+from polyfed.compute.terms import Distillation, log_shares
 from polyfed.core.messages import Round
 from polyfed.core.uplinks import Uplinks
 
@@ -100,10 +101,42 @@ def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
     fed = pf.Federation.from_arrays(data, test=data, classes=4)
     run = fit_labels(fed, pf.FedProto(LR), model=two_layers(outputs=4))
     assert run.server["seen"].tolist() == [1, 1, 1, 0]
-    assert all(run.model(i)(samples(i)[0])[:, 3].max() < -1e3 for i in range(3))
+    assert all((run.model(i)(samples(i)[0]).softmax(1)[:, 3] == 0).all() for i in range(3))
     zeros = data[0][1] * 0
     one = pf.Federation.from_arrays([(data[0][0], zeros), (data[0][0], zeros + np.arange(24) % 2)], classes=3)
     assert fit_labels(one, pf.FedProto(LR)).server["seen"].tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", [pf.FedProto, pf.FedTGP])
+def test_a_class_that_nobody_has_shown_is_impossible_however_long_features_are(method, dtype):
+    """After a round of two of six clients, and after three: some have a class that nobody sent a prototype of."""
+    rng = np.random.default_rng(0)
+    labels = [np.resize([0, 1] if i % 2 else [1, 2], 20) for i in range(6)]
+    plain = [rng.normal(size=(20, 4)) + y[:, None] for y in labels]
+    for length in 10.0 ** np.arange(-3, 7):
+        fed = pf.Federation.from_arrays([(length * x, y) for x, y in zip(plain, labels, strict=True)], classes=5)
+        for rounds in (1, 3):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+            run = pf.fit(model, fed, method(0.01 / max(1, length**2)), rounds=rounds, fraction=0.34, dtype=dtype)
+            assert run.server["seen"][3:].sum() == 0
+            assert run.personal.isfinite().all()
+            for i, x in enumerate(plain):
+                taken = run.model(i)(torch.as_tensor(length * x, dtype=getattr(torch, dtype))).argmax(1)
+                assert run.server["seen"][taken].all(), f"features of length {length:g}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_class_that_is_left_out_of_a_distillation_has_no_share_however_long_logits_are(dtype):
+    for length in 10.0 ** np.arange(-3, 13):
+        z = (length * torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=dtype)).requires_grad_()
+        y = torch.arange(40) % 5
+        log = log_shares(z, y, Distillation(1.0, true=False))
+        (slope,) = torch.autograd.grad((log.exp() * (log - log.detach())).sum(), z)
+        assert (log.exp()[torch.arange(40), y] == 0).all()
+        assert torch.allclose(log.exp().sum(1), torch.ones(40, dtype=dtype))
+        assert slope.isfinite().all()
 
 
 # FedGH and FedTGP: the server trains on pairs of a class mean and its class

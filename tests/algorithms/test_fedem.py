@@ -1,12 +1,13 @@
 """FedEM: its gradient is the responsibilities', it is FedAvg with one part, and it finds the sources of a mixture."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import fit_labels, labelled, two_layers
+from problems import expectation_maximisation, fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
@@ -34,7 +35,8 @@ def test_with_one_part_it_is_fedavg():
 @certifies(pf.FedEM, by="torch's gradients by hand, every part's weighted by its responsibilities")
 def test_one_round_of_one_step_by_hand():
     fed, start = labelled(), two_parts()
-    run = fit_labels(fed, pf.FedEM(0.1), model=two_parts(), rounds=1, local_steps=1)
+    method = pf.FedEM(0.1, "following")
+    run = fit_labels(fed, method, model=two_parts(), rounds=1, local_steps=1)
     mixing = Layout(start).mask("mixing")
     parameters, moved = [p for f in start.parts for p in f.parameters()], torch.zeros(30).double()
     for i in range(3):
@@ -47,6 +49,20 @@ def test_one_round_of_one_step_by_hand():
         w = torch.cat([(p - 0.1 * d).detach().reshape(-1) for p, d in zip(parameters, g, strict=True)])
         moved = moved + len(y) / float(fed.train.counts.sum()) * w
     assert torch.allclose(run.personal[:, ~mixing], moved.expand(3, -1), atol=1e-12)
+
+
+@certifies(pf.FedEM, by="a transcription in torch, responsibilities held through the batches, or taken anew in each")
+@pytest.mark.parametrize("responsibilities", ["fixed", "following"])
+def test_rounds_of_batches(responsibilities):
+    fed = labelled()
+    method = pf.FedEM(0.3, responsibilities)
+    run = fit_labels(fed, method, 3, two_parts(), local_steps=None, local_epochs=2, batch_size=7)
+    pi, parts = expectation_maximisation(fed, two_parts().parts, 0.3, 3, responsibilities, False, 7, 2)
+    mixing = Layout(two_parts()).mask("mixing")
+    assert torch.allclose(run.personal[:, ~mixing], parts.expand(3, -1), rtol=0, atol=1e-12)
+    assert torch.allclose(run.personal[:, mixing].exp(), pi, rtol=0, atol=1e-12)
+    assert replace(pf.FedEM(0.3), responsibilities=responsibilities) == method
+    assert pf.FedEM().responsibilities == "fixed"  # the paper's
 
 
 @certifies(pf.FedEM, by="monotone: no step of EM lowers the likelihood of the training samples")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import fit_labels, labelled, two_layers
+from problems import expectation_maximisation, fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
@@ -66,10 +66,21 @@ def test_rounds_of_one_step_by_hand():
         with torch.no_grad():
             for p, m in zip(parameters, moved, strict=True):
                 p.copy_(m)
-    run = fit_labels(fed, pf.FedRC(0.1), model=two_parts(), rounds=rounds, local_steps=1)
+    run = fit_labels(fed, pf.FedRC(0.1, "following"), model=two_parts(), rounds=rounds, local_steps=1)
     expected = torch.cat([p.detach().reshape(-1) for p in parameters])
     assert torch.allclose(run.personal[:, ~MIXING], expected.expand(3, -1), atol=1e-12)
     assert torch.allclose(run.personal[:, MIXING].view(3, 2, 3).exp(), pi[..., None].expand(-1, -1, 3), atol=1e-12)
+
+
+@certifies(pf.FedRC, by="a transcription in torch, responsibilities held through the batches, or taken anew in each")
+@pytest.mark.parametrize("responsibilities", ["fixed", "following"])
+def test_rounds_of_batches(responsibilities):
+    fed, method = labelled(), pf.FedRC(0.3, responsibilities)
+    run = fit_labels(fed, method, 3, two_parts(), local_steps=None, local_epochs=2, batch_size=7)
+    pi, parts = expectation_maximisation(fed, two_parts().parts, 0.3, 3, responsibilities, True, 7, 2)
+    assert torch.allclose(run.personal[:, ~MIXING], parts.expand(3, -1), rtol=0, atol=1e-12)
+    assert torch.allclose(run.personal[:, MIXING].view(3, 2, 3).exp(), pi[..., None].expand(-1, -1, 3), atol=1e-12)
+    assert pf.FedRC().responsibilities == "fixed"  # the paper's
 
 
 @certifies(

@@ -132,3 +132,25 @@ def test_what_has_no_classes_or_no_linear_end_is_refused(method):
     fed = pf.Federation.from_arrays(data, test=data)
     with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
         fit_labels(fed, method, model=nn.Linear(4, 1).double(), loss="mse")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", [pf.FedLC, pf.FedRoD])
+def test_a_masked_class_gets_no_gradient_however_long_features_are(method, dtype):
+    """The last client has no sample of the last class. Nor does decay with clipping see the mask."""
+    for length in 10.0 ** torch.arange(-3, 7):
+        data = [(float(length) * x.numpy(), y.numpy()) for x, y in map(labelled().train.client, range(3))]
+        fed, long = pf.Federation.from_arrays(data[2:], classes=3), max(1.0, float(length))
+        for more in ({}, {"weight_decay": 0.1, "clip_norm": 1.0}, {"optimizer": "adam", "weight_decay": 0.1}):
+            if method is pf.FedRoD and set(more) != {"weight_decay"} and more:
+                continue  # it takes plain SGD
+            torch.manual_seed(0)
+            net = nn.Linear(4, 3)
+            run = fit_labels(
+                fed, method(0.1 / long if more else 0.1 / long**2), 2, net, local_steps=STEPS, dtype=dtype, **more
+            )
+            now, before = (run.trained.task.layout.views(w) for w in (run.server["w"], run.trained.task.w0))
+            assert run.server["w"].isfinite().all()
+            assert more or torch.equal(now[0][2], before[0][2])  # weight decay is no gradient of the loss
+            assert torch.equal(now[1][2], before[1][2])
+            assert (now[0][:2] - before[0][:2]).abs().sum() > 0, f"features of length {length:g}, {more}"

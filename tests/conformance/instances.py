@@ -55,6 +55,8 @@ VARIANTS = {
     "q-fedavg": [{"form": "term"}, {"form": "afl", "q": 0.1}],
     "fednova": [{"mu": 0.1}],
     "flexcfl": [{"between": 0.01}],
+    "fedem": [{"responsibilities": "following"}],
+    "fedrc": [{"responsibilities": "following"}],
     "apple": [{"form": "cosine"}],
     "fedsa-lora": [{"head": "shared"}],
     "fedex-lora": [{"weighted": False}],

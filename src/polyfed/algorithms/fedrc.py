@@ -11,7 +11,6 @@ import torch
 from polyfed.algorithms._shared.mixing import MIXING, Mixed, explained, renewed
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
-from polyfed.compute.solvers import local_sgd
 from polyfed.compute.terms import members
 from polyfed.core.algorithm import Down, Needs
 
@@ -23,16 +22,16 @@ class FedRC(Mixed):
         E   q_ij(k) = pi_ik exp(-l(theta_k; x_ij, y_ij)) / C_yk, over its sum over k,    pi_ik <- mean_j q_ij(k)
             C_yk <- sum of q_ij(k) over samples of class y / sum of q_ij(k) over all     summed at the server
         M   theta_i <- local SGD on sum_k q_ij(k) l(theta_k; x_ij, y_ij)         theta_k <- sum_i p_i theta_ik
+            with q as of the E step ("fixed"), or at the renewed pi_i and the present theta_i ("following")
 
     A model gains nothing from being the one of a class, so that shifts of labels part no models. Client i deploys
     sum_k pi_ik softmax(theta_k).
 
     Notes
     -----
-    It takes a mixture by class (`polyfed.models.mixture`). The M step goes down
-    -log sum_k pi_ik exp(-l(theta_k)) / C_yk, whose gradient is that of the box with q at the renewed weights and the
-    present models. In the first round all C_yk are equal. They are those of the clients of the round before; a class
-    that none of them had keeps its own.
+    It takes a mixture by class (`polyfed.models.mixture`). "following" goes down
+    -log sum_k pi_ik exp(-l(theta_k)) / C_yk. In the first round all C_yk are equal. They are those of the clients of
+    the round before; a class that none of them had keeps its own.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD; the paper's is 0.06.")
@@ -63,7 +62,7 @@ class FedRC(Mixed):
         def unnormalised(features, outputs, batch, rows):
             return -batch.mean(outputs.logsumexp(2))
 
-        w = local_sgd(task, w, data, self.lr, only=shared.to(w), also=unnormalised)
+        w = self.trained(task, w, shared, data, q, unnormalised)
         return {"own": own.reshape(s, -1)}, {"w": split(shared, w)[0], "mass": mass}
 
     def aggregate(self, server, up, round):

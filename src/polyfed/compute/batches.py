@@ -76,7 +76,8 @@ class Batch(NamedTuple):
     def row(self, i: int, b: int) -> "Batch":
         """Client i's first b samples as a batch of one row."""
         weight = self.weight[i : i + 1, :b] if self.weighted and self.weight is not None else None
-        return Batch(self.x[i : i + 1, :b], self.y[i : i + 1, :b], weight)
+        places = None if self.places is None else self.places[i : i + 1, :b]
+        return Batch(self.x[i : i + 1, :b], self.y[i : i + 1, :b], weight, places=places)
 
 
 class Each(ABC):

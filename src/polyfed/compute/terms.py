@@ -10,6 +10,8 @@ from polyfed.base.errors import ModelError
 from polyfed.compute.batches import Batch
 from polyfed.compute.layout import last
 
+IMPOSSIBLE = -1e30  # a logit in place of -inf: its share is 0 exactly beside any other, and nothing is NaN
+
 # (features [m, b, d], outputs [m, b, C], batch, rows) -> [m] what is added to the mean losses of the m clients `rows`;
 # `batch.mean` takes the mean over a client's samples
 Also = Callable[[Tensor, Tensor, Batch, slice], Tensor]
@@ -65,10 +67,10 @@ class Taught(NamedTuple):
 
 
 def log_shares(z: Tensor, y: Tensor, form: Distillation) -> Tensor:
-    """Log-probabilities [..., C] of outputs [..., C]; a class that is left out has a number near -infinity."""
+    """Log-probabilities [..., C] of outputs [..., C]; a class that is left out has `IMPOSSIBLE`."""
     z = z / form.temperature
     if not form.true:
-        z = z.scatter(-1, y[..., None], -1e4)
+        z = z.scatter(-1, y[..., None], IMPOSSIBLE)
     return torch.log_softmax(z, -1)
 
 

@@ -29,10 +29,11 @@ class Mixture(nn.Module):
         self.parts = nn.ModuleList(parts)
         size = (len(parts),) if classes is None else (len(parts), classes)
         self.mixing = nn.Parameter(torch.full(size, -math.log(len(parts))))  # logarithms of the weights
+        self.end = nn.Identity()  # [b, K, C] log-probabilities of each net enter it, where a method sees them
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, ...] -> [b, C] logarithms of probabilities, which cross-entropy takes as they are."""
-        each = torch.stack([part(x).log_softmax(-1) for part in self.parts], -2)
+        each = self.end(torch.stack([part(x).log_softmax(-1) for part in self.parts], -2))
         return (each + self.mixing.log_softmax(0).reshape(len(self.parts), -1)).logsumexp(-2)
 
 

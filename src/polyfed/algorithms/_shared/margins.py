@@ -6,21 +6,20 @@ import torch
 from torch import Tensor
 
 from polyfed.compute.task import Task
-
-MASKED = -1e4  # in place of -inf: the softmax of such a class is 0 exactly, and nothing is NaN
+from polyfed.compute.terms import IMPOSSIBLE
 
 
 def shifted(task: Task, w: Tensor, margin: Tensor) -> Tensor:
     """A copy of `w: [s, p]` with margin [s, C] added to the bias."""
     w = w.clone()
-    task.layout.head(w)[1].add_(margin.clamp(min=MASKED).to(w))
+    task.layout.head(w)[1].add_(margin.clamp(min=IMPOSSIBLE).to(w))
     return w
 
 
 def undo(task: Task, w: Tensor, margin: Tensor, before: Tensor) -> Tensor:
     """`shifted` undone in place after training; a masked class has the bias that it had `before`, to the bit."""
     b = task.layout.head(w)[1]
-    b.copy_(torch.where(margin.isinf(), task.layout.head(before)[1], b - margin.clamp(min=MASKED).to(b)))
+    b.copy_(torch.where(margin.isinf(), task.layout.head(before)[1], b - margin.clamp(min=IMPOSSIBLE).to(b)))
     return w
 
 

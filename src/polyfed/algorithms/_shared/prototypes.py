@@ -9,7 +9,7 @@ from torch import Tensor
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
-from polyfed.compute.terms import members
+from polyfed.compute.terms import IMPOSSIBLE, members
 from polyfed.core.algorithm import Algorithm, Down, Needs, Portrait, State
 from polyfed.core.uplinks import Uplinks
 
@@ -49,12 +49,12 @@ def pairs(up: Uplinks) -> tuple[Tensor, Tensor, Tensor]:
 def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
     """A copy of `w: [s, p]` whose last layer takes the class with the nearest prototype: logits -||f - M_c||^2.
 
-    M: [s, C, d]     seen: [s, C], 0 for a class without one, which is never taken
+    M: [s, C, d]     seen: [s, C], 0 for a class without one, which is impossible
     """
     w = w.clone()
     weight, bias = task.layout.head(w)
     weight.copy_(2 * M * seen[..., None])
-    bias.copy_(torch.where(seen > 0, -M.square().sum(2), -1e4))
+    bias.copy_(torch.where(seen > 0, -M.square().sum(2), IMPOSSIBLE))
     return w
 
 
