@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.compute.batches import Batch
 from polyfed.compute.clipped import clipped_sum, sizes_of
 from polyfed.compute.split import Split
@@ -45,6 +45,7 @@ class Guard:
     secret: of the run; every site's is made of it in a simulation     ledger, data: where releases are booked, and
     whose factor: round -> what step sizes are multiplied by     train: of which rows batches are made
     everybody: training samples of all sites, where the clients here are some of them     following: an adaptive clip
+    asked: digest of all that was asked for an exchange, of which noise and releases are functions
     """
 
     plan: Planned
@@ -57,6 +58,7 @@ class Guard:
     factor: Callable[[int], float] = lambda t: 1.0
     everybody: np.ndarray | None = None
     following: Following | None = None
+    asked: bytes = b""
     _turns: dict[int, "Rows"] = field(default_factory=dict[int, "Rows"])
 
     def __post_init__(self) -> None:
@@ -65,6 +67,28 @@ class Guard:
         self.everybody = self.counts if self.everybody is None else self.everybody
         self.budget = self.plan.budget if self.plan.private else None
         self.multiplier, self.limit = (self.plan.multiplier, self.plan.limit) if private else (0.0, 0.0)
+        if private:
+            self._check_range()
+
+    def _check_range(self) -> None:
+        """Raise ConfigError for noise that cannot be drawn, before anything is trained."""
+        p, most = self.plan.privacy, 2.0**50
+        if p.noise == "own":
+            sigma = self.multiplier * (FINE * SLACK + math.sqrt(self.plan.numbers))
+        else:
+            first = self.plan.numbers, 0, self.plan.cohort
+            sigma = max((self._sigma("", kind, *first) for kind in self.plan.kinds), default=0.0)
+        if sigma >= most:
+            key, value = ("epsilon", p.epsilon) if p.noise == "own" else ("clip", p.clip)
+            fits = (
+                f"more than {p.epsilon * sigma / most:.3g}"
+                if p.noise == "own" and p.epsilon
+                else (f"less than {(p.clip or 0) * most / sigma:.3g}")
+            )
+            raise ConfigError(
+                f"privacy.{key}: found {value:g}, expected {fits}: noise of {sigma:.3g} steps is beyond the integers "
+                "that are summed"
+            )
 
     def site(self, i: int) -> bytes:
         """A site's own secret."""
@@ -102,7 +126,7 @@ class Guard:
         self._enough(round, cohort)
         ids, sent = round.ids.tolist(), {name: up[name] for name in wanted if name in up}
         numbers = {name: t[0].numel() for name, t in sent.items()}
-        digests = digest_of(received, len(ids)) if self.plan.private else []
+        digests = digest_of(received, len(ids), self.asked) if self.plan.private else []
         self._book(ids, digests, round, sum(numbers.values()), cohort)
         sums = {(n, kind): t.new_zeros(t.shape[1:], dtype=torch.int64) for n, t in sent.items() for kind in wanted[n]}
         if self.following is not None:
@@ -199,7 +223,7 @@ class Guard:
         for (name, kind), words in sums.items():
             if self.plan.private and p.noise == "server":
                 gaussian = Gaussian(self._sigma(name, kind, words.numel(), round.t, m))
-                digest = b"".join(digest_of(received, m))
+                digest = b"".join(digest_of(received, m, self.asked))
                 words = words + self._noise(gaussian, keyed(self.secret, ["server"]), words, round, name, kind, digest)
             total = decode(words, self.places(dtype), torch.float64)
             if self.following is not None and (name, kind) == INSIDE:
@@ -262,7 +286,7 @@ class Rows:
 
     def __init__(self, guard: Guard, task: Task, received: State, round: Round):
         self.guard, self.task, self.round, self.ids = guard, task, round, round.ids.tolist()
-        self._digests = digest_of(received, len(self.ids))
+        self._digests = digest_of(received, len(self.ids), guard.asked)
         self._calls = dict.fromkeys(self.ids, 0)
         self._used = {i: np.zeros(int(guard.counts[i]), dtype=np.int64) for i in self.ids}
         self._own = guard.plan.privacy.noise == "own"
@@ -320,9 +344,9 @@ def lengths(of: State) -> Tensor:
     return torch.stack([t.double().flatten(1).square().sum(1) for t in of.values()]).sum(0).sqrt()
 
 
-def digest_of(received: State, s: int) -> list[bytes]:
-    """[s] digests of what each client received."""
-    shared = blake2b(digest_size=16)
+def digest_of(received: State, s: int, asked: bytes = b"") -> list[bytes]:
+    """[s] digests of what each client received, and was asked."""
+    shared = blake2b(asked, digest_size=16)
     for name, t in sorted(received.items()):
         if t.stride(0) == 0 or len(t) == 0:
             shared.update(name.encode() + _bytes(t[:1]))

@@ -33,6 +33,8 @@ class Planned:
         Row unit: local solves that nothing sent depends on; their gradients are plain.
     cohort : int
         Sites in a round.
+    kinds : frozenset of str
+        Of the sums: "plain", "weighted".
     """
 
     privacy: Privacy
@@ -43,6 +45,7 @@ class Planned:
     rate: float = 0.0
     home: frozenset[str] = field(default_factory=frozenset)
     cohort: int = 0
+    kinds: frozenset[str] = field(default_factory=frozenset[str])
 
     @property
     def private(self) -> bool:

@@ -28,6 +28,7 @@ from polyfed.sites.agreed import Experiment
 from polyfed.sites.wire import Join, Joined
 
 FILE = "policy.toml"
+TRUST = ("own", "shared", "server")  # whose noise it is, from nobody that has to be trusted on
 NAMES = Annotated[list[str], Words("a list of names")]
 
 
@@ -75,6 +76,13 @@ class Policy(Table):
         le=1000,
         doc="Privacy budget of the file, for all runs whose vaults lie in one folder; runs without one are refused.",
     )
+    delta: float = setting(1e-5, gt=0, lt=1, doc="Largest delta of a run, where the policy has an epsilon.")
+    unit: Literal["row", "site"] = setting("row", doc="What epsilon has to protect: a row, or all rows of the site.")
+    noise: Literal["own", "shared", "server"] = setting(
+        "shared",
+        doc="Whose noise counts for epsilon. own: this site's alone; shared: also what sites add together; server: also "
+        "the server's, which then reads replies without noise.",
+    )
     pooled: Literal["none", "sums", "medians"] = setting(
         "sums",
         doc="What --allow pooled lets leave: nothing, sums of columns, or also the counts that a search for medians "
@@ -104,7 +112,7 @@ class Policy(Table):
         if value < getattr(self, key):
             self.forbid(key, what)
 
-    def most(self, key: str, value: int, what: str) -> None:
+    def most(self, key: str, value: float, what: str) -> None:
         """Refuse a number above the setting `key`."""
         if value > getattr(self, key):
             self.forbid(key, what)
@@ -170,8 +178,15 @@ class Policy(Table):
         if self.epsilon is not None:
             if p is None or p.epsilon is None:
                 self.forbid("epsilon", "a run whose models no epsilon bounds")
-            if p.epsilon > self.epsilon:
-                self.forbid("epsilon", f"epsilon {p.epsilon:g}")
+            self.most("epsilon", p.epsilon, f"epsilon {p.epsilon:g}")
+            self.most("delta", p.delta, f"epsilon at delta {p.delta:g}")
+            if p.unit != self.unit == "site":
+                self.forbid("unit", "epsilon of one row (privacy.unit = row)")
+            if TRUST.index(p.noise) > TRUST.index(self.noise):
+                self.forbid(
+                    "noise",
+                    f"noise of the {'server' if p.noise == 'server' else 'sites together'} (privacy.noise = {p.noise})",
+                )
 
     def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
         """Refuse more local steps in round `t` than `most_steps`."""

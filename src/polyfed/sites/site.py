@@ -443,8 +443,8 @@ class Site:
             return None
         everybody = np.array([peer.rows for peer in head.peers.values()] or counts)
         ledger = Ledger(self.vault.parent / LEDGER)
-        guard = Guard(plan, [self.name], counts, self.hidden.secret, ledger, self._spent.file, data["train"])
-        guard.everybody = everybody
+        secret, train = self.hidden.secret, data["train"]
+        guard = Guard(plan, [self.name], counts, secret, ledger, self._spent.file, train, everybody=everybody)
         if plan.private:
             guard.budget = Budget(self.policy.epsilon or plan.budget.epsilon, p.delta)
             guard.limit = rho_of(*guard.budget)
@@ -483,8 +483,10 @@ class Site:
             raise Refusal(wrong)
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
-        asks = mark(asked.t, asked.n, asked.scale, tensors=tensors)
+        asks = Message(asked, tensors).digest
         begun.answered.spend(f"train {asked.phase}", asks, begun.rounds, "training")
+        if client.guard is not None:
+            client.guard.asked = f"{Message(begun.head).digest} {asks}".encode()
         try:
             return client.train(asked, tensors)
         except Spent as e:
@@ -502,8 +504,7 @@ class Site:
         join, client = begun.head.joined, begun.client
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        asks = mark(asked.split, asked.base, tensors=tensors)
-        self._permit_evaluation(join, asked, asks)
+        self._permit_evaluation(join, asked, Message(asked, tensors).digest)
         found = client.evaluate(asked, tensors)
         line = {"round": asked.round, "split": asked.split, **(found.head.metrics or {})}
         client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))

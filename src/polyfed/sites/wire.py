@@ -17,6 +17,7 @@ What it says of itself (names, types, shapes, sizes) is read and checked before 
 parsed here and nowhere else: no field more or less than the type has, each of its type and within its bounds.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -324,6 +325,12 @@ class Message(NamedTuple, Generic[H]):
     def pack(self) -> bytes:
         """The message as bytes."""
         return pack({"format": FORMAT} | self.head.model_dump(), self.tensors)
+
+    @property
+    def digest(self) -> str:
+        """Of all that it says; but for `keep`, by which a site only knows what to forget."""
+        head = self.head.model_copy(update={"keep": (-1, -1)}) if isinstance(self.head, Turn) else self.head
+        return hashlib.sha256(Message(head, self.tensors).pack()).hexdigest()
 
     @property
     def bytes(self) -> int:
