@@ -458,3 +458,26 @@ def test_the_plan_says_who_is_trusted_and_what_is_not_covered():
     how = settings(50, PRIVATE | {"unit": "site"})
     text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).private.lines())
     assert "a model of any use is not to be had so" in text
+
+
+@pytest.mark.parametrize("inputs", [30, 3000])
+def test_a_step_is_known_for_one_however_large_the_model_and_its_rehearsal(inputs):
+    """A rehearsal of least squares diverges at such step sizes, to weights whose rounding is larger than any step."""
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(5, inputs)), rng.normal(size=5)) for _ in SIZES]
+    fed = pf.Federation.from_arrays(sites, names=[*SIZES], test_fraction=0)
+    trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=1.0), settings(1, PRIVATE))
+    assert trainer.private.rate == pytest.approx(1.0, rel=1e-9)
+    assert trainer.run().status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "line"),
+    [
+        ({"unit": "site", "noise": "server", "clip": 1e6}, r"privacy\.clip: found 1e\+06, expected less than "),
+        ({"noise": "own", "epsilon": 1e-9, "delta": 1e-300}, r"privacy\.epsilon: found 1e-09, expected a larger one"),
+    ],
+)
+def test_noise_beyond_the_integers_is_refused_before_training(privacy, line):
+    with pytest.raises(ConfigError, match=line):
+        prepare(net(), federation(), pf.FedAvg(), settings(1, PRIVATE | {"sums": "open"} | privacy)).run()

@@ -130,7 +130,8 @@ def multiplier(epsilon: float, delta: float, releases: float) -> float:
     float
         sigma / sensitivity.
     """
-    return math.sqrt(releases / (2 * rho_of(epsilon, delta)))
+    rho = rho_of(epsilon, delta)
+    return math.sqrt(releases / (2 * rho)) if rho else math.inf
 
 
 def lower_bound(right: int, guesses: int, canaries: int, delta: float, level: float = 0.05) -> float:

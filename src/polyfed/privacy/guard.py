@@ -79,12 +79,8 @@ class Guard:
             first = self.plan.numbers, 0, self.plan.cohort
             sigma = max((self._sigma("", kind, *first) for kind in self.plan.kinds), default=0.0)
         if sigma >= most:
+            fits = "a larger one" if p.noise == "own" else f"less than {(p.clip or 0) * most / sigma:.3g}"
             key, value = ("epsilon", p.epsilon) if p.noise == "own" else ("clip", p.clip)
-            fits = (
-                f"more than {p.epsilon * sigma / most:.3g}"
-                if p.noise == "own" and p.epsilon
-                else (f"less than {(p.clip or 0) * most / sigma:.3g}")
-            )
             raise ConfigError(
                 f"privacy.{key}: found {value:g}, expected {fits}: noise of {sigma:.3g} steps is beyond the integers "
                 "that are summed"

@@ -2,14 +2,16 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyfed.base import plugins
-from polyfed.base.errors import Refusal
+from polyfed.base.errors import PolyfedError, Refusal
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.data.schema import Settled
@@ -23,6 +25,7 @@ from polyfed.runs.training import Settings
 from polyfed.sites.wire import Join, Table
 
 OURS = ("polyfed", "torch")
+SMALL = 4096  # numbers that each tensor counts for at least: layers take time
 NOWHERE = Where(None, {}, {})
 
 
@@ -61,12 +64,33 @@ def mark(*parts: Any, tensors: State | None = None) -> str:
 
 
 class Experiment(NamedTuple):
-    """What a site has joined for. model: its table     start: the model itself, as all sites start"""
+    """What a site has joined for. model: its table     start: makes the model as all sites start, see `counted`"""
 
     training: Settings
     method: Algorithm
     model: Table
-    start: torch.nn.Module
+    start: Callable[[Callable[[int], None]], torch.nn.Module]
+
+
+@contextmanager
+def counted(grown: Callable[[int], None]) -> Iterator[None]:
+    """Call `grown` with the numbers of a model while it is built, a tensor's before it is filled."""
+    total = 0
+
+    def count(_: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+        nonlocal total
+        total += max(SMALL, parameter.numel())
+        grown(total)
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, PolyfedError):
+            raise
+        raise Refusal("is asked for a model that its memory does not hold") from None
+    finally:
+        handle.remove()
 
 
 def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: Path | None = None) -> Experiment:
@@ -90,4 +114,13 @@ def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: 
             raise Refusal(f"needs {which}, and the one named with --backbone has {here}")
         found = dataclasses.replace(found, backbone=str(backbone))
         model["backbone"] = found.backbone
-    return Experiment(training, method, model, make_model(found, settled.inputs, settled.outputs, training.seed))
+
+    def start(grown: Callable[[int], None]) -> torch.nn.Module:
+        if found.backbone is None:
+            with counted(grown):
+                return make_model(found, settled.inputs, settled.outputs, training.seed)
+        made = make_model(found, settled.inputs, settled.outputs, training.seed)  # the site's own, but what is trained
+        grown(sum(p.numel() for p in made.parameters() if p.requires_grad))
+        return made
+
+    return Experiment(training, method, model, start)

@@ -5,7 +5,7 @@ The thresholds are those of statistical disclosure control: no category, class o
 leaves, no step of training is made from fewer than `least_batch`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
@@ -63,6 +63,9 @@ class Policy(Table):
     )
     methods: NAMES | None = setting(None, doc="Methods that are allowed. Default: all.")
     models: NAMES | None = setting(None, doc="Models that are allowed. Default: all.")
+    most_parameters: int = setting(
+        10**7, ge=1, le=COUNTED, doc="Most numbers of a model, those of a backbone of the site's own apart."
+    )
     columns: NAMES | None = setting(
         None, doc="Columns that are used; no server learns that there are others. Default: all of the file."
     )
@@ -80,8 +83,8 @@ class Policy(Table):
     unit: Literal["row", "site"] = setting("row", doc="What epsilon has to protect: a row, or all rows of the site.")
     noise: Literal["own", "shared", "server"] = setting(
         "shared",
-        doc="Whose noise counts for epsilon. own: this site's alone; shared: also what sites add together; server: also "
-        "the server's, which then reads replies without noise.",
+        doc="Whose noise counts for epsilon. own: this site's alone; shared: also what sites add together; "
+        "server: also the server's, which then reads replies without noise.",
     )
     pooled: Literal["none", "sums", "medians"] = setting(
         "sums",
@@ -116,6 +119,10 @@ class Policy(Table):
         """Refuse a number above the setting `key`."""
         if value > getattr(self, key):
             self.forbid(key, what)
+
+    def sized(self, copies: int = 1) -> Callable[[int], None]:
+        """Refuses a model, of which a method has `copies`, of more numbers than `most_parameters`."""
+        return lambda n: self.most("most_parameters", n * copies, f"a model of {n * copies:,} numbers or more")
 
     def among(self, key: str, names: Iterable[str | None], what: str) -> None:
         """Refuse a name that the list `key` has not."""

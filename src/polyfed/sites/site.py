@@ -291,8 +291,9 @@ class Site:
             alone = settle({self.name: about.file}, file.columns)
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
-        t, method, table, model = whole = experiment(join, alone, backbone=self.backbone)
-        task = t.task(model, loss_for(alone.classes, alone.tokens), "cpu", metrics=())
+        t, method, table, _ = whole = experiment(join, alone, backbone=self.backbone)
+        self._hold(join, whole, about, file)
+        task = t.task(self._started(whole), loss_for(alone.classes, alone.tokens), "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
@@ -314,10 +315,12 @@ class Site:
         terms = mark(text, join)
         self.show(f"{text}\n  all of this is {terms}; agree with --yes {terms}")
         self.say(f"{self.name}: has been shown what would leave it for {method.name}: {terms}")
-        self._hold(join, whole, about, file)
         self.consent.check(needs)
         self._consent(join, text, terms)
         return terms
+
+    def _started(self, e: Experiment) -> torch.nn.Module:
+        return e.start(self.policy.sized(getattr(e.method, "k", 1)))
 
     def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
         self.policy.terms(join, whole, about, file.rarest(about.file), self.consent.metrics != "none")
@@ -403,8 +406,8 @@ class Site:
     def _begins(self, head: m.Begin, vault: Vault) -> Begun:
         """The client of the settled experiment, with this site's data."""
         settled, file, preparation = head.settled, self._own, None
-        t, method, table, model = whole = experiment(head.joined, settled, head.loss, self.backbone)
-        task = t.task(model, t.loss or head.loss, pick_device(t.device), class_weights=head.weights)
+        t, method, table, _ = whole = experiment(head.joined, settled, head.loss, self.backbone)
+        task = t.task(self._started(whole), t.loss or head.loss, pick_device(t.device), class_weights=head.weights)
         check_algorithm(method, task.dtype)
         if settled.preparation is not None:
             preparation, data = file.fitted(settled)
@@ -422,7 +425,10 @@ class Site:
         guard, wanted = None, dict[tuple[int, int], Wanted]()
         if t.privacy is not None:
             wanted, _ = sums(method, task, settled.inputs, settled.classes, settled.outputs)
-            guard = self._guard(head, whole, task, placed, work, wanted)
+            try:
+                guard = self._guard(head, whole, task, placed, work, wanted)
+            except ConfigError as e:
+                raise Refusal(str(e)) from None  # it is about the server's own settings
         client = Client(self.name, task, placed, method, work, t.seed, vault, guard, wanted)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
         most = 2 * max(found.largest_down, 8 * task.p) + FIRST

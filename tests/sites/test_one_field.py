@@ -1,0 +1,126 @@
+"""One field changed, and nothing else: what a server may choose is refused by its name, or is another release."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from direct import Direct, raw
+from hospitals import ALL, OPEN, Sites, at_sites, experiment
+
+from polyfed.base.errors import PolyfedError
+from polyfed.sites.policy import Policy
+from polyfed.sites.site import Site
+
+NAMES = ("bern", "oslo")
+CLIENT = '[columns]\nstandardise = "client"\n'
+
+
+@pytest.fixture
+def data(tmp_path):
+    """60 patients at each site, with ages and a mark that one patient alone has."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(NAMES):
+        rng, lines = np.random.default_rng(k), ["age,mark,outcome"]
+        for i in range(60):
+            age = rng.normal(60, 9)
+            lines.append(f"{age:.1f},{rng.normal() + 40 * (i == 7):.2f},{'ill' if age > 60 else 'well'}")
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "data"
+
+
+class Server(Direct):
+    """A server that keeps what it has asked oslo, to ask it again with other words."""
+
+    def __init__(self, sites: Sites):
+        super().__init__(sites.names, self.heard)
+        self.at, self.asked = sites, []
+
+    def heard(self, name: str, message: bytes) -> bytes:
+        self.asked += [raw(message)] if name == "oslo" else []
+        return self.at.answer(name, message)
+
+    def of(self, kind: str):
+        return next(m for m in self.asked if m.head["kind"] == kind)
+
+
+def run(place, data, policy, tables=CLIENT, **top):
+    """(the server, its sites, how the run ended)"""
+    place.mkdir(exist_ok=True)
+    sites, end = Sites(place, data, names=NAMES, policy=policy), ""
+    server = Server(sites)
+    full = {"batch-size": "full", "local-steps": 1, "local-epochs": "none", "rounds": 1, "evaluate-every": 0}
+    try:
+        at_sites(experiment(place / "study.toml", 'name = "fedavg"\nlr = 1.0', tables, **full | top), sites, server)
+    except PolyfedError as e:
+        end = str(e)
+    return server, sites, end
+
+
+PRIVATE = '[privacy]\nepsilon = {epsilon}\ndelta = {delta}\nclip = 1.0\nnoise = "{noise}"\n'
+
+
+def private(**how):
+    return CLIENT + PRIVATE.format(**{"epsilon": 1.0, "delta": 1e-5, "noise": "own"} | how)
+
+
+def step(asked, reply, rows):
+    """What a site has added to the model that it received."""
+    ((name, words),) = reply.tensors.items()
+    return words.double() / 2.0**30 / (rows if name == "w.weighted" else 1) - asked.tensors["w"]
+
+
+@pytest.mark.parametrize("more", [{"scale": 100.0}, {"n": 3}, {"cohort": ["oslo"]}])
+def test_another_question_has_other_noise_and_is_booked(more, data, tmp_path):
+    """Noise that two answers share would be their difference."""
+    server, sites, end = run(tmp_path / "run", data, OPEN, private(), rounds=2)
+    assert not end
+    first, oslo = server.of("train"), sites.members["oslo"]
+    fresh = Site("oslo", data / "oslo.csv", tmp_path / "again" / "oslo", ALL, policy=OPEN)
+    assert "error" not in raw(fresh.answer(server.of("begin").pack())).head
+    rows = raw(fresh.answer(server.of("join").pack())).head["counts"]["train"]
+    answers = [step(first, raw(fresh.answer(q.pack())), rows) for q in (first, first, first.saying(**more))]
+    booked = (tmp_path / "again" / "privacy.ledger").read_text().splitlines()
+    assert torch.equal(answers[0], answers[1])
+    assert len({json.loads(line)["digest"] for line in booked}) == len(booked) == 2
+    assert (answers[0] - answers[2] / more.get("scale", 1.0)).abs().min() > 1e-6, "no number of the noise is shared"
+    assert oslo.finished
+
+
+@pytest.mark.parametrize(
+    ("key", "policy", "how", "asked"),
+    [
+        ("noise", {}, {"noise": "server"}, "noise of the server (privacy.noise = server)"),
+        ("delta", {}, {"delta": 1e-3}, "epsilon at delta 0.001"),
+        ("unit", {"unit": "site", "noise": "server"}, {}, "epsilon of one row (privacy.unit = row)"),
+        ("epsilon", {}, {"epsilon": 1.5}, "epsilon 1.5"),
+    ],
+)
+def test_an_epsilon_that_holds_less_than_the_policy_says_is_refused_by_the_key(key, policy, how, asked, data, tmp_path):
+    server, sites, end = run(tmp_path / "run", data, Policy(epsilon=1.0, **policy), private(**how))
+    assert f"oslo: is asked for {asked}; its policy has {key} = " in end
+    assert {m.head["kind"] for m in server.asked} == {"join"}
+    assert not (tmp_path / "run" / "vaults" / "privacy.ledger").exists()
+    assert run(tmp_path / "fits", data, Policy(epsilon=1.0), private())[2] == ""
+
+
+@pytest.mark.parametrize("hidden", [[4] * 100_000, [30_000, 3_000], [20_000, 40_000]])
+def test_a_model_beyond_the_policy_is_refused_before_it_is_built(hidden, data, tmp_path):
+    sites = Sites(tmp_path, data, names=NAMES, policy=Policy())
+    server, _, _ = run(tmp_path / "run", data, Policy())
+    asked = server.of("join")
+    start = time.process_time()
+    said = raw(sites.answer("oslo", asked.saying(model={"name": "mlp", "hidden": hidden}).pack())).head["error"]
+    assert time.process_time() - start < 5
+    assert "oslo: is asked for a model of " in said
+    assert "its policy has most-parameters = 10000000" in said
+    assert not any("What leaves the site" in line for line in sites.lines), "refused before anybody is asked"
+    assert raw(sites.answer("oslo", asked.pack())).head["kind"] == "joined", "the site stays up"
+
+
+def test_noise_that_cannot_be_drawn_is_one_line_before_training(data, tmp_path):
+    tables = private(noise="server").replace("clip = 1.0", 'clip = 1e6\nunit = "site"')
+    server, _, end = run(tmp_path / "run", data, OPEN, tables)
+    assert "privacy.clip: found 1e+06, expected less than " in end
+    assert "train" not in {m.head["kind"] for m in server.asked}
