@@ -98,7 +98,7 @@ def test_another_question_has_other_noise_and_is_booked(more, data, tmp_path):
     ],
 )
 def test_an_epsilon_that_holds_less_than_the_policy_says_is_refused_by_the_key(key, policy, how, asked, data, tmp_path):
-    server, sites, end = run(tmp_path / "run", data, Policy(epsilon=1.0, **policy), private(**how))
+    server, _, end = run(tmp_path / "run", data, Policy(epsilon=1.0, **policy), private(**how))
     assert f"oslo: is asked for {asked}; its policy has {key} = " in end
     assert {m.head["kind"] for m in server.asked} == {"join"}
     assert not (tmp_path / "run" / "vaults" / "privacy.ledger").exists()

@@ -307,7 +307,7 @@ class Traced(NamedTuple):
 
 
 def tame(state: State) -> State:
-    """What a rehearsal has left, no number above 1: where it diverged on its random samples, steps drown in rounding."""
+    """What a rehearsal has left, no number above 1: where it has diverged, steps drown in rounding."""
 
     def small(t: Tensor) -> Tensor:
         mine = t[:1] if t.stride(0) == 0 else t  # the same for all clients, and known for it
