@@ -22,7 +22,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.games.show import answer
+from polyfed_games.show import answer
 from polyfed.report.style import save
 
 MARKS = ("<!-- measured by benchmarks/coalitions.py -->\n", "<!-- end -->\n")

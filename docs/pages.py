@@ -35,7 +35,7 @@ rooms = importlib.import_module("rooms")
 notebooks = importlib.import_module("notebooks")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed.games"),
+    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games"),
     "scikit-learn": ("polyfed.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",

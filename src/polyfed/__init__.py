@@ -46,14 +46,14 @@ if _TYPE_CHECKING:
     from polyfed.face import compare as compare
     from polyfed.face import fit as fit
     from polyfed.face import tune as tune
-    from polyfed.games.result import Coalitions as Coalitions
-    from polyfed.games.run import coalitions as coalitions
     from polyfed.metrics.metric import Metric as Metric
     from polyfed.runs.training import Training as Training
     from polyfed.runs.watching import Progress as Progress
     from polyfed.studies.admit import admit as admit
     from polyfed.studies.predict import Predictor as Predictor
     from polyfed.yardsticks import *  # noqa: F403
+    from polyfed_games.result import Coalitions as Coalitions
+    from polyfed_games.run import coalitions as coalitions
 
 __version__ = "0.1.0"
 _ROOMS = ("polyfed.algorithms", "polyfed.yardsticks")  # of methods, and of what they are measured by
@@ -88,6 +88,8 @@ def __getattr__(name: str) -> _Any:
     if home == "polyfed.core.algorithm":  # so that a class of one's own cannot take a name of ours first
         for room in _ROOMS:
             _import_module(room)
+    if not home.startswith("polyfed."):  # a package beside the core
+        return getattr(_import_module("polyfed.base.plugins").sibling(home, f"polyfed.{name}"), name)
     return getattr(_import_module(home), name)
 
 

@@ -15,12 +15,12 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.games import values as game
-from polyfed.games.result import _widened
-from polyfed.games.show import answer
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
 from polyfed.studies.tune import LEAKED
+from polyfed_games import values as game
+from polyfed_games.result import _widened
+from polyfed_games.show import answer
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}

@@ -5,7 +5,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from polyfed.games import values as game
+from polyfed_games import values as game
 
 
 def random_gains(n, seed=0):

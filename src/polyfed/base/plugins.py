@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from polyfed.base.errors import ConfigError, PolyfedError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 OURS = "polyfed"  # the distribution, and its first package
+SIBLINGS = {"polyfed_games": ("coalitions",)}  # packages beside the core -> the commands that each declares
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,17 @@ def behind(command: str, package: str) -> Any:
     if plugin is None:
         raise ConfigError(f"polyfed {command} {missing(package)}")
     return plugin.load()
+
+
+def sibling(module: str, why: str) -> Any:
+    """A module of a package beside the core. Raises ConfigError where that is not installed. why: what needs it"""
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as e:
+        if str(e.name).partition(".")[0] != package:
+            raise
+        raise ConfigError(f"{why} {missing(package)}") from None
 
 
 def missing(package: str) -> str:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from inspect import cleandoc, signature
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from polyfed import __version__
+from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.cli import commands, portable
 from polyfed.cli.options import Command, callback, word
@@ -34,6 +35,7 @@ download, under a minute.
 
 COMPLETE = "_POLYFED_COMPLETE"
 HELP = {"help_option_names": ["-h", "--help"]}
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 app = typer.Typer(
     context_settings=HELP,
     name="polyfed",
@@ -46,9 +48,32 @@ GROUPS = {
     "keys": "Make, list and revoke the keys of a federation's sites.",
 }
 groups = {name: typer.Typer(no_args_is_help=True, help=about) for name, about in GROUPS.items()}
-for found in vars(commands).values():  # in the order of their declarations
-    if isinstance(found, type) and issubclass(found, Command) and found.__module__ == commands.__name__:
-        groups.get(found.group, app).command(word(found))(callback(found))
+
+
+def _declared(module: Any) -> Iterator[type[Command]]:
+    """The commands of a module, in the order of their declarations."""
+    for found in vars(module).values():
+        if isinstance(found, type) and issubclass(found, Command) and found.__module__ == module.__name__:
+            yield found
+
+
+def _absent(name: str, package: str) -> None:
+    """A command whose package is not installed: it says so, whatever it is given."""
+
+    @app.command(name, help=f"Needs the package {package}.", context_settings=ANYTHING)
+    def command() -> None:
+        raise ConfigError(f"polyfed {name} {plugins.missing(package)}")
+
+
+for declared in _declared(commands):
+    groups.get(declared.group, app).command(word(declared))(callback(declared))
+for package, brought in plugins.SIBLINGS.items():
+    try:
+        for declared in _declared(plugins.sibling(f"{package}.commands", "")):
+            groups.get(declared.group, app).command(word(declared))(callback(declared))
+    except ConfigError:
+        for name in brought:
+            _absent(name, package)
 for name, group in groups.items():
     app.add_typer(group, name=name)
 

@@ -29,11 +29,13 @@ def methods(incomplete: str) -> list[str]:
 
 def data(incomplete: str) -> list[str]:
     """The named data sets that begin so."""
-    return [name for name in late("data", "names")() if name.startswith(incomplete)]
+    return [name for name in late("polyfed.data", "names")() if name.startswith(incomplete)]
 
 
 def settings(incomplete: str) -> list[str]:
     """The keys of an experiment file that begin so, ready for their value."""
     return [
-        f"{key.name}=" for key in late("cli.config", "keys")() if key.name.islower() and key.name.startswith(incomplete)
+        f"{key.name}="
+        for key in late("polyfed.cli.config", "keys")()
+        if key.name.islower() and key.name.startswith(incomplete)
     ]

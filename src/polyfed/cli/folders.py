@@ -4,10 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import safe
+
+KINDS = {"coalitions.toml": "polyfed_games.command"}  # a file that tells whose a folder is -> the module
 
 
 @contextmanager
@@ -85,6 +89,12 @@ def _computed(folder: Path) -> bool:
     """True where there is anything that took time."""
     places = ("checkpoint/round-*", "*/*/checkpoint/round-*", "*/*/*/*/checkpoint/round-*", "kept/*.json", "tune.csv")
     return any(any(folder.glob(place)) for place in places)
+
+
+def kind(folder: Path) -> Any:
+    """The module of a package beside the core that made a folder, with its `resumed` and `rebuilt`, or None."""
+    mine = (module for name, module in KINDS.items() if (folder / name).is_file())
+    return next((plugins.sibling(module, f"{folder}:") for module in mine), None)
 
 
 def is_search(folder: Path) -> bool:

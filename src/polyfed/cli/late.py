@@ -5,5 +5,5 @@ from typing import Any
 
 
 def late(module: str, name: str) -> Any:
-    """Return the thing of this name in a module of polyfed, imported now."""
-    return getattr(import_module(f"polyfed.{module}"), name)
+    """Return the thing of this name in a module, imported now."""
+    return getattr(import_module(module), name)

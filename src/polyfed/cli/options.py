@@ -6,9 +6,9 @@
         run: Path = argument("Folder of a run or of a comparison.")
         client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
 
-The command is the function of that name, `leave` of leave.py. Its module is imported when the command is called, and it
-is given an instance of the class. Help, completion and a mistyped option are answered from the declaration alone, which
-imports neither torch nor numpy.
+The command is the function of that name, `leave` of leave.py beside the declaration. Its module is imported when the
+command is called, and it is given an instance of the class. Help, completion and a mistyped option are answered from the
+declaration alone, which imports neither torch nor numpy.
 """
 
 import re
@@ -94,7 +94,8 @@ class Command:
         for name, spec in own.items():
             setattr(cls, name, spec.default)
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        cls.place, cls.names = (f"cli.{module or group or name}", name), (*own, *takes)
+        package = cls.__module__.rpartition(".")[0]
+        cls.place, cls.names = (f"{package}.{module or group or name}", name), (*own, *takes)
         cls.group, cls.asks, cls.idle = group, asks, {n: v for n, v in cls.idle.items() if n not in own} | (idle or {})
 
     def __init__(self, **given: Any):

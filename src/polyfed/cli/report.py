@@ -7,6 +7,7 @@ from polyfed import report as make
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli.commands import Report
 from polyfed.cli.console import results, show_table, stdout
+from polyfed.cli.folders import kind
 from polyfed.report import Study, Table, read
 from polyfed.runs.ownership import spare
 
@@ -15,9 +16,12 @@ def report(o: Report) -> None:
     runs, out = o.runs, o.out
     if out is not None and not out.is_dir():
         spare(out, *runs)
-    if games := [path for path in runs if (path / "coalitions.toml").exists()]:
-        _coalitions(runs, games[0], out is None and not o.figures and o.table is None and not o.paper)
-        return
+    for path, of in ((path, kind(path)) for path in runs):
+        if of is not None:
+            if len(runs) > 1 or out is not None or o.figures or o.table is not None or o.paper:
+                raise ConfigError(f"{path}: is no run; report takes such a folder alone and without options")
+            of.rebuilt(path)
+            return
     form = "latex" if o.paper and o.table is None else o.table
     if form is None or (out is not None and not o.paper):
         page = make.write_report(runs, out, figures=o.figures)
@@ -31,17 +35,6 @@ def report(o: Report) -> None:
         show_table(made)
     else:
         stdout.file.write(str(made.to(form)))
-
-
-def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> None:
-    """Rebuild what a folder of coalitions holds beside its runs."""
-    if len(runs) > 1 or not plain:
-        raise ConfigError(f"{folder}: holds coalitions; report takes such a folder alone and without options")
-    from polyfed.cli.coalitions import tell
-    from polyfed.games.result import Coalitions
-
-    found = Coalitions.open(folder)
-    tell(found, found.save())
 
 
 def _table(study: Study, of: str, form: str) -> Table | str:

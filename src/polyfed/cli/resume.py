@@ -2,7 +2,7 @@
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Resume
-from polyfed.cli.folders import is_search
+from polyfed.cli.folders import is_search, kind
 from polyfed.cli.given import collect
 from polyfed.cli.run import execute
 from polyfed.runs.config import resolve
@@ -11,12 +11,8 @@ from polyfed.runs.ownership import MARK, config_of, is_ours, locked, settle, uns
 
 def resume(o: Resume) -> int:
     run = o.run
-    if (run / "coalitions.toml").is_file():
-        if o.rounds is not None:
-            raise ConfigError(f"--rounds: {run} holds coalitions, which keep their number of rounds")
-        from polyfed.cli.coalitions import resumed
-
-        return resumed(run, o.quiet)
+    if of := kind(run):
+        return of.resumed(run, o)
     if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
     if not (run / MARK).is_file():

@@ -15,14 +15,14 @@ import pandas as pd
 from polyfed import report
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
-from polyfed.games import values as game
-from polyfed.games.found import Found, names_of, needed
-from polyfed.games.values import FEWEST
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report import intervals
 from polyfed.report.pairs import Evidence, Interval, jointly
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import RunFolder, csv_text
+from polyfed_games import values as game
+from polyfed_games.found import Found, names_of, needed
+from polyfed_games.values import FEWEST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,13 +125,13 @@ class Coalitions:
 
     def tables(self) -> "list[Table]":
         """Tables as they are printed: who helps whom, the clients, the partitions and the methods held against them."""
-        from polyfed.games.show import tables
+        from polyfed_games.show import tables
 
         return tables(self)
 
     def figure(self) -> "Figure":
         """The matrix as a picture."""
-        from polyfed.games.show import figure
+        from polyfed_games.show import figure
 
         return figure(self)
 
@@ -148,7 +148,7 @@ class Coalitions:
         RunError
             There is no folder, or it cannot be written.
         """
-        from polyfed.games.show import page
+        from polyfed_games.show import page
 
         if self.folder is None:
             raise RunError("these coalitions have no folder; give one with out=...")

@@ -9,16 +9,16 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from polyfed.games.values import FEWEST
 from polyfed.report import page as pages
 from polyfed.report import words
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs import ownership as files
 from polyfed.studies.tune import LEAKED
+from polyfed_games.values import FEWEST
 
 if TYPE_CHECKING:
-    from polyfed.games.result import Coalitions
+    from polyfed_games.result import Coalitions
 
 NAMED = 30  # clients up to which the axes name them
 WRITTEN = 12  # clients up to which the picture's cells hold numbers

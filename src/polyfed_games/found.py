@@ -12,12 +12,12 @@ import numpy as np
 
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
-from polyfed.games import values as game
-from polyfed.games.values import Stability, Walk, Weights
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report.pairs import Evidence, evidence
 from polyfed.runs import ownership as files
 from polyfed.runs.numbers import Numbers
+from polyfed_games import values as game
+from polyfed_games.values import Stability, Walk, Weights
 
 HEAD = "coalitions.toml"
 ALL = "all"  # label of the coalition of all

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import AGAINST, Coalitions
+from polyfed.cli.commands import Resume
 from polyfed.cli.console import Show, show_table
 from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
 from polyfed.cli.run import SEEDS, go_on, prepared
 from polyfed.cli.screen import interrupted, say, stdout
-from polyfed.games import result
-from polyfed.games.run import Game, Made
-from polyfed.games.show import answer, tables
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, merge, resolve
+from polyfed_games import result
+from polyfed_games.commands import AGAINST, Coalitions
+from polyfed_games.run import Game, Made
+from polyfed_games.show import answer, tables
 
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
 
@@ -79,10 +80,18 @@ def tell(found: result.Coalitions, page: Path) -> None:
     say(f"\ntables, picture and page: {page}")
 
 
-def resumed(run: Path, quiet: bool) -> int:
+def rebuilt(run: Path) -> None:
+    """Write again what a folder holds beside its runs."""
+    found = result.Coalitions.open(run)
+    tell(found, found.save())
+
+
+def resumed(run: Path, o: Resume) -> int:
     """Continue the coalitions of a folder."""
+    if o.rounds is not None:
+        raise ConfigError(f"--rounds: {run} holds coalitions, which keep their number of rounds")
     table = files.unsealed(run / "coalitions.toml")
     told = table.pop("coalitions")
     if "name" not in table.get("data", {}):
         raise ConfigError(f"{run}: its data were given in Python; continue with polyfed.coalitions(..., resume=True)")
-    return play(resolve(None, table), told.get("samples"), run, False, quiet, resume=True)
+    return play(resolve(None, table), told.get("samples"), run, False, o.quiet, resume=True)

@@ -26,9 +26,6 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
-from polyfed.games import values as game
-from polyfed.games.found import HEAD, Found, names_of, settle, walks_of
-from polyfed.games.result import Coalitions
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.private import refuse_private
@@ -36,6 +33,9 @@ from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.studies.compare import Cached, config_of, seeds_of
 from polyfed.studies.jobs import Job, Watch, execute, job_of
 from polyfed.studies.tune import held_out
+from polyfed_games import values as game
+from polyfed_games.found import HEAD, Found, names_of, settle, walks_of
+from polyfed_games.result import Coalitions
 
 MOST = 8  # clients up to which every coalition is trained
 SAMPLES = 10  # beyond: how often every client joins every other, on average
