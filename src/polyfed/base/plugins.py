@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 OURS = "polyfed"  # the distribution, and its first package
-SIBLINGS = {"polyfed_games": ("coalitions",)}  # packages beside the core -> the commands that each declares
+SIBLINGS = {"polyfed_clinical": ("regress",), "polyfed_games": ("coalitions",)}  # beside the core -> their commands
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,6 @@ def find(group: str, name: str) -> Plugin | None:
     if len(found) > 1:
         raise ConfigError(f"{name}: found in two packages, {' and '.join(map(str, found))}; uninstall one of them")
     return found[0] if found else None
-
-
-def behind(command: str, package: str) -> Any:
-    """The Python package that does a command's work. Raises ConfigError where it is not installed."""
-    plugin = find(f"{OURS}.commands", command)
-    if plugin is None:
-        raise ConfigError(f"polyfed {command} {missing(package)}")
-    return plugin.load()
 
 
 def sibling(module: str, why: str) -> Any:

@@ -7,8 +7,8 @@
         client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
 
 The command is the function of that name, `leave` of leave.py beside the declaration. Its module is imported when the
-command is called, and it is given an instance of the class. Help, completion and a mistyped option are answered from the
-declaration alone, which imports neither torch nor numpy.
+command is called, and it is given an instance of the class. Help, completion and a mistyped option are answered from
+the declaration alone, which imports neither torch nor numpy.
 """
 
 import re

@@ -61,7 +61,7 @@ Model = Callable[[int], nn.Module]
 def regression(sites: Any, model: str) -> list[float]:
     """The coefficients of all patients together, by whatever package `polyfed regress` uses."""
     one = {} if model == "cox" else {"intercepts": "common"}
-    found = plugins.behind("regress", "polyfed_clinical").fit(sites, model, **one)
+    found = plugins.sibling("polyfed_clinical", "fed-tcga").fit(sites, model, **one)
     return found.coefficients["estimate"].tolist()
 
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, DataError, closest
-from polyfed.cli.commands import Regress
 from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
+from polyfed.cli.late import late
 from polyfed.cli.screen import say
 from polyfed.data import load, readers
 from polyfed.data.csv_files import Sheet, read, survey
@@ -24,6 +22,8 @@ from polyfed.face import Run
 from polyfed.runs.config import Where, read_table
 from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
+from polyfed_clinical.commands import Regress
+from polyfed_clinical.regression import fit
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 DESCRIBED = (
@@ -42,7 +42,6 @@ READING = ("encoding", "site", "limits", "missing-target", "gaps")  # those that
 
 def regress(o: Regress) -> None:
     data, model, out = o.data, o.model, o.out
-    clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
@@ -69,9 +68,7 @@ def regress(o: Regress) -> None:
         if dealt:
             raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has a file per site")
         taken = tables(Path(data), model, given, chosen, asked, missing == "complete", o.cluster)
-        found = replace(
-            clinical.fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about
-        )
+        found = replace(fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about)
         if taken.left is not None:
             sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
             found = replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
@@ -84,11 +81,11 @@ def regress(o: Regress) -> None:
         which = which or ("set" if asked else takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
-        found = clinical.fit(federation(data, dealt), model, missing=missing, **how)
+        found = fit(federation(data, dealt), model, missing=missing, **how)
     table = found.table()
     show_table(table)
     if out is not None and out.suffix == ".html":
-        written = import_module(f"{clinical.__name__}.page").write_page(found, out)
+        written = late("polyfed_clinical.page", "write_page")(found, out)
         say(f"report: {written}")
     elif out is not None:
         put_out(out, str(table.to(forms[out.suffix])).encode())

@@ -110,7 +110,7 @@ def test_a_data_set_is_dealt_out_as_asked(cli):
         (["--target", "died", "--spline", "age=x"], "--spline: found 'age=x', expected COLUMN=4"),
         (["--target", "died", "--spline", "weight=3"], "splines: no column 'weight'"),
         (["--target", "died", "--intercepts", "sites"], "--intercepts: found 'sites' (did you mean 'site'?)"),
-        (["--target", "died", "--missing", "impute"], "--missing: found 'impute'"),
+        (["--target", "died", "--missing", "impute"], "'--missing': 'impute'"),
         (["--target", "died", "--cluster", "patient"], "no column 'patient'"),
         (["--target", "died", "--seed", "3"], "--seed: of named data sets"),
         (["--drop", "dosis"], "no column 'dosis', which columns.drop names (did you mean 'dose'?)"),
