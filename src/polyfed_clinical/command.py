@@ -62,7 +62,7 @@ def regress(o: Regress) -> None:
         "errors": _one_of("errors", o.errors, ("model", "robust")), "per": _named("per", o.per, _unit),
         "splines": _named("spline", o.spline, _knots), "sums": _one_of("sums", o.sums, ("plain", "secure")),
     }  # fmt: skip
-    missing = _one_of("missing", o.missing, ("refuse", "complete"))
+    missing = o.missing
     dealt = asked.pop("data", {}) | {k: asked.pop(k) for k in ("seed",) if k in asked}
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
         if dealt:

@@ -1,13 +1,14 @@
 """The command that this package adds to polyfed; what it does is in command.py."""
 
 from pathlib import Path
+from typing import Literal
 
 from polyfed.cli.options import Experiment, argument, option
 
+TAKES = ("data_dir", "drop", "encoding", "partition", "clients", "seed", "set")
 
-class Regress(
-    Experiment, takes=("data_dir", "drop", "encoding", "partition", "clients", "seed", "set"), module="command"
-):
+
+class Regress(Experiment, takes=TAKES, module="command"):
     """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
 
     Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
@@ -24,7 +25,9 @@ class Regress(
     event: str | None = option("Column of events (1: died), for cox.", None, "COLUMN")
     columns: str | None = option("Columns to use; else all others.", None, "A,B,...")
     intercepts: str | None = option("site: one per site (default); common: one for all. Either is tested.", None)
-    missing: str = option("Rows with gaps: refuse them, or complete: leave them out.", "refuse")
+    missing: Literal["refuse", "complete"] = option(
+        "Rows with gaps: refuse them, or complete: leave them out.", "refuse"
+    )
     per: list[str] | None = option(
         "Unit of a coefficient: age=10, or age=sd for a standard deviation; repeatable.", None, "COLUMN=UNIT"
     )

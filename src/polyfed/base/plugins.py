@@ -1,5 +1,5 @@
-"""Additions of other installed packages, found by their entry points: methods, data sets, models, metrics, recipes, and
-the code behind two commands.
+"""Additions of other installed packages, found by their entry points: methods, data sets, models, metrics and
+recipes; and the packages beside the core, found by their names, with their commands.
 
 Entry points are read when a name is not built in, or when all names are listed, and a package is imported when what it
 adds is asked for: reading those of some hundred packages takes 20 ms.
