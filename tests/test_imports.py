@@ -84,7 +84,8 @@ def test_a_room_imports_from_the_floors_below_it_alone(level):
 
 
 def test_every_room_has_its_floor():
-    rooms = {p.stem for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()} - {"__init__", "__main__"}
+    found = {p.stem for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    rooms = found - {"__init__", "__main__"}
     assert rooms == {room for floor in FLOORS for room in floor}
 
 
