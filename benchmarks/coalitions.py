@@ -22,8 +22,8 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed_games.show import answer
 from polyfed.report.style import save
+from polyfed_games.show import answer
 
 MARKS = ("<!-- measured by benchmarks/coalitions.py -->\n", "<!-- end -->\n")
 LAMS = (0.1, 0.3, 0.6, 0.7, 0.8, 1.0)
