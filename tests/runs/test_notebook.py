@@ -85,7 +85,8 @@ def test_a_run_without_rounds_or_test_samples_shows_itself_too():
     fed = pf.Federation.from_arrays([(np.eye(4), np.arange(4.0))], test_fraction=0.0)
     torch.manual_seed(0)
     run = pf.fit(torch.nn.Linear(4, 1).double(), fed, pf.FedAvg(0.1), rounds=2, loss="mse")
-    assert "train RMSE" in repr(run)
+    assert "train RMSE" not in repr(run)
+    assert "held out" in repr(run)
     ElementTree.fromstring(run._repr_html_())
 
 

@@ -59,8 +59,9 @@ def data_inspect(o: DataInspect) -> None:
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
     stdout.print(table_of(fed))
-    for note in (_more(fed), *(f"- {note}" for note in fed.notes if not (found and note.startswith(CHECK)))):
-        stdout.print(Text(note, "dim"), soft_wrap=True)
+    shown = [f"{CHECK}{flag}" for flag in found.audit] if found else []
+    for note in (_more(fed), *(f"- {note}" for note in fed.notes if note not in shown)):
+        stdout.print(Text(note, "red" if CHECK in note else "dim"), soft_wrap=True)
     if out is not None:
         figure = report.partition_figure(report.Study([described(fed.describe())]))
         assert figure is not None

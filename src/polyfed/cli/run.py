@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfed import report
+from polyfed.base.part import CHECK
 from polyfed.cli.commands import Compare, Run
 from polyfed.cli.console import Show, results
 from polyfed.cli.folders import claimed
@@ -51,6 +52,9 @@ def execute(
     """
     parts = prepared(experiment, not resume and left is None)
     experiment, since = parts.experiment, stop.interruptions()
+    for note in parts.federation(experiment.seeds[0]).notes if not resume else ():
+        if note.startswith(CHECK):
+            say(note, stderr)
     with claimed(out, experiment.name, force, resume) as folder:
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
         try:

@@ -41,6 +41,8 @@ DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?")
 NOTATION = re.compile(r"[<>≤≥~]?\s*[+-]?\d+([.,' ]\d+)*\s*%?")
 LIMIT = re.compile(r"([<>≤≥])\s*=?\s*(\d+([.,]\d*)?)")
 WHOLE = re.compile(r"[+-]?\d+")
+NAMED = re.compile(r"(^|[_ ])(id|pid|mrn|nr|no|patient|subject|person|case|fall)([_ ]|nr|id|no|$)", re.IGNORECASE)
+UNTIED, WIDE, CODES = 1e-3, 1000, 100_000  # chance that measurements have no ties; ranges beyond those of measurements
 USABLE = ("number", "binary", "category")
 
 
@@ -357,6 +359,7 @@ class Column:
     texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
     texts: distinct ones, one of those that match     declared: the values that it may have, where these are listed
     range: least and largest number     gaps, cells: how many
+    distinct: whether no site has a value twice     numbers_rows: whether it numbers or names the rows of every site
     unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
     whole: whether all its numbers are written as integers     lacking: sites without it
     odd, gap: the first cell that is no number, or empty: where, and what
@@ -375,11 +378,18 @@ class Column:
     odd: tuple[str, str] | None
     gap: tuple[str, str] | None
     lacking: tuple[Sheet, ...]
+    distinct: bool = False
+    numbers_rows: bool = False
 
     @cached_property
     def values(self) -> tuple[str, ...]:
         """Its values in their order: as declared, by size for numbers, else by the alphabet."""
         return tuple(sorted(self.texts, key=_order) if self.declared is None else self.declared)
+
+    @property
+    def asked(self) -> str:
+        """Describe how to have it in."""
+        return f'columns.{"numbers" if self.kind == "number" else "categories"} = ["{self.name}"] takes it in'
 
     @property
     def shown(self) -> str:
@@ -433,13 +443,30 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         range=(float(numbers.min()), float(numbers.max())) if len(numbers) else (math.inf, -math.inf),
         whole=all(map(WHOLE.fullmatch, written)),
         dates=all(DATE.fullmatch(t) or _compact(t) for t in written),
-        distinct=len(texts) == len(cells) - gaps,
+        distinct=(distinct := len(texts) == len(cells) - gaps),
+        numbered=distinct and _numbered(name, numbers, texts),
         notation=not len(numbers) and _notation(texts),  # which is asked of texts alone
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(odd & ~missing, 40),
         empty=first(missing, None),
     )
+
+
+def _numbered(name: str, numbers: np.ndarray, texts: Sequence[str]) -> bool:
+    """True for different whole numbers that number rows, beyond what a measurement would do by chance.
+
+    Of n rows on a range of R whole numbers, a measurement has no ties with a chance of (1 - 1/R) ... (1 - (n-1)/R) at
+    most. On a range too wide for ties, codes have `MANY` rows and a name, a length or a range that say so.
+    """
+    n = len(numbers)
+    if n != len(texts) or n < 2 or (numbers != np.round(numbers)).any():
+        return False
+    wide = float(numbers.max() - numbers.min()) + 1
+    if np.log1p(-np.arange(n) / max(wide, n)).sum() < math.log(UNTIED):
+        return True
+    alike = wide > WIDE and len({len(t) for t in texts}) == 1
+    return n >= MANY and (alike or wide > CODES or bool(NAMED.search(name)))
 
 
 def _compact(text: str) -> bool:
@@ -464,7 +491,7 @@ def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: C
     )
     there, texts = cells - gaps, _together([p.texts or () for p in parts])
     low, high = min(p.range[0] for p in parts), max(p.range[1] for p in parts)
-    distinct = 2 * FEW + 1 if any(p.texts is None for p in parts) else len(texts)
+    many = 2 * FEW + 1 if any(p.texts is None for p in parts) else len(texts)
     if not there:
         kind = "empty"
     elif name in columns.categories:
@@ -472,25 +499,29 @@ def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: C
     elif all(p.dates for p in parts) and name not in columns.numbers and (numeric < there or low < high):
         kind = "date"
     elif numeric == there:
-        few = len({number(t) for t in texts}) if distinct <= 2 * FEW else distinct
+        few = len({number(t) for t in texts}) if many <= 2 * FEW else many
         kind = "constant" if low == high and not gaps else "binary" if few == 2 else "number"
     elif numeric or name in columns.numbers:
         kind = "mixed"
-    elif distinct == 1 and not gaps:
+    elif many == 1 and not gaps:
         kind = "constant"
     elif _notation(texts) or any(p.texts is None and p.notation for p in parts):
         kind = "notation"
-    elif distinct == 1:
+    elif many == 1:
         kind = "category"
-    elif all(p.distinct for p in parts) and (distinct == there or any(p.there >= MANY for p in parts)):
+    elif all(p.distinct for p in parts) and (many == there or any(p.there >= MANY for p in parts)):
         kind = "identifier"
     else:
-        kind = "category" if distinct <= FEW else "text"
+        kind = "category" if many <= FEW else "text"
     odd, gap = next((p.odd for p in parts if p.odd), None), next((p.empty for p in parts if p.empty), None)
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
     values = declared(columns, name)
-    return Column(name, kind, texts, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking)
+    distinct = all(p.distinct for p in parts)
+    numbered = distinct and kind == "number" and name not in columns.numbers and any(p.numbered for p in parts)
+    rows = kind == "identifier" or numbered
+    counts = (gaps, cells, unmatched, respelt)
+    return Column(name, kind, texts, values, spread, *counts, whole, odd, gap, lacking, distinct, rows)
 
 
 def _together(texts: Sequence[Sequence[str]]) -> Sequence[str]:

@@ -186,7 +186,7 @@ class Dataset:
 
         indices = {"train": dealt.indices}
         if test in ("own", "merged"):
-            indices["train"], indices["test"] = data._hold_out(dealt.indices, names, test_fraction, seed, prepare.TEST)
+            data._hold_out(indices, "test", names, test_fraction, seed, notes)
         elif test in ("ratio", "ratio-floor"):
             floor = test == "ratio-floor"
             indices["test"], short = self._by_ratio(dealt.indices, names, test_samples, seed, floor)
@@ -197,9 +197,7 @@ class Dataset:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
             indices["test"] = how.assign(self._source(official=True), len(all_names), other, 1).among(kept).indices
         if fraction:
-            indices["train"], indices["validation"] = data._hold_out(
-                indices["train"], names, fraction, seed, prepare.VALIDATION
-            )
+            data._hold_out(indices, "validation", names, fraction, seed, notes)
         parts, prepared = data._prepared(indices, dealt, names, seed, official=test not in ("own", "merged"))
         notes += [WEIGHTED] if self.weights is not None else []
         packed = self.preparation is not None and self.preparation.packed
@@ -296,16 +294,17 @@ class Dataset:
         x, y = np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
         return replace(self, x=x, y=y, x_test=None, y_test=None, groups=groups, test_groups=None, times=None)
 
-    def _hold_out(self, indices, names, fraction, seed, purpose) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Cut every client's `indices` into (kept, held)."""
-        kept, held = [], []
-        for index, name in zip(indices, names, strict=True):
+    def _hold_out(self, indices, part, names, fraction, seed, notes) -> None:
+        """Cut every client's training `indices` in two, the held-out ones as a part; what is uneven is noted."""
+        purpose = prepare.TEST if part == "test" else prepare.VALIDATION
+        whole, indices["train"], indices[part] = indices["train"], [], []
+        for index, name in zip(whole, names, strict=True):
             times = None if self.times is None else self.times[index]
             whose = None if self.whose is None else self.whose[index]
             k, h = prepare.held_out(len(index), fraction, prepare.keyed(seed, purpose, name), times, whose)
-            kept.append(index[k])
-            held.append(index[h])
-        return kept, held
+            indices["train"].append(index[k])
+            indices[part].append(index[h])
+        notes += prepare.uneven(names, [*map(len, whole)], [*map(len, indices[part])], fraction, part)
 
     def _by_ratio(self, indices, names, total, seed, floor=False) -> tuple[list[np.ndarray], str | None]:
         """Official test samples per client in the class ratio of its own samples, and a note if some got fewer."""

@@ -209,8 +209,8 @@ class Federation:
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
-        kept, held = prepare.held_of_each(self.names, self.train.counts, fraction, seed, prepare.VALIDATION)
-        meta = dict(self.meta)
+        kept, held, said = prepare.held_of_each(self.names, self.train.counts, fraction, seed, prepare.VALIDATION)
+        meta = {**self.meta, "notes": [*self.notes, *said]}
         if "split_indices" in meta:
             old = meta["split_indices"]
             meta["split_indices"] = {
@@ -409,7 +409,8 @@ class Federation:
         base["test"] = "given" if test is not None else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
-            kept, held = prepare.held_of_each(who, train_split.counts, test_fraction, seed, prepare.TEST)
+            kept, held, said = prepare.held_of_each(who, train_split.counts, test_fraction, seed, prepare.TEST)
+            meta["notes"] += said
             first = train_split.offsets
             base["split_indices"] = {
                 "train": [k + o for k, o in zip(kept, first, strict=False)],

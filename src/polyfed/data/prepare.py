@@ -11,7 +11,8 @@ from typing import SupportsInt
 import numpy as np
 from torch import Tensor
 
-from polyfed.base.errors import DataError
+from polyfed.base.errors import DataError, few
+from polyfed.base.part import CHECK
 from polyfed.base.settings import shown
 
 POOLED = (
@@ -19,6 +20,7 @@ POOLED = (
     "sums to the others"
 )
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO, NOISE = 11, 12, 13, 14, 15, 16  # purposes of the draws
+PARTS = {TEST: "test", VALIDATION: "validation"}
 
 
 def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
@@ -78,13 +80,33 @@ def held_out(
     return kept, held
 
 
+def uneven(
+    names: Sequence[str], rows: Sequence[SupportsInt], held: Sequence[SupportsInt], fraction: float, part: str
+) -> list[str]:
+    """A note on clients of which more than twice or less than half of what was asked is held out.
+
+    rows, held: [n] of which so many are held out     part: test or validation. Raises DataError where no client has
+    any, though some have rows enough
+    """
+    if fraction == 0:
+        return []
+    each = [(name, int(n), int(k)) for name, n, k in zip(names, rows, held, strict=True)]
+    wrong = [f"{name} {k} of {n}" for name, n, k in each if not fraction / 2 <= k / max(n, 1) <= 2 * fraction]
+    asked = f"{part} fraction: {fraction:g} of each client's rows"
+    if not any(k for _, _, k in each) and any(n > 1 for _, n, _ in each):
+        then = "a client needs two groups, or two times, to hold one out"
+        raise DataError(f"{asked} cannot be held out ({few(wrong)}); {then}")
+    return [f"{CHECK}{asked} were to be held out, and are not: {few(wrong)}"] if wrong else []
+
+
 def held_of_each(
     names: Sequence[str], counts: np.ndarray, fraction: float, seed: int, purpose: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """`held_out` of every client with `counts: [n]` samples, drawn by its name."""
+) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
+    """`held_out` of every client with `counts: [n]` samples, drawn by its name; and what `uneven` says of it."""
     pairs = (held_out(int(k), fraction, keyed(seed, purpose, name)) for name, k in zip(names, counts, strict=True))
     kept, held = zip(*pairs, strict=True)
-    return list(kept), list(held)
+    said = uneven(names, counts.tolist(), [*map(len, held)], fraction, PARTS[purpose])
+    return list(kept), list(held), said
 
 
 def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:

@@ -21,7 +21,8 @@ class Cells(Strict):
 
     numbers: how many cells hold one     texts: distinct ones (`sheets.spelt`); None where a site says only that there
     are many     whole: whether all texts are integers     dates: whether all are dates
-    distinct: whether no text occurs twice     notation: whether most texts look like numbers in another notation
+    distinct: whether no text occurs twice     numbered: whether they number the rows, beyond chance
+    notation: whether most texts look like numbers in another notation
     unmatched: how many cells match no declared value     respelt: how many of its texts match another one
     """
 
@@ -32,6 +33,7 @@ class Cells(Strict):
     whole: bool
     dates: bool
     distinct: bool
+    numbered: bool
     notation: bool
     unmatched: Count
     respelt: Count

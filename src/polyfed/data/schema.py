@@ -412,7 +412,7 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
         if name == table.columns.raw:
             continue
         c = table.found[name]
-        texts = c.kind in ("category", "identifier", "text") and declared(table.columns, name) is None
+        texts = c.kind in ("category", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
         for site, p in at.items():
             if p.texts is not None or not p.there or not (texts or (labels and p.whole)):

@@ -12,7 +12,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Part
-from polyfed.data.audit import Flag, doubled, flags, kept, parts_of
+from polyfed.data.audit import Flag, copied, doubled, flags, kept, parts_of, telling
 from polyfed.data.csv_files import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
@@ -20,6 +20,7 @@ from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
 
+ROWS = "another value in every row, so it numbers or names the rows"
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
 EVENT = "1 (it happened) or 0 (censored)"
@@ -28,7 +29,7 @@ NAMING = (
 )  # fmt: skip
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
-    "identifier": "texts that are all distinct, so they identify rows",
+    "identifier": "texts that are all distinct, so they identify rows",  # of a target
     "text": "too many texts; name it in categories if it is one",
     "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
     "in limits for such as <5",
@@ -155,8 +156,14 @@ class Table:
         if self.columns.raw is not None:
             return []
         out = {*self.columns.apart, *self.outcome}
-        left = [c for c in self.found.values() if c.name not in out]
+        left = [c for c in self.found.values() if c.name not in out and not c.numbers_rows]
         return [c for c in left if c.kind not in ("constant", "empty")]
+
+    @property
+    def rows(self) -> list[Column]:
+        """The columns that are left out because they number or name the rows."""
+        out = {*self.columns.apart, *self.outcome, *(self.found if self.columns.raw else ())}
+        return [c for c in self.found.values() if c.numbers_rows and c.name not in out]
 
     def becomes(self, column: Column) -> str:
         """Describe a column in one line."""
@@ -177,6 +184,8 @@ class Table:
             )
         if self.columns.raw is not None:
             return f"left out: {self.columns.raw} goes in alone"
+        if column.numbers_rows:
+            return f"left out: {ROWS}; {column.asked}"
         if column.lacking:
             return f"refused: not in {', '.join(s.where for s in column.lacking[:3])}"
         if column.kind in ("constant", "empty"):
@@ -264,7 +273,14 @@ class Table:
         """What differs between the sites; nothing of files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
-        return [*flags(self.parts, self.columns, self.outcome), *doubled(self.sheets, self.columns)]
+        used, sheets = [*(c.name for c in self.inputs), *self.outcome], self.sheets
+        found = [*flags(self.parts, self.columns, self.outcome), *doubled(sheets, self.columns)]
+        found += copied(sheets, used, self.columns.gaps)
+        whole = [c for c in self.inputs if c.kind in USABLE and not c.lacking]
+        target = self.found[self.outcome[-1]]
+        return found + (
+            telling(sheets, whole, target, self.columns) if len(self.outcome) == 1 and not target.lacking else []
+        )
 
     @cached_property
     def parts(self) -> dict[str, dict[str, Part]]:
@@ -405,6 +421,7 @@ class Table:
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:
                 said.append(f"left out {why}: {few(names, LISTED)}")
+        said += [f"{CHECK}{i.name} is left out: {ROWS}; {i.asked}" for i in self.rows]
         if any(i.values is not None for i in prepared.inputs):
             then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
             said.append(f"a category that no training row has {then}")
@@ -423,7 +440,7 @@ class Table:
                 )
             if i.kind == "category" and i.respelt:
                 said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
-            if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
+            if i.kind == "number" and i.distinct and i.whole and i.cells > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
 
@@ -443,12 +460,16 @@ def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
 
 
 def whose_of(sheet: Sheet, column: str) -> np.ndarray:
-    """[N] the number of each row's group within its site. Raises DataError for a gap, and a file without the column."""
+    """[N] the number of each row's group within its site, cells matched as labels are: 00001 and 1 are one group.
+
+    Raises DataError for a gap, and a file without the column.
+    """
     if column not in sheet.columns:
         raise DataError(f"{sheet.where}: no column {column!r}, the groups{closest(column, sheet.columns)}", column)
     if (gone := sheet.missing(column)).any():
         raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
-    return sheet.texts(column).at
+    found, known = sheet.texts(column), dict[str, int]()
+    return np.array([known.setdefault(found.key(t), len(known)) for t in found.all], dtype=np.int64)[found.at]
 
 
 def _odd(c: Column) -> str:

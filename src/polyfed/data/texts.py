@@ -14,7 +14,7 @@ from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import DataError, closest
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation, names_of
-from polyfed.data.prepare import TEST, VALIDATION, check_fraction, held_out, keyed
+from polyfed.data.prepare import TEST, VALIDATION, check_fraction, held_out, keyed, uneven
 from polyfed.data.raw import closed, encoder, following, words
 
 Array = np.ndarray
@@ -82,6 +82,7 @@ def from_texts(
         raise DataError("texts: found none, expected some for each client")
     encode = encoder(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     parts: list[list[tuple[Array, Array] | None]] = [[], [], []]
+    sizes: list[list[int]] = []
     for name, given in zip(who, texts.values(), strict=True):
         where = f"client {name!r}"
         coded = _coded(_texts(given, column, where), encode, end, where)
@@ -89,9 +90,15 @@ def from_texts(
         less, validation = held_out(len(kept), validation_fraction, keyed(seed, VALIDATION, name))
         for part, rows in zip(parts, (kept[less], test, kept[validation]), strict=True):
             part.append(following([coded[k] for k in rows], length, pack) if len(rows) else None)
+        sizes.append([len(coded), len(test), len(kept), len(validation)])
     train = [pair for pair in parts[0] if pair is not None]
     known = words(tokenizer) if isinstance(tokenizer, str | Path) else None
-    meta = {"length": length, "packed": pack}
+    of = [*zip(*sizes, strict=True)]
+    notes = [
+        *uneven(who, of[0], of[1], test_fraction, "test"),
+        *uneven(who, of[2], of[3], validation_fraction, "validation"),
+    ]
+    meta = {"length": length, "packed": pack, "notes": notes}
     return Federation.from_arrays(train, parts[1], parts[2], who, known, meta=meta, task="tokens", integer_inputs=True)
 
 

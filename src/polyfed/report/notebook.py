@@ -17,11 +17,12 @@ Final = Mapping[str, Mapping[str, np.ndarray]]
 def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final: Final, metric: Metric) -> str:
     """Result in a line: `ditto, 4 clients, finished after 60 rounds: test accuracy 81.3 %, worst 70.1 % (va)`."""
     ended = f"{name}, {words.count(len(clients), 'client')}, {status} after {words.count(rounds, 'round')}"
-    split = next((s for s in ("test", "validation", "train") if s in final), None)
+    split = next((s for s in ("test", "validation") if s in final), None)
     found = None if split is None else _extremes(final[split][metric.name], clients, metric)
     scale = words.Scale(metric)
     if found is None:
-        return ended if split is None else f"{ended}: no {split} {scale.name} ({metric.lacks})"
+        untested = f"{ended}: no samples were held out" if "train" in final else ended
+        return untested if split is None else f"{ended}: no {split} {scale.name} ({metric.lacks})"
     mean, worst, _ = found
     value, who = f"{scale.number(mean)}{scale.unit}", f"{scale.number(worst[0])}{scale.unit} ({worst[1]})"
     return f"{ended}: {split} {scale.name} {value}, worst {who}"

@@ -338,6 +338,8 @@ def _single(study: Study, label: str) -> str:
 
 
 def _nothing(study: Study) -> str:
+    if study.split == "train":
+        return "Nothing was held out, so no method can be judged: what follows is of the training samples themselves."
     text = "No run has finished, so nothing can be said yet."
     last = study.first.summary
     mean, scale = last.final[study.split].mean if study.split in last.final else math.nan, _scale(study)

@@ -67,7 +67,8 @@ def compare_table(study: Study) -> Table:
     clustered = any(r.findings.clusters for r in study.runs)
     scored = any(r.findings.clusters and r.about.clusters for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
-    columns = ["method<", scale.header, *["clients"] * partial, "worst client", *(s.header for s in others)]
+    header = scale.header if study.split != "train" else f"{scale.header} in training"
+    columns = ["method<", header, *["clients"] * partial, "worst client", *(s.header for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []

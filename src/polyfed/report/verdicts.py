@@ -78,9 +78,10 @@ class Verdicts:
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
-        """{method: its results per seed and client}; methods without results per client are left out."""
+        """{method: its results per seed and client}; methods without results per client are left out, and all where
+        nothing was held out: results on training samples judge nothing."""
         found, names = {}, tuple(self.study.names)
-        for label in self.study.labels:
+        for label in self.study.labels if self.study.split != "train" else ():
             rows = {r.seed: r.values() for r in self.study.counted(label)}
             if rows:
                 table = [[row.get(n, math.nan) for n in names] for row in rows.values()]

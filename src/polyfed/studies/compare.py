@@ -118,7 +118,7 @@ class Comparison:
                     "label": name,
                     "runs": len(runs),
                     "diverged": sum(r.label == name for r in self.failures),
-                    self.metric.name: means.mean() if len(means) else np.nan,
+                    f"{'train_' * (split == 'train')}{self.metric.name}": means.mean() if len(means) else np.nan,
                     "std": means.std(ddof=1) if len(means) > 1 else np.nan,
                     "worst_client": mean_of(np.array(ends["worst"])) if runs else np.nan,
                     "down_bytes": np.mean([s.down_bytes for s in runs]) if runs else np.nan,
