@@ -20,6 +20,7 @@ from polyfed.runs.trainer import fit
 from polyfed.runs.userfile import algorithms_of
 from polyfed_papers.board import (
     APART,
+    BESIDE,
     FULL,
     HELD,
     LAST,
@@ -166,6 +167,22 @@ def test_all_methods_are_there_or_left_out_by_name(tmp_path):
     assert not set(contenders(Bench(tmp_path))) & set(APART)
     assert set(SECOND) <= ours
     assert len(FULL) == 10
+
+
+def test_a_row_beside_a_method_is_that_method_by_other_settings_and_asks_the_others_for_nothing(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(boards, "agreed", lambda bench, name, setting, known, *_: asked.extend(known) or 1)
+    bench = Bench(tmp_path, seeds=1)
+    methods = {name: REGISTRY.find(name) for name in ("local", "fedavg-ft", "fedem")}
+    found = boards.compared(bench, {"mixtures": SMALL["hospitals"]}, boards.Budget(60, 1), methods)
+    assert {row[0].text for row in found.tables[1].rows} == {*methods, *BESIDE["mixtures"]}
+    assert asked == [*methods.values()]
+    for name in ("fedem", "fedrc"):
+        made_of = [p.read_text() for p in tmp_path.rglob("config.toml") if f"{name}-following" in str(p)]
+        assert made_of
+        assert all(f'name = "{name}"' in text and 'responsibilities = "following"' in text for text in made_of)
+    plain = [p.read_text() for p in tmp_path.rglob("config.toml") if "fedem-seed" in str(p)]
+    assert all("following" not in text for text in plain)
 
 
 def test_a_group_is_whoever_is_not_clearly_below_its_leader(monkeypatch):

@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 import polyfed.algorithms as known
+from polyfed.algorithms import FedEM, FedRC
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.data import load
@@ -93,6 +94,22 @@ OTHER: dict[str, dict[str, Any]] = {
     "stocfl": {"anchor_epochs": 2},
     "fedala": {"passes": 5},
     "fedpac": {"body_epochs": 1},
+    "fedem-following": {"responsibilities": "following"},
+    "fedrc-following": {"responsibilities": "following"},
+}
+
+
+class FedEMFollowing(FedEM, abstract=True):
+    name = "fedem-following"
+
+
+class FedRCFollowing(FedRC, abstract=True):
+    name = "fedrc-following"
+
+
+# rows of one setting alone, which ask no other method for more trials
+BESIDE: dict[str, dict[str, type[Algorithm]]] = {
+    "mixtures": {cls.name: cls for cls in (FedEMFollowing, FedRCFollowing)},
 }
 
 PARTS = {"fedem": 3, "fedrc": 3}  # nets of a mixture, each like the others' one net
@@ -155,7 +172,8 @@ class Setting:
     def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
         data = self.federation(seed)
         assert data.classes is not None
-        more = {"parts": PARTS[cls.name], "by_class": cls.name == "fedrc"} if cls.name in PARTS else {}
+        name = registered(cls).name
+        more = {"parts": PARTS[name], "by_class": name == "fedrc"} if name in PARTS else {}
         kind = "mixture" if more else "mlp"
         return build(kind, data.input_shape, data.classes, seed, hidden=self.hidden, letters=self.letters, **more)
 
@@ -225,10 +243,16 @@ def ladders(cls: type[Algorithm]) -> dict[str, Ladder]:
     return {name: Ladder.of(cls, name, values) for name, values in some if name in names}
 
 
+def registered(cls: type[Algorithm]) -> type[Algorithm]:
+    """The method that a row is of, by which its runs are read again."""
+    return next(one for one in cls.__mro__ if issubclass(one, Algorithm) and REGISTRY.get(one.name) is one)
+
+
 def made(cls: type[Algorithm], at: At) -> Algorithm:
     """The method at the values of its ladders."""
     pairs = zip(ladders(cls).items(), at, strict=True)
-    return cls(**OTHER.get(cls.name, {}), **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
+    given = OTHER.get(cls.name, {})
+    return registered(cls)(**given, **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
 
 
 def start(cls: type[Algorithm]) -> At:

@@ -22,6 +22,7 @@ from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.board import (
     APART,
+    BESIDE,
     CLUSTERED,
     FULL,
     HELD,
@@ -143,17 +144,18 @@ def compared(
     refused = dict[str, str]()
     tables, figures, captions, studies = [], {}, {}, {}
     for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
-        why = {label: refusal(setting, made(cls, start(cls))) for label, cls in methods.items()}
-        able = {label: cls for label, cls in methods.items() if not why[label]}
+        every = {**methods, **BESIDE.get(name, {})}
+        why = {label: refusal(setting, made(cls, start(cls))) for label, cls in every.items()}
+        able = {label: cls for label, cls in every.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
-        known = [cls for label, cls in able.items() if label not in bench.joining]
+        known = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
         trials = 1 if bench.rehearse else agreed(bench, name, setting, known, budget.trials, budget.gradients)
         work = {k: partial(cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in able.items()}
         found = bench.all_of([(f"{name}/{label}", UNCOUNTED, task) for label, task in work.items()])
         parts = dict(zip(work, found, strict=True))
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
         studies[name] = study
-        tables.append(one(bench, name, study, methods, parts))
+        tables.append(one(bench, name, study, every, parts))
         figures[f"{name}-gain"], captions[f"{name}-gain"] = dots(study), f"{name}: gain over a client's own model"
         figures[f"{name}-bytes"], captions[f"{name}-bytes"] = costs(study), f"{name}: accuracy and bytes"
     notes = [
