@@ -8,6 +8,7 @@ from problems import LeastSquares, centres, fit_points
 from scipy.optimize import brentq
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError
 
 POINTS = np.array([[0.0, 0.5], [0.3, 0.0], [4.0, -1.0], [1.0, 1.0]])
 
@@ -56,6 +57,32 @@ def test_term_and_afl_by_hand():
             x = x - weight @ dw
         run = fit_points(centres(POINTS), pf.QFedAvg(lr, q=q, form=form), 3, 2, local_steps=4)
         assert np.allclose(run.server["w"], x, atol=1e-12)
+
+
+@certifies(pf.QFedAvg, by="AFL's step on its weights in numpy and scipy, where part of the clients take part")
+def test_the_step_on_afls_weights_does_not_depend_on_the_cohorts_share():
+    lr, q, rounds = 0.2, 0.03, 5
+    method = pf.QFedAvg(lr, q=q, form="afl")
+    run = fit_points(centres(POINTS), method, rounds, 2, local_steps=4, fraction=0.5, seed=3)
+    cohorts = [frame["client"].to_numpy() for _, frame in run.ledger.groupby("round")]
+    assert len({tuple(c) for c in cohorts}) > 1
+    x, weight = np.zeros(2), np.full(4, 0.25)
+    for cohort in cohorts:
+        dw, F = moves(x, lr, 4)
+        v, mass = weight[cohort] + q * F[cohort], weight[cohort].sum()
+        level = brentq(lambda at, v=v, m=mass: np.maximum(v - at, 0).sum() - m, v.min() - 1, v.max(), xtol=1e-15)
+        weight[cohort] = np.maximum(v - level, 0)
+        x = x - weight[cohort] @ dw[cohort] / mass
+    assert np.allclose(run.server["w"], x, atol=1e-12)
+    assert np.allclose(run.server["weight"] / 4, weight, atol=1e-12)
+
+
+@pytest.mark.parametrize("more", [{"optimizer": "adam"}, {"optimizer": "momentum"}, {"clip_norm": 1.0}])
+def test_steps_that_stand_for_no_gradient_are_refused(more):
+    with pytest.raises(ConfigError, match="q-fedavg"):
+        fit_points(centres(POINTS), pf.QFedAvg(0.1), 1, 2, **more)
+    for form in ("term", "afl"):
+        fit_points(centres(POINTS), pf.QFedAvg(0.1, form=form), 1, 2, **more)
 
 
 @certifies(pf.QFedAvg, by="the minimax point")

@@ -143,6 +143,15 @@ class GoesThroughFloat32(Base):
         return {"w": up.mean("w", round.samples).float()}
 
 
+class DrawsInThePrecisionOfTheRun(Base):
+    def init_server(self, task, w0, n):
+        draws = torch.Generator().manual_seed(0)
+        return {"w": w0, "drawn": torch.rand(32, generator=draws, dtype=w0.dtype)}
+
+    def aggregate(self, server, up, round):
+        return server | {"w": up.mean("w", round.samples)}
+
+
 class DropsSmallClients(Base):
     def local_update(self, task, client, down, data, round):
         w = pf.local_sgd(task, down["w"], data, self.lr)
@@ -210,6 +219,7 @@ WRONG = (
     (LosesItsSum(), rows.sums_over_clients_hold_with_any_cohort),
     (SendsPastTheLedger(), rows.every_byte_is_billed),
     (GoesThroughFloat32(), rows.numbers_stay_in_the_precision_of_the_run),
+    (DrawsInThePrecisionOfTheRun(), rows.a_start_is_the_same_in_both_precisions),
     (DropsSmallClients(), rows.a_client_smaller_than_a_batch_trains),
     (StartsFromNothing(), rows.a_client_that_is_never_picked_is_evaluated),
     (KeepsStateInItself(), rows.a_stopped_run_resumes_to_the_same_bits),

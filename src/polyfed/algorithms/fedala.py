@@ -25,8 +25,9 @@ class FedALA(Personal):
 
     Notes
     -----
-    A_i is trained at a client's second contact (at the first, x = w_i) until the loss of a pass's last batch has, over
-    ten passes, a standard deviation below `settled`; from then on one pass a round. The released code evaluates s_i
+    A_i is trained from a client's second contact on (at the first, x = w_i), where x is not w_i: the first time until
+    more than ten passes are done and the losses of the last batch of the latest ten have a standard deviation below
+    `settled`, then one pass a round. The released code evaluates s_i
     before local training, runs this step at absent clients too, and takes a contiguous stretch of the samples, where
     here the first batches of a new order are taken.
     """
@@ -52,19 +53,20 @@ class FedALA(Personal):
         return {"w": w0}
 
     def local_update(self, task, client, down, data, round):
-        x, met = down["w"], client["contacts"][:, 0]
-        start, A = self._mixed(task, x, client, data)
+        x, met = down["w"], client["contacts"]
+        apart = (x != client["w"]).any(1, keepdim=True)  # else no A is any better than another
+        training = (met > 0) & apart if self.eta else torch.zeros_like(apart)
+        start, A = self._mixed(task, x, client, data, training.to(x))
         w = local_sgd(task, start, data, self.lr)
-        return {"w": w, "A": A, "contacts": (met + 1)[:, None]}, {"w": w}
+        return {"w": w, "A": A, "contacts": met + ((met == 0) | apart)}, {"w": w}
 
-    def _mixed(self, task, x, client, data):
-        """The starts s_i and the weights A_i, trained."""
+    def _mixed(self, task, x, client, data, training):
+        """The starts s_i and the weights A_i, trained where `training: [s, 1]` is 1."""
         at = part(task.layout, self.layers).nonzero()[:, 0].to(x.device)
         start, A, own, met = x.clone(), client["A"].clone(), client["w"].index_select(1, at), client["contacts"]
         apart, losses = x.index_select(1, at) - own, x.new_zeros(0, len(x))
-        training = (met > 0).to(x) if self.eta and len(at) else torch.zeros_like(met)
         for k in range(self.passes):
-            if not training.any():
+            if not training.any() or not len(at):
                 break
             batches = data.again(f"weights {k}", epochs=1)
             steps, last = (self.share * batches.steps.double()).ceil() * training[:, 0], x.new_zeros(len(x))
@@ -80,7 +82,7 @@ class FedALA(Personal):
             losses = torch.cat([losses, last[None]])[-10:]
             calm = losses.std(0, correction=0) < self.settled
             first = met[:, 0] == 1
-            training *= (first & ~(calm & (len(losses) == 10)))[:, None]
+            training *= (first & ~(calm & (k >= 10)))[:, None]
         return start.index_copy_(1, at, torch.addcmul(own, apart, A)), A
 
     def aggregate(self, server, up, round):

@@ -115,7 +115,7 @@ class FedSpa(Algorithm):
         keys = next(iter(data.again("mask", steps=1))).seed()
         for i in (~client["drawn"]).nonzero()[:, 0].tolist():
             generator = torch.Generator().manual_seed(int(keys[i]) % 2**63)
-            score = torch.rand(1, task.p, generator=generator).to(new.device)
+            score = torch.rand(1, task.p, generator=generator, dtype=torch.float32).to(new.device)
             for span, k in erdos_renyi_kernel(task.layout, self.density):
                 new[i, span] = largest(score[:, span], k)[0]
         return new

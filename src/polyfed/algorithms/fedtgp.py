@@ -44,7 +44,7 @@ class FedTGP(Pulled):
         if not w0.is_meta:
             draws = torch.Generator().manual_seed(int(mix(self.seed, key_of("fedtgp"))) % 2**63)
             for name, q in net.items():
-                as_q = {"generator": draws, "dtype": q.dtype}
+                as_q = {"generator": draws, "dtype": torch.float32}  # the same in both precisions
                 uniform = (2 * torch.rand(q.shape, **as_q) - 1) / d**0.5
                 q.copy_(torch.randn(q.shape, **as_q) if name == "e" else uniform)
         return net | unseen(task, w0)

@@ -51,7 +51,7 @@ class PFedHN(Algorithm):
             server[f"h{k}"] = w0.new_empty(b, a + 1)
             if not w0.is_meta:
                 key = torch.Generator().manual_seed(int(mix(self.seed, key_of("pfedhn"), k)) % 2**63)
-                server[f"h{k}"].copy_((2 * torch.rand(b, a + 1, generator=key, dtype=w0.dtype) - 1) / a**0.5)
+                server[f"h{k}"].copy_((2 * torch.rand(b, a + 1, generator=key, dtype=torch.float32) - 1) / a**0.5)
         server[f"h{self.layers}"][:, -1] = w0
 
         def vectors(keys):

@@ -11,7 +11,7 @@ import torch
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Server
+from polyfed.core.algorithm import Algorithm, Needs, Server, by_settings
 
 LEAST = 1e-10  # of a loss, whose logarithm is taken
 
@@ -27,8 +27,8 @@ class QFedAvg(Algorithm):
 
     Notes
     -----
-    Clients count the same in q-FedAvg and in the start of AFL, whatever their number of samples. AFL's projection is of
-    the cohort's weights, whose sum it keeps.
+    Clients count the same in q-FedAvg and in the start of AFL, whatever their number of samples. AFL moves the cohort's
+    weights alone, by q F_i each however many take part, and their projection keeps their sum.
     """
 
     name = "q-fedavg"
@@ -38,6 +38,11 @@ class QFedAvg(Algorithm):
         1.0, ge=0, source="ours", doc="Strength of fairness; 0 is FedAvg: with plain mean, but for TERM."
     )
     form: Literal["q", "term", "afl"] = setting("q", source="paper", doc='"q" of q-FedAvg, "term" or "afl".')
+
+    @by_settings
+    def needs(self):
+        why = "1 / lr times the move of plain SGD stands for a gradient"
+        return Needs(plain_sgd=why if self.form == "q" else "")
 
     def init_server(self, task, w0, n):
         return Server({"w": w0}, {"weight": w0.new_ones(n)} if self.form == "afl" else {})
@@ -52,8 +57,8 @@ class QFedAvg(Algorithm):
     def aggregate(self, server, up, round):
         loss, w = up["loss"][:, 0].clamp(min=LEAST), server["w"]
         if self.form == "afl":
-            old = server["weight"][round.ids]
-            new = simplex(old / old.sum() + self.q * loss)
+            old, n = server["weight"][round.ids], len(server["weight"])  # n times the weights, which add up to 1
+            new = simplex((old + n * self.q * loss) / old.sum())
             weight = server["weight"].index_copy(0, round.ids, new * old.sum())
             return server | {"w": w - new @ up["dw"], "weight": weight}
         if self.form == "term":

@@ -28,6 +28,7 @@ REMEDIES = {  # of each row, where it is not what was expected that says it
     "sums over clients hold with any cohort": "change what `conserved` states only by what takes part in a round",
     "every byte is billed": "send through Down and the returned uplink alone",
     "numbers stay in the precision of the run": "make tensors like those that are given: torch.zeros_like(w)",
+    "a start is the same in both precisions": "draw in one precision and round: torch.randn(size, dtype=...).to(w0)",
     "a client smaller than a batch trains": "iterate over `data`, whose batches are as long as there are samples",
     "a client that is never picked is evaluated": "start client state from the common start, task.w0",
     "a stopped run resumes to the same bits": KEPT,

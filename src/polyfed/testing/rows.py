@@ -219,6 +219,13 @@ def numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:
     assert not coarse, f"{', '.join(coarse)} is {torch.float32} in a float64 run"
 
 
+def a_start_is_the_same_in_both_precisions(method: Algorithm) -> None:
+    single, double = (train(method, rounds=0, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    starts = [{**run.server, **private(run), "model": run.personal} for run in (single, double)]
+    apart = [k for k, t in starts[0].items() if not torch.allclose(t.double(), starts[1][k].double(), 1e-6, 1e-6)]
+    assert not apart, f"{', '.join(apart)} starts elsewhere in {torch.float64} than in {torch.float32}"
+
+
 def sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
     run = once(train, method, fraction=0.5, rounds=5, **F64)
     stated = method.conserved(run.server, private(run))
@@ -394,6 +401,7 @@ ROWS: tuple[Callable[[Algorithm], str | None], ...] = (
     sums_over_clients_hold_with_any_cohort,
     every_byte_is_billed,
     numbers_stay_in_the_precision_of_the_run,
+    a_start_is_the_same_in_both_precisions,
     a_client_smaller_than_a_batch_trains,
     a_client_that_is_never_picked_is_evaluated,
     a_stopped_run_resumes_to_the_same_bits,

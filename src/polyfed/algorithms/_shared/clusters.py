@@ -52,7 +52,8 @@ class Clustered(Algorithm, abstract=True):
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     """[k, p] starting models: w0 first, the others drawn with keys of (seed, their index).
 
-    scale: None draws them as the model's modules draw their own parameters; a number is w0 + scale * N(0, I).
+    scale: None draws them as the model's modules draw their own parameters, in float32 whatever the precision of the
+    run, so that it has the same starts in both; a number is w0 + scale * N(0, I).
     Raises ConfigError when a module has parameters and no `reset_parameters`.
     """
     rows = w0.new_empty(k, len(w0))  # on the meta device, torch.stack imports torch's compiler: seconds
@@ -62,7 +63,7 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
             noise = torch.from_numpy(generator(seed, "start", j).standard_normal(len(w0)))
             rows[j] = w0 + scale * noise.to(w0)
             continue
-        model = copy.deepcopy(task.model).cpu()
+        model = copy.deepcopy(task.model).cpu().float()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(mix(seed, key_of("start"), j)) % 2**63)
             for module in model.modules():
