@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from authors import five, har, leaf, office, written
+from scipy.stats import t
 
 from polyfed.base.errors import DataError
 from polyfed.compute import task as tasks
@@ -191,6 +192,47 @@ def test_a_group_is_whoever_is_not_clearly_below_its_leader(monkeypatch):
     monkeypatch.setattr(boards, "gain", lambda _, one, over: Interval(-1, -2, -1 if clear[one, over] else 1, 3))
     verdicts = SimpleNamespace(ranked=["a", "b", "c", "d", "e"], means=dict.fromkeys("abcd", 0.0))
     assert boards.groups(SimpleNamespace(verdicts=verdicts)) == {"a": "A", "b": "A", "c": "B", "d": "C"}
+
+
+def test_settings_are_chosen_by_the_mean_of_three_draws(monkeypatch, tmp_path):
+    """One lucky draw chooses nothing, and a value that fails under one is never chosen; none of the draws counts."""
+    values = {0.1: (0.9, 0.2, 0.2), 0.2: (0.5, 0.6, 0.4), 0.3: (0.9, 0.9, -np.inf)}
+    asked = []
+
+    def told(bench, name, setting, cls, budget, at, draw):
+        asked.append(draw)
+        return values[at[0]][draw - UNCOUNTED]
+
+    monkeypatch.setattr("polyfed_papers.board.drawn", told)
+    cls, setting = REGISTRY.find("fedavg"), SMALL["hospitals"]
+    scores = {lr: score(Bench(tmp_path), "hospitals", setting, cls, 1, (lr,)) for lr in values}
+    assert max(scores, key=scores.get) == 0.2
+    assert scores[0.3] == -np.inf
+    counted = {seed for name in ("small", "full", "clusters", "natural") for seed in find(f"board/{name}").counted}
+    assert not counted & set(asked)
+
+
+def test_fpfc_fuses_the_last_layer_on_the_boards_as_in_its_paper():
+    cls = REGISTRY.find("fpfc")
+    assert made(cls, start(cls)).shared_layers == "body"
+
+
+def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypatch):
+    """A method of wide spread is in every first group, and stands where its mean puts it."""
+    rng = np.random.default_rng(0)
+    means = {"local": np.full(10, 0.7), "fedavg-ft": np.full(10, 0.72), "wide": 0.6 + 0.3 * rng.normal(size=10),
+             "narrow": 0.75 + 0.01 * rng.normal(size=10)}  # fmt: skip
+    grids = {k: SimpleNamespace(per_seed=lambda v=v: dict(enumerate(v))) for k, v in means.items()}
+    study = SimpleNamespace(verdicts=SimpleNamespace(grids=grids), labels=[*means])
+    monkeypatch.setattr(boards, "groups", lambda _: {"wide": "A", "narrow": "B", "local": "B", "fedavg-ft": "B"})
+    monkeypatch.setattr(boards, "gain", lambda *_: Interval(0, -1, 1, 10))
+    table = boards.over_all({"one": study, "two": study})
+    assert [row[0].text for row in table.rows] == ["narrow", "fedavg-ft", "local", "wide"]
+    gaps = means["narrow"] - means["local"]
+    half = t.ppf(1 - 0.025 / 3, 9) * np.sqrt(gaps.var(ddof=1) * (1 / 10 + 0.2 / 0.8))  # joint over three differences
+    shown = next(cell.values for cell in table.rows[0] if "over_local" in cell.values)
+    expected = (gaps.mean() - half, gaps.mean() + half)
+    assert (shown["over_local_low"], shown["over_local_high"]) == pytest.approx(expected)
 
 
 def test_the_worst_tenth_is_a_mean_of_whole_clients():

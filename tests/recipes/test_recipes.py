@@ -282,9 +282,11 @@ def test_all_small_sizes_together_take_three_hours_at_most():
     assert sum(find(name).minutes["small"] for name in papers) <= 180
 
 
-def test_a_small_board_takes_fifteen_minutes_and_a_full_one_a_night():
-    assert find("board/small").minutes["small"] <= 15
-    assert find("board/full").minutes["paper"] <= 8 * 60
+def test_a_small_board_takes_half_an_hour_and_a_full_one_an_evening():
+    """Three draws to choose by and ten seeds; the full one with the larger budget takes a day and is not run here."""
+    assert find("board/small").minutes["small"] <= 30
+    assert find("board/full").minutes["small"] <= 3 * 60
+    assert find("board/full").minutes["paper"] <= 16 * 60
 
 
 HEAVY = {

@@ -26,7 +26,8 @@ from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import At, Ladder, climb
 
-UNCOUNTED = 1000  # the seed of the draw that settings are chosen by
+UNCOUNTED = 1000  # the seed of the first draw that settings are chosen by
+DRAWS = (UNCOUNTED, UNCOUNTED + 1, UNCOUNTED + 2)
 HELD = 0.25  # of the training samples, to choose by
 MORE, MOST = 4, 50  # trials that all methods of a setting get while a choice is at an edge, and where that ends
 WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
@@ -89,11 +90,12 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "stocfl": ("tau", (0.25, 0.5, 0.75)),
 }
 
-# what is not at its default: work outside the rounds that would use the whole budget up
+# what is not at its default: work outside the rounds that would use the whole budget up, and FPFC's layers
 OTHER: dict[str, dict[str, Any]] = {
     "stocfl": {"anchor_epochs": 2},
     "fedala": {"passes": 5},
     "fedpac": {"body_epochs": 1},
+    "fpfc": {"shared_layers": "body"},  # as in its paper: the last layer is fused
     "fedem-following": {"responsibilities": "following"},
     "fedrc-following": {"responsibilities": "following"},
 }
@@ -294,26 +296,35 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
 
 
 def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At) -> float:
-    """What validation says of a method at values of its settings; kept: no value is trained twice."""
+    """Mean of what validation says under each draw of a method at values of its settings; one that a draw refuses or
+    explodes at is never chosen.
+    """
     if setting.chosen is not None:
         return score(bench, *setting.chosen, cls, budget, at)
+    draws = DRAWS[: 1 if bench.rehearse else None]
+    return float(np.mean([drawn(bench, name, setting, cls, budget, at, draw) for draw in draws]))
+
+
+def drawn(
+    bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At, draw: int
+) -> float:  # fmt: skip
+    """Score under one draw; kept: no value is trained twice."""
 
     def found() -> float | None:
-        data = setting.federation(UNCOUNTED, HELD)
+        data = setting.federation(draw, HELD)
         try:
             method = made(cls, at)
             rounds, spent = within(bench, setting, method, budget)
             if spent > budget and not bench.rehearse:  # in one round
                 return None
             run = fit(
-                setting.model(cls, UNCOUNTED), data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED,
-                **work(setting),
-            )  # fmt: skip
+                setting.model(cls, draw), data, method, rounds=rounds, evaluate_every=0, seed=draw, **work(setting)
+            )
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
         return float(np.nanmean(run.final["validation"]["accuracy"]))  # of the clients that have such samples
 
-    kept = bench.once(f"{name}-{cls.name}-at-{'-'.join(f'{v:g}' for v in at)}", found)
+    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", found)
     return -math.inf if kept is None else kept
 
 
@@ -346,7 +357,11 @@ def agreed(
 def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> Comparison:
     """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
     key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
-    at = bench.choose(key, tried, list(some.values()), trials) if (some := ladders(cls)) else ()
+    at = (
+        bench.choose(f"{key}-by-{len(DRAWS)}-draws", tried, list(some.values()), trials)
+        if (some := ladders(cls))
+        else ()
+    )
     method = made(cls, at)
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // 10)
@@ -360,5 +375,5 @@ def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str
     """(the values that were chosen, how many are at an edge of what was tried)."""
     if not (some := ladders(cls)):
         return {}, 0
-    key = f"{name}-{cls.name}"
+    key = f"{name}-{cls.name}-by-{len(DRAWS)}-draws"
     return dict(zip(some, bench.once(key, dict)["best"], strict=True)), bench.choices[key][1]

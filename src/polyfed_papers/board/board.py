@@ -15,7 +15,8 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
 from polyfed.recipes.said import Setting as Said
 from polyfed.report import read, words
-from polyfed.report.pairs import Interval, mean_of, sample_std
+from polyfed.report.intervals import Spread
+from polyfed.report.pairs import Evidence, Interval, mean_of, sample_std
 from polyfed.report.read import Study
 from polyfed.report.style import GREEN, INK, QUIET, VERMILLION, canvas, hover, styled
 from polyfed.report.table import Cell, Table
@@ -24,6 +25,7 @@ from polyfed_papers.board import (
     APART,
     BESIDE,
     CLUSTERED,
+    DRAWS,
     FULL,
     HELD,
     MORE,
@@ -50,7 +52,8 @@ from polyfed_papers.pfllib import PRINTED
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MINUTES = {"small": (9, 40), "full": (60, 360)}
+MINUTES = {"small": (25, 110), "full": (160, 960)}
+TESTED = 0.2  # of each client's samples
 
 
 class Budget(NamedTuple):
@@ -71,7 +74,7 @@ def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
         Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
         Said("local work", f"{WORK['local_steps']} steps a round, batches of {WORK['batch_size']}, plain SGD", "ours"),
         Said("trials", f"{budget.trials} of every method: step size, and of {len(SECOND)} methods a second setting; "
-             f"by {100 * HELD:.0f} % of the training samples of a draw that does not count; all methods of "
+             f"by {100 * HELD:.0f} % of the training samples of {len(DRAWS)} draws that do not count; all methods of "
              f"a setting get {MORE} more while a choice is at an edge", "ours"),
         Said("deployed", "the model of the last round; tested on 20 % of each client's samples, or on its "
              "test set where it has one", "ours"),
@@ -81,7 +84,7 @@ def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
 
 
 @recipe("board/small", "Every method on digits, hospitals and synthetic clients", minutes=MINUTES["small"],
-        settings=partial(settings, SMALL), seeds=5, scored=True, joins=True)  # fmt: skip
+        settings=partial(settings, SMALL), seeds=10, scored=True, joins=True)  # fmt: skip
 def small(bench: Bench) -> Outcome:
     """Which methods are told apart when all have the same gradients and the same trials, and which of them is better
     than a client's own model?
@@ -90,7 +93,7 @@ def small(bench: Bench) -> Outcome:
 
 
 @recipe("board/full", "Every method in ten settings", minutes=MINUTES["full"],
-        settings=partial(settings, FULL), seeds=5, scored=True, joins=True)  # fmt: skip
+        settings=partial(settings, FULL), seeds=10, scored=True, joins=True)  # fmt: skip
 def full(bench: Bench) -> Outcome:
     """Which methods are told apart over ten kinds of clients when all have the same gradients and the same trials, and
     where is none of them better than a client's own model?
@@ -98,8 +101,8 @@ def full(bench: Bench) -> Outcome:
     return board(bench, FULL)
 
 
-@recipe("board/clusters", "Clustered methods under three shifts with known groups", minutes=(8, 30),
-        settings=partial(settings, SHIFTS), seeds=5, scored=True, joins=True)  # fmt: skip
+@recipe("board/clusters", "Clustered methods under three shifts with known groups", minutes=(20, 80),
+        settings=partial(settings, SHIFTS), seeds=10, scored=True, joins=True)  # fmt: skip
 def clusters(bench: Bench) -> Outcome:
     """Which clustered methods find the groups when clients differ in their labels, their inputs, their concepts or all
     of them, on one protocol, and does that make better models than FedAvg with fine-tuning?
@@ -161,8 +164,8 @@ def compared(
     notes = [
         "Groups: the best method and all that are not clearly below it are A; the best of the others and all that are "
         "not clearly below it B; and so on. Intervals hold jointly over the methods of a setting (Bonferroni).",
-        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under another draw; of "
-        "what is one data set, such as digits, that draw is another split.",
+        "Gains: paired over seeds and test samples, in points of accuracy. Settings were chosen under other draws; of "
+        "what is one data set, such as digits, a draw is another split.",
         "Cell: what `polyfed verify record.jsonl.gz --run CELL` trains again. Digest: of the models of all seeds, the "
         "same if the cell is trained again.",
         "Best round: the largest mean of any evaluated round, chosen by test accuracy, as PFLlib reports; beside, and "
@@ -303,26 +306,42 @@ def _gained(g: Interval | None, key: str) -> Cell:
 
 
 def over_all(studies: Mapping[str, Study]) -> Table:
-    """In how many settings a method is in the first group, and clearly above or below the own models and FedAvg-FT."""
+    """Mean gains over the settings, the largest first; in how many settings a method is clearly above or below the own
+    models and FedAvg-FT, and in the first group.
+    """
     letters = {name: groups(study) for name, study in studies.items()}
     labels, rows = dict.fromkeys(k for study in studies.values() for k in study.labels), []
     for label in labels:
         where = [name for name in studies if label in letters[name]]
         first = sum(letters[name][label] == "A" for name in where)
-        cells = [Cell(f"{first} of {len(where)}", {"first_group": first})]
+        gained, cells = over(studies, label, OWN, len(labels) - 1), []
         for reference in (OWN, TUNED):
             found = [gain(studies[name], label, reference) for name in where if label != reference]
             up, down = sum(g.low > 0 for g in found), sum(g.high < 0 for g in found)
-            cells.append(
-                Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down})
-            )
-        means = [100 * mean_of(studies[name].verdicts.grids[label].per_seed().values()) for name in where]
-        cells += [Cell(f"{mean_of(means):.1f}" if means else "–", {"accuracy": mean_of(means)}, "quiet")]
-        rows.append((first, mean_of(means), (Cell(label, {"method": label}), *cells)))
-    rows.sort(key=lambda row: (-row[0], -row[1] if math.isfinite(row[1]) else math.inf))
-    heads = ("method<", "in the first group", "above / below local", "above / below fedavg-ft", "mean accuracy, %")
-    note = "Settings in which a gain is clear jointly over the methods; the mean over settings is no result of its own."
-    return Table(f"Over {words.count(len(studies), 'setting')}", heads, tuple(row for *_, row in rows), (note,))
+            mean = gained if reference == OWN else over(studies, label, reference, len(labels) - 1)
+            cells += [
+                _gained(mean if label != reference else None, f"over_{reference}"),
+                Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down}),
+            ]
+        cells.append(Cell(f"{first} of {len(where)}", {"first_group": first}, "quiet"))
+        rows.append((0.0 if label == OWN else gained.mean, (Cell(label, {"method": label}), *cells)))
+    rows.sort(key=lambda row: -row[0] if math.isfinite(row[0]) else math.inf)
+    heads = ("method<", "mean gain over local", "above / below", "mean gain over fedavg-ft", "above / below",
+             "in the first group")  # fmt: skip
+    note = (
+        "Mean gains: over these settings, those that both methods were trained in; intervals hold jointly over the "
+        "methods. Above / below: settings in which the gain is clear, jointly over the methods."
+    )
+    return Table(f"Over {words.count(len(studies), 'setting')}", heads, tuple(row for _, row in rows), (note,))
+
+
+def over(studies: Mapping[str, Study], label: str, reference: str, comparisons: int) -> Interval:
+    """Gain in the mean over clients and settings, from one mean per seed; the same samples are tested again."""
+    grids = [study.verdicts.grids for study in studies.values()]
+    pairs = [(of[label].per_seed(), of[reference].per_seed()) for of in grids if label in of and reference in of]
+    seeds = sorted(set.intersection(*({*one} & {*other} for one, other in pairs))) if pairs else []
+    gains = [np.mean([one[seed] - other[seed] for one, other in pairs]) for seed in seeds]
+    return Evidence(Spread(np.array(gains)), TESTED).interval(max(comparisons, 1))
 
 
 def printed() -> Table:

@@ -147,35 +147,21 @@ def settings(name: str):
     return of
 
 
-EIGHTY = Setting("training data", "80 % of a device's samples, 20 % for the test; lambda by a fifth of the 80", "code")
-
-
 def released_settings(scale: Size) -> Sequence[Setting]:
     return (
-        *(s for s in settings("s1")(scale) if s not in RIVALS and s.key != "FPFC-l1"),
+        *(s for s in settings("s1")(scale) if s not in RIVALS and s.key not in ("FPFC-l1", "training data")),
+        Setting("training data", "80 % of a device's samples, 20 % for the test; lambda by a fifth of the 80", "code"),
         Setting("CFL, repaired (ours)", "by its own paper, eps1 0.5, eps2 1", "ours"),
     )
 
 
 @recipe(
     "fpfc/released", "Table 1, S1: the rows as released, five seeds", minutes=(2.4, 300), settings=released_settings,
-    seeds=5,
+    seeds=5, also=("fpfc/released-80",),
 )  # fmt: skip
 def released(bench: Bench) -> Outcome:
     """Does what the authors' code computes under the names of others give the printed rows?"""
-    return _released(bench, synthetic(bench))
-
-
-@recipe(
-    "fpfc/released-80", "Table 1, S1: the rows as released, trained on the released code's 80 %", minutes=(2.4, 300),
-    settings=lambda scale: (*without(released_settings(scale), "training data"), EIGHTY), seeds=5,
-)  # fmt: skip
-def released_on_80(bench: Bench) -> Outcome:
-    """The same where devices train on 80 % of their samples, as in the authors' code, and not on 64 %."""
-    return _released(bench, synthetic(bench, validation=0.0))
-
-
-def _released(bench: Bench, problem: Problem) -> Outcome:
+    problem = synthetic(bench, validation=0.0)
     trial = replace(problem, rounds=bench.rounds(500, 500))
     choice = lam_of(problem.fpfc, GRID[:1] if bench.rehearse else GRID)
     fpfc = tuned_one(bench, "s1-choice-FPFC", trial, choice)
