@@ -124,3 +124,90 @@ def test_noise_that_cannot_be_drawn_is_one_line_before_training(data, tmp_path):
     server, _, end = run(tmp_path / "run", data, OPEN, tables)
     assert "privacy.clip: found 1e+06, expected less than " in end
     assert "train" not in {m.head["kind"] for m in server.asked}
+
+
+# joining
+
+
+NAMED = "id,name,age,ward,outcome\n"
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """60 patients of whole names and ages, two of them with a word that no other has."""
+    folder = tmp_path / "patients"
+    folder.mkdir()
+    for k, site in enumerate(NAMES):
+        rng = np.random.default_rng(k)
+        ages = 20 + 60 * rng.random(60)
+        cells = [
+            (i, "Jane Doe" if i == 7 else f"P{i}", "" if i % 9 == 4 else f"{age:.1f}", "AB"[i % 2], age > 50)
+            for i, age in enumerate(ages)
+        ]
+        lines = [f"{i},{name},{age},{ward},{'ill' if ill else 'well'}" for i, name, age, ward, ill in cells]
+        (folder / f"{site}.csv").write_text(NAMED + "\n".join(lines) + "\n")
+    return folder
+
+
+DROPPED = '[columns]\nstandardise = "client"\ndrop = ["id", "name"]\n'
+FREE = Policy()
+
+
+def told(site, asked, columns):
+    """All that a site says of its file, or why it does not; the more of the question is not in it."""
+    head = raw(site.answer(asked.saying(columns=asked.head["columns"] | columns).pack())).head
+    return json.dumps(head["file"] if head["kind"] == "joined" else head["error"].partition("; its policy")[0])
+
+
+def questions(text, column):
+    """Ways of asking whether a text is in a column; each has an answer of its own for a site that tells."""
+    return [
+        {"gaps": [text]},
+        {"categories": {column: [text, "other"]}},
+        {"site": {"oslo": {column: {text: ""}}}},
+        {"site": {"oslo": {column: {text: "another"}}}},
+        {"target": column, "labels": [text, "other"], "task": "classification"},
+        {"target": column, "gaps": [text], "missing_target": "drop"},
+    ]
+
+
+@pytest.mark.parametrize("k", range(6))
+@pytest.mark.parametrize(("there", "absent", "column"), [("Jane Doe", "John Roe", "name"), (None, "19.9", "age")])
+def test_joining_tells_of_no_text_that_few_rows_hold_whether_it_is_there(k, there, absent, column, patients, tmp_path):
+    """With Jane Doe in the question and with a name that nobody has a site says the same of its file."""
+    ages = [line.split(",")[2] for line in (patients / "oslo.csv").read_text().splitlines()[1:]]
+    there = there or next(a for a in ages if a and ages.count(a) == 1)
+    server, _, end = run(tmp_path / "run", patients, FREE, DROPPED)
+    assert not end
+    site = Site("oslo", patients / "oslo.csv", tmp_path / "v" / "oslo", ALL, policy=FREE)
+    asked, open_ = server.of("join"), {"drop": ["id"]}
+    mine, other = (told(site, asked, questions(text, column)[k] | open_) for text in (there, absent))
+    assert mine == other.replace(absent, there)
+
+
+@pytest.mark.parametrize("repair", ["1 / (x - 59.8)", "x * x", "(x + 1e16) - 1e16"])
+def test_arithmetic_that_tells_values_apart_is_refused_by_the_key(repair, patients, tmp_path):
+    server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
+    columns = server.of("join").head["columns"]
+    said = raw(
+        sites.answer("oslo", server.of("join").saying(columns=columns | {"site": {"oslo": {"age": repair}}}).pack())
+    )
+    assert (
+        "is asked for arithmetic that tells single values of 'age' from others; its policy has least-count = 5"
+        in str(said.head)
+    )
+
+
+def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(patients, tmp_path):
+    server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
+    said = raw(sites.answer("oslo", server.of("join").pack())).head
+    age = said["file"]["columns"]["age"]
+    assert age["cells"] == said["counts"]["train"] == 48
+    assert age["gaps"] == 5, "of 5 or 6 training rows"
+    assert age["numbers"] % 5 == 0 or age["numbers"] == age["cells"] - age["gaps"]
+    assert "gaps = " not in "\n".join(sites.lines)
+    columns = server.of("join").head["columns"] | {"gaps": ["59.8"], "categories": {"ward": ["A", "B"]}}
+    sites.answer("oslo", server.of("join").saying(columns=columns).pack())
+    text = [line for line in sites.lines if "What leaves the site" in line][-1]
+    assert 'gaps = ["59.8"]' in text
+    assert 'categories = {"ward": ["A", "B"]}' in text

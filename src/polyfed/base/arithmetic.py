@@ -22,6 +22,7 @@ SIGNS: dict[type, Any] = {
     ast.UAdd: operator.pos,
 }
 LONGEST = 200  # characters
+FEW, LARGE = 3, 1e6  # constants of a change of units, and their size: more, and larger ones, make steps by rounding
 
 
 def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
@@ -83,3 +84,17 @@ def arithmetic(text: str) -> Callable[[Any], Any]:
     if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
         raise wrong
     return found
+
+
+def affine(text: str) -> bool:
+    """True for arithmetic that is a x + b of few constants: a change of units, which no value is singled out by."""
+    from numpy.polynomial import Polynomial  # slow to import
+
+    numbers = [node.value for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Constant)]
+    if len(numbers) > FEW or any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyright: ignore
+        return False
+    try:
+        found = arithmetic(text)(Polynomial([0.0, 1.0]))
+    except (TypeError, ZeroDivisionError, OverflowError):
+        return False
+    return found.trim().degree() <= 1

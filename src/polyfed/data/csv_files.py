@@ -7,7 +7,7 @@ import datetime
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, compress
@@ -139,8 +139,8 @@ class Texts:
         """Form in which a text is matched."""
         return text if self.comma and "." in text else canonical(self.plain(text))
 
-    def missing(self, gaps: Collection[str]) -> np.ndarray:
-        """[K] mask of the texts that say that a value is missing. gaps: further ones that say so"""
+    def missing(self, gaps: Collection[str], least: int = 1) -> np.ndarray:
+        """[K] mask of the texts that say that a value is missing. gaps: further ones, where `least` rows hold them"""
         if not gaps and not self.odd.any():
             return self.odd
         there = {*gaps, *map(canonical, gaps)}
@@ -149,7 +149,8 @@ class Texts:
             gone |= np.isin(self.numbers, [*_numbers([*gaps]), *Texts([*gaps], self.comma).numbers])
         for k in gone.nonzero()[0].tolist():
             text = self.all[k]
-            gone[k] = text.lower() in GAPS or text in there or (len(there) and self.key(text) in there)
+            listed = self.rows[k] >= least and (text in there or (len(there) and self.key(text) in there))
+            gone[k] = listed or text.lower() in GAPS
         return gone
 
 
@@ -159,6 +160,7 @@ class Sheet:
 
     where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
     dropped: how many rows had no target, and are not here     client: whose it is, where that is not the file's name
+    least: fewest rows that hold a text which settings name for a gap or repair; of others they say nothing
     """
 
     where: str
@@ -167,6 +169,7 @@ class Sheet:
     delimiter: str = ","
     dropped: int = 0
     client: str = ""
+    least: int = 1
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
@@ -210,21 +213,37 @@ class Sheet:
     def missing(self, column: str, gaps: Collection[str] = ()) -> np.ndarray:
         """[N] mask of the cells of a column that say that a value is missing. gaps: further texts that say so"""
         found = self.texts(column)
-        return found.missing(gaps)[found.at]
+        return found.missing(gaps, self.least)[found.at]
+
+    def only(self, rows: np.ndarray) -> "Sheet":
+        """Some of its rows, their cells read as in the whole."""
+        at = rows.tolist()
+        found = replace(
+            self,
+            lines=[self.lines[k] for k in at],
+            columns={n: [cells[k] for k in at] for n, cells in self.columns.items()},
+        )
+        found.__dict__["comma"] = self.comma
+        return found
 
 
-def read(path: Path, columns: Columns = Columns(), site: str | None = None) -> Sheet:  # noqa: B008  (immutable)
+def read(
+    path: Path,
+    columns: Columns = Columns(),  # noqa: B008  (immutable)
+    site: str | None = None,
+    least: int = 1,
+) -> Sheet:
     """A file whose cells are parted by commas, semicolons or tabs, whichever its first line has most of, repaired.
 
-    site: whose it is, by which its repairs are named; None: as the file
+    site: whose it is, by which its repairs are named; None: as the file     least: as in `Sheet`
     """
     if path.is_dir():
         return _pictures(path)
     repairs = columns.site.get(path.stem if site is None else site, {})
     encoding = repairs.get(ENCODING, columns.encoding)
     header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
-    sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter)
-    return targeted(repaired(sheet, repairs, columns.limits, columns.gaps), columns)
+    sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter, least=least)
+    return targeted(repaired(sheet, repairs, columns.limits, columns.gaps, strict=least == 1), columns)
 
 
 def _pictures(folder: Path) -> Sheet:
@@ -261,7 +280,7 @@ def repaired(
         if isinstance(repair, str):
             known = Texts(texts, found.comma)
             new = formula(repair)(known.numbers)
-            gone = known.odd | known.missing(gaps)
+            gone = known.odd | known.missing(gaps, sheet.least)
             fine = np.isfinite(new) & ~gone
             if (wrong := ~fine & ~gone).any():
                 cell = known.all[int(wrong.argmax())]
@@ -281,7 +300,8 @@ def _mapped(sheet: Sheet, name: str, repair: Mapping[str, str | float], strict: 
             has = ", ".join(t[:20] for t in found.all[:5])
             what = f"no cell {text!r}, which columns.site repairs; found {has}"
             raise DataError(f"{sheet.where}, column {name!r}: {what}", name)
-    new = [at.get(t, at.get(found.key(t), t)) for t in found.all]
+    often = (found.rows >= sheet.least).tolist()
+    new = [at.get(t, at.get(found.key(t), t)) if some else t for t, some in zip(found.all, often, strict=True)]
     return [v if isinstance(v, str) else _written(v, found.comma) for v in new]
 
 
@@ -303,9 +323,7 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
     if columns.missing_target == "refuse" or any(name not in sheet.columns for name in columns.outcome):
         return sheet
     gone = np.any([sheet.missing(name, columns.gaps) for name in columns.outcome], axis=0)
-    kept = np.flatnonzero(~gone).tolist()
-    lines, cells = [sheet.lines[k] for k in kept], {n: [c[k] for k in kept] for n, c in sheet.columns.items()}
-    return replace(sheet, lines=lines, columns=cells, dropped=len(gone) - len(kept)) if gone.any() else sheet
+    return replace(sheet.only(np.flatnonzero(~gone)), dropped=int(gone.sum())) if gone.any() else sheet
 
 
 def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
@@ -416,8 +434,8 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
 
 def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     """Survey a column of one file."""
-    found, cells = sheet.texts(name), sheet.columns[name]
-    missing, odd = found.missing(columns.gaps), found.odd
+    found, cells, least = sheet.texts(name), sheet.columns[name], sheet.least
+    missing, odd = found.missing(columns.gaps, least), found.odd
     whole, declared_values = not missing.any(), declared(columns, name)
     written = found.all if whole else [*compress(found.all, ~missing)]
     numbers = found.numbers[~missing & ~odd]
@@ -432,18 +450,27 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         row = cells.index(found.all[int(which.argmax())]) if which.any() else None
         return None if row is None else (sheet.at(row, name), cells[row][:cut])
 
+    def held(fits: Callable[[str], object]) -> bool:
+        """Whether all texts fit, but for those of fewer rows than settings may ask for."""
+        if least == 1:
+            return all(map(fits, written))
+        rows = found.rows[~missing].tolist()
+        return sum(n for t, n in zip(written, rows, strict=True) if not fits(t)) < least
+
     unmatched = 0
     if declared_values:
-        unmatched = int(((sheet.positions(name, declared_values) < 0) & ~missing[found.at]).sum())
+        unmatched = int(
+            ((sheet.positions(name, declared_values) < 0) & (~missing & (found.rows >= least))[found.at]).sum()
+        )
     return Seen(
         cells=len(cells),
         gaps=(gaps := 0 if whole else int(found.rows[missing].sum())),
         numbers=len(cells) if whole and not odd.any() else int(found.rows[~missing & ~odd].sum()),
         texts=texts,
         range=(float(numbers.min()), float(numbers.max())) if len(numbers) else (math.inf, -math.inf),
-        whole=all(map(WHOLE.fullmatch, written)),
-        dates=all(DATE.fullmatch(t) or _compact(t) for t in written),
-        distinct=(distinct := len(texts) == len(cells) - gaps),
+        whole=held(WHOLE.fullmatch),
+        dates=held(lambda t: DATE.fullmatch(t) or _compact(t)),
+        distinct=(distinct := len(cells) - gaps - len(texts) < least),
         numbered=distinct and _numbered(name, numbers, texts),
         notation=not len(numbers) and _notation(texts),  # which is asked of texts alone
         unmatched=unmatched,

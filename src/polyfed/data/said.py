@@ -44,7 +44,7 @@ class Cells(Strict):
         return self.cells - self.gaps
 
 
-def facts(cells: Cells, **others: Any) -> dict[str, Any]:
+def facts(cells: Cells, /, **others: Any) -> dict[str, Any]:
     """What there is in any cells, but for others."""
     return {name: getattr(cells, name) for name in Cells.model_fields} | others
 
@@ -53,11 +53,14 @@ class Column(Cells):
     """What a site says of a column: of its texts those that say nothing of a row.
 
     one: the number that all cells are     train, gap: values and gaps of training rows
+    some: whether any row has a gap
+    The counts are of training rows, and none of them is of fewer rows than the site's least-count.
     """
 
     one: Annotated[float, Field(allow_inf_nan=False)] | None
     train: list[str] | None
     gap: bool
+    some: bool
 
 
 class Csv(Strict):

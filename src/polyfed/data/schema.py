@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,13 @@ class File:
     """A site's own file, CSV or npz, read once.
 
     name: the site's, by which its rows are divided     only: columns that are read; None: all
+    least: fewest rows that anything said of it is about
     """
 
-    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None):
-        self.name, self.columns = name, columns
+    def __init__(
+        self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None, least: int = 1
+    ):
+        self.name, self.columns, self.least = name, columns, least
         self.sheet: Sheet | None = None
         self.language: tuple[Preparation, dict[str, Split]] | None = None
         if path.suffix.lower() == ".npz":
@@ -73,7 +77,7 @@ class File:
         else:
             if path.is_dir():
                 _check_folder(path, columns)
-            self.sheet = read(path, columns, name)
+            self.sheet = read(path, columns, name, least)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
                 self.sheet = dataclasses.replace(self.sheet, columns=kept)
@@ -130,6 +134,16 @@ class File:
         if name in self.columns.apart or (self.columns.raw not in (None, name) and not outcome):
             return Dropped()
         c = cells_of(self.sheet, name, self.columns)
+        mine = c if self.least == 1 else cells_of(self._train, name, self.columns)
+        gaps = self._coarse(mine.gaps, mine.cells)
+        counts = {
+            "cells": mine.cells,
+            "gaps": gaps,
+            "numbers": self._coarse(mine.numbers, mine.cells - gaps),
+            "unmatched": self._coarse(mine.unmatched, mine.cells),
+            "respelt": mine.respelt if mine.respelt >= self.least else 0,
+        }
+        known = places(self.columns.labels or ()) if outcome else {}
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
         if name == self.columns.raw or (outcome and _task(self.columns) == "regression"):
             said = False
@@ -142,12 +156,28 @@ class File:
         train = self.rows["train"]
         there = {*self.sheet.positions(name, texts)[train].tolist()} if said and not outcome else set[int]()
         missing = self.sheet.missing(name, self.columns.gaps)[train]
+        if said and known:  # what [columns] lists is said where many rows have it, and what it does not is held to that
+            rows = np.bincount(self.sheet.positions(name, texts) + 1, minlength=len(texts) + 1)[1:].tolist()
+            texts = [
+                t for t, n in zip(texts, rows, strict=True) if n >= self.least or {t, canonical(t)}.isdisjoint(known)
+            ]
         return Column(
-            **facts(c, texts=texts if said else None),
+            **facts(c, **counts, texts=texts if said else None),
             one=c.range[0] if said and c.range[0] == c.range[1] else None,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
             gap=bool(missing.any()),
+            some=c.gaps > 0,
         )
+
+    @cached_property
+    def _train(self) -> Sheet:
+        assert self.sheet is not None
+        return self.sheet.only(self.rows["train"])
+
+    def _coarse(self, n: int, rows: int) -> int:
+        """A count of some of the rows as it is said: in steps of `least`, where neither it nor the rest is smaller."""
+        step = self.least
+        return 0 if n < step else rows if rows - n < step else n - n % step
 
     def _arrays(self) -> Npz:
         x, y = self.train
@@ -394,7 +424,7 @@ def _seen(c: Column, name: str, site: str) -> Seen:
         **facts(c),
         range=spread if c.one is None else (c.one, c.one),
         odd=(where, "a text") if c.numbers < c.there else None,
-        empty=(where, "an empty cell") if c.gaps else None,
+        empty=(where, "an empty cell") if c.some else None,
     )
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 import numpy as np
 import torch
 
+from polyfed.base.arithmetic import affine
+from polyfed.base.columns import ENCODING
 from polyfed.base.errors import Forbidden
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, setting
@@ -147,7 +149,7 @@ class Policy(Table):
     def counts(self, found: Mapping[str, int], what: str = "values that [columns] does not list, of column") -> None:
         """Refuse to say what fewer than `least_count` rows have. found: the fewest rows of a value, by column"""
         for name, rows in found.items():
-            self.least("least_count", rows, f"{what} {name!r}, one of only {rows} row{'s' * (rows > 1)}")
+            self.least("least_count", rows, f"{what} {name!r}, some of too few rows")
 
     def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
         """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
@@ -169,6 +171,9 @@ class Policy(Table):
         self.among("models", [str(e.model["name"])], "the model")
         self.among("columns", [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories], "the column")
         self.counts(rarest)
+        for name, repair in c.site.get(about.site, {}).items():
+            if self.least_count > 1 and isinstance(repair, str) and name != ENCODING and not affine(repair):
+                self.forbid("least_count", f"arithmetic that tells single values of {name!r} from others")
         for part, rows in counts.model_dump(exclude_none=True, exclude={"train"}).items():
             if scores and rows:
                 self.least("least_count", rows, f"scores on {rows} rows for {part}")

@@ -43,7 +43,7 @@ def pooled(
     bill, train = np.zeros((3, len(said))), {name: about.counts.train for name, about in said.items()}
     numbers = [i.name for i in blank.inputs if i.values is None]
     files = [about.file.used for about in said.values() if isinstance(about.file, Csv)]
-    gaps = [name for name in numbers if any(columns[name].gaps for columns in files)]
+    gaps = [name for name in numbers if any(columns[name].some for columns in files)]
     inputs = tuple(dataclasses.replace(i, gap=i.gap or i.name in gaps) for i in blank.inputs)  # also those of test rows
     known = dataclasses.replace(settled, preparation=blank.with_inputs(inputs))
     columns = len(numbers) + (blank.labels is None)

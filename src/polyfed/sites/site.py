@@ -20,6 +20,7 @@ from torch import Tensor
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, Refusal, RunError
 from polyfed.base.part import Strict
+from polyfed.base.settings import kebab
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
@@ -265,7 +266,7 @@ class Site:
                 raise Refusal("needs the tokenizer of texts; name its folder here with --backbone")
             place = self.backbone if self.backbone.is_dir() else self.backbone.parent
             columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
-        file = File(self.data, self.name, columns, cut, self.policy.columns)
+        file = File(self.data, self.name, columns, cut, self.policy.columns, self.policy.least_count)
         self._answered = Answered(self.vault, file_digest(self.data), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
@@ -306,6 +307,7 @@ class Site:
             f"in steps of {t.batch_size or 'all'} rows",
             f"at most {join.evaluations} evaluations, each of one part of the rows",
             *starmap(repairs_said, join.columns.site.items()),
+            *_tables(join),
             *([f"once, for the audit between sites: {AUDIT[self.policy.audit]}"] if about.audit else []),
         )
         if t.privacy is not None:
@@ -366,7 +368,7 @@ class Site:
             blank = blank.with_inputs(some)
             for i in some:
                 known = self._columns.get(i.name)
-                if i.values is None and not i.gap and not (isinstance(known, Column) and known.gaps):
+                if i.values is None and not i.gap and not (isinstance(known, Column) and known.some):
                     raise Refusal(f"is asked to count values of {i.name!r}, a column without gaps")
         if len(tensors.get("at", ())) > 2 * WAYS:
             raise Refusal("is asked for more sums than medians, means and deviations take")
@@ -566,6 +568,24 @@ def _private_words(join: m.Join, p: Privacy | None) -> list[str]:
             f"{p.clip:g}, noise {p.noise}, absent {p.absent}"
         )
     return found
+
+
+def _tables(join: m.Join) -> list[str]:
+    """Every setting that shapes an answer, as the server has written it."""
+    columns = {kebab(key): value for key, value in join.columns.given.items() if key != "site"}
+    cut = {"seed": join.cut, "test-fraction": join.test, "validation-fraction": join.validation}
+    tables = {
+        "training": join.training,
+        "algorithm": join.algorithm,
+        "model": join.model,
+        "columns": columns,
+        "data": cut,
+    }
+    return [
+        f"[{name}] {', '.join(f'{key} = {json.dumps(value, default=str)}' for key, value in table.items())}"
+        for name, table in tables.items()
+        if table
+    ]
 
 
 def _asking(what: str, numbers: int, columns: int) -> dict[str, Form]:

@@ -38,7 +38,7 @@ from polyfed.core.messages import Form, State, form_of, size
 from polyfed.data.said import DIMS, Csv, Npz
 from polyfed.data.schema import Settled
 
-FORMAT = 5  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 6  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
