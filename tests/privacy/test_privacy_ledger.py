@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from polyfed.base.errors import RunError
@@ -93,3 +94,42 @@ def test_an_older_ledger_put_back_is_noticed(tmp_path):
 def test_it_is_for_its_user_alone(tmp_path):
     Ledger(tmp_path / "sub" / "ledger")
     assert (tmp_path / "sub" / "ledger").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("limit", [None, 0.02])
+def test_releases_that_come_to_the_budget_are_booked_and_not_a_ten_thousandth_more(at_once, limit):
+    """However it is cut into releases, and whether they come together or one by one."""
+    most = rho_of(2.0, 1e-5) if limit is None else limit
+    for parts in (np.ones(1), np.ones(7), np.random.default_rng(0).random(40) + 0.01):
+        for share, fits in ((1.0, True), (1.0001, False), (1.05, False), (3.0, False)):
+            ledger, left = Ledger(), False
+            entries = [entry(k, rho=share * most * p / parts.sum()) for k, p in enumerate(parts)]
+            for some in [entries] if at_once else [[e] for e in entries]:
+                try:
+                    ledger.book(some, BUDGET, limit)
+                except Spent:
+                    left = True
+            assert left != fits, f"{share} of the budget in {len(parts)} releases"
+            assert ledger.spent("bern", "hospitals") <= most * (1 + 1e-8)
+
+
+def test_a_release_is_another_one_if_any_part_of_it_differs_and_each_site_has_its_own_data():
+    one = entry(0)
+    for part, other in {"site": "oslo", "data": "other rows", "context": "run 0.1", "digest": "b"}.items():
+        ledger, another = Ledger(), one._replace(**{part: other})
+        ledger.book([one], BUDGET)
+        ledger.book([another, another, one], BUDGET)
+        own = part in ("site", "data")
+        assert ledger.spent(one.site, one.data) == (PART if own else 2 * PART), part
+        assert ledger.spent(another.site, another.data) == (PART if own else 2 * PART), part
+
+
+def test_rounds_are_counted_once_whatever_their_exchanges_and_for_each_run_by_itself():
+    ledger = Ledger()
+    ledger.book(
+        [Entry("bern", "d", f"run {t}.{phase}", "a", PART / 99) for t in (0, 1, 11) for phase in (0, 1)], BUDGET
+    )
+    ledger.book([Entry("bern", "d", "other 0.0", "a", PART / 99)], BUDGET)
+    assert [ledger.rounds("bern", "d", run) for run in ("run", "other", "ru")] == [3, 1, 0]
+    assert [ledger.rounds(*of, "run") for of in (("oslo", "d"), ("bern", "e"))] == [0, 0]

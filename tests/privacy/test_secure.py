@@ -1,4 +1,6 @@
-"""A secure sum between four sites in memory: exact with everybody and with each absent; no mask for two answers."""
+"""A secure sum between sites in memory: exact with everybody and with each absent; no mask for two answers."""
+
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from polyfed.base.errors import Refusal, RunError
 from polyfed.privacy.masks import add, subtract
 from polyfed.privacy.secure import Context, Server, Site
+from polyfed.privacy.shares import PRIME
 
 NAMES = ("bern", "oslo", "riga", "wien")
 D = 50
@@ -17,14 +20,14 @@ def context(t: int = 0, digest: bytes = b"model", cohort: tuple[str, ...] = NAME
 
 
 class Sites(dict[str, Site]):
-    """Four sites that know each other's keys; `again` is one whose process was killed."""
+    """Sites that know each other's keys; `again` is one whose process was killed."""
 
-    def __init__(self, least: int = 3):
+    def __init__(self, least: int = 3, names: tuple[str, ...] = NAMES):
         super().__init__()
-        self.private = {name: X25519PrivateKey.generate() for name in NAMES}
-        self.memory = {name: {} for name in NAMES}
+        self.private = {name: X25519PrivateKey.generate() for name in names}
+        self.memory = {name: {} for name in names}
         self.least = least
-        for name in NAMES:
+        for name in names:
             self.again(name)
 
     def again(self, name: str) -> Site:
@@ -219,3 +222,169 @@ def test_masked_words_of_another_shape_or_sender_are_refused(name, words):
     answer = Sites()["bern"].mask(context(), numbers()["bern"])
     with pytest.raises(RunError, match=f"site {name!r}"):
         Server(context(), D).take(name, answer._replace(words=words))
+
+
+# what a site answers, whatever it is asked
+
+
+def opens(sites: Sites, c: Context, present: tuple[str, ...], name: str) -> bool:
+    """Whether a site opens a sum over those who are present, all of whom have answered."""
+    sealed = {dealer: sites[dealer].mask(c, np.zeros(1, dtype=np.uint64)).sealed for dealer in present}
+    try:
+        sites.again(name).open(c, present, {dealer: of[name] for dealer, of in sealed.items() if dealer != name})
+    except Refusal:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 9, 10])
+@pytest.mark.parametrize("extra", ["", "site", "context"])
+def test_a_sum_is_opened_for_more_than_two_thirds_and_for_no_fewer_than_each_least(n, extra):
+    """Two disjoint answers would need more than everybody. A site holds to its own least too, and to the context's."""
+    names = tuple(f"site-{k:02}" for k in range(n))
+    own, asked = (n if extra == "site" else 3), (n - 1 if extra == "context" else 0)
+    c = Context("run", "train 0.0", names, b"model", least=asked)
+    for k in range(1, n + 1):
+        sites = Sites(own, names)
+        allowed = 3 * k > 2 * n and k >= max(own, asked)
+        assert opens(sites, c, names[n - k :], names[-1]) == allowed, f"{k} of {n}"
+
+
+def test_of_every_other_site_a_share_or_a_mask_key_leaves_and_never_both():
+    """Both would open that site's numbers, also where the server has its share and says that it has not."""
+    for size in (3, 4):
+        for there in combinations(NAMES, size):
+            sites, c = Sites(), context()
+            said = {name: sites[name].mask(c, numbers()[name]) for name in NAMES}
+            for name in there:
+                opened = sites[name].open(c, there, {j: a.sealed[name] for j, a in said.items() if j != name})
+                assert set(opened.shares) == set(there)
+                assert set(opened.keys) == set(NAMES) - set(there)
+
+
+def test_what_was_not_answered_is_not_opened():
+    for given in ({}, {"digest": b"another model"}, {"what": "train 1.0"}, {"run": "run 2"}):
+        sites = Sites()
+        if given:
+            sites["bern"].mask(context()._replace(**given), numbers()["bern"])
+        with pytest.raises(Refusal, match="asked to open what it has not answered"):
+            sites["bern"].open(context(), NAMES, {})
+
+
+def test_an_answer_is_taken_once():
+    sites, server = Sites(), Server(context(), D)
+    answer = sites["bern"].mask(context(), numbers()["bern"])
+    server.take("bern", answer)
+    with pytest.raises(RunError, match="site 'bern'"):
+        server.take("bern", answer)
+
+
+PARTS = {
+    "run": "run 2", "what": "train 1.0", "cohort": NAMES[:3], "digest": b"another model", "least": 4, "limbs": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", Context._fields)
+def test_an_exchange_that_differs_in_any_part_has_masks_keys_and_shares_of_its_own(part):
+    """A site that is asked for both, also by way of an older copy of its vault, hides no two messages by one mask."""
+    unlike(context(), context()._replace(**{part: PARTS[part]}))
+
+
+def test_the_parts_of_an_exchange_do_not_run_into_each_other():
+    unlike(context()._replace(run="run", what="1"), context()._replace(run="run1", what=""))
+    unlike(context()._replace(what="1", least=3), context()._replace(what="13", least=0, limbs=1))
+
+
+def unlike(one: Context, other: Context) -> None:
+    sites, zero = Sites(), np.zeros(200, dtype=np.uint64)
+    a = sites["bern"].mask(one, zero)
+    sites.memory["bern"].clear()
+    b = sites.again("bern").mask(other, zero)
+    assert (a.words == b.words).mean() < 0.02
+    peers = (set(one.cohort) & set(other.cohort)) - {"bern"}
+    for name in peers:
+        assert a.pairs[name] != b.pairs[name]
+        assert a.commitments[name] != b.commitments[name]
+        assert sum(x == y for x, y in zip(a.sealed[name], b.sealed[name], strict=True)) < 8, "one key for two shares"
+    assert a.commitments[""] != b.commitments[""]
+
+
+def test_other_numbers_have_another_self_mask_and_other_shares():
+    sites, q, c = Sites(), numbers()["bern"], context()
+    a = sites["bern"].mask(c, q)
+    sites.memory["bern"].clear()
+    b = sites.again("bern").mask(c, q + np.uint64(1))
+    assert len(set(np.unique(a.words - b.words).tolist())) == D, (
+        "the difference of two answers is no difference of numbers"
+    )
+    assert a.commitments[""] != b.commitments[""]
+
+
+def opened_of(sites: Sites, c: Context, there: tuple[str, ...]):
+    """Everybody's two answers, over those who are there."""
+    said = {name: sites[name].mask(c, np.zeros(D, dtype=np.uint64)) for name in there}
+    return said, {j: sites[j].open(c, there, {i: said[i].sealed[j] for i in there if i != j}) for j in there}
+
+
+def test_no_two_shares_are_sealed_by_one_key_stream_and_none_opens_at_another_place():
+    """Whoever knows one share would read the other off. Also in the other direction of a pair, and in another round."""
+    sites, streams = Sites(), []
+    for c in (context(0), context(1), context(0, b"model 2")._replace(run="run 2")):
+        said, opened = opened_of(sites, c, NAMES)
+        for dealer, holder in combinations(NAMES, 2):
+            for i, j in ((dealer, holder), (holder, dealer)):
+                sealed, share = said[i].sealed[j], opened[j].shares[i]
+                streams.append(bytes(x ^ y for x, y in zip(sealed, share, strict=False)))
+    assert len(set(streams)) == len(streams) == 3 * 12
+    for mine in NAMES:
+        theirs = {n: said[n].sealed[mine] for n in NAMES if n != mine}
+        for n in theirs:
+            other = next(h for h in NAMES if h not in (n, mine))
+            for wrong in (said[n].sealed[other], said[mine].sealed[n]):
+                with pytest.raises(Refusal, match=f"the share of {n!r} is not as"):
+                    sites.again(mine).open(c, NAMES, theirs | {n: wrong})
+
+
+def test_masks_are_made_of_what_the_server_cannot_know():
+    """Of the pair's keys and of the site's own secret; the names and the context are everybody's."""
+    there = NAMES[:3]
+    (_, one), (_, other) = (opened_of(Sites(), context(), there) for _ in range(2))
+    keys = [key for answers in (one, other) for o in answers.values() for key in o.keys.values()]
+    assert len(set(keys)) == len(keys) == 6
+    sites = Sites()
+    first = sites["bern"].mask(context(), np.zeros(D, dtype=np.uint64))
+    sites["bern"].secret = bytes(32)
+    sites.memory["bern"].clear()
+    second = sites["bern"].mask(context(), np.zeros(D, dtype=np.uint64))
+    assert (first.words != second.words).all()
+    assert first.pairs == second.pairs
+    assert not set(first.commitments.values()) & set(second.commitments.values())
+
+
+def coefficients(shares: list[int]) -> list[int]:
+    """The polynomial modulo the prime through values at 1, 2, ..., by Newton's differences."""
+    row, n, differences = shares, len(shares), []
+    for k in range(n):
+        differences.append(row[0])
+        row = [(b - a) * pow(k + 1, -1, PRIME) % PRIME for a, b in pairwise(row)]
+    found = [0]
+    for k in reversed(range(n)):  # times (x - (k + 1)), and the difference
+        found = [(a - (k + 1) * b) % PRIME for a, b in zip([0, *found], [*found, 0], strict=True)]
+        found[0] = (found[0] + differences[k]) % PRIME
+    return found[:n]
+
+
+@pytest.mark.parametrize("n", [4, 7, 9])
+def test_the_shares_of_a_self_mask_lie_on_a_polynomial_of_the_threshold_and_no_less(n):
+    """As many coefficients as sites that open a sum, none zero, none known from another or from another exchange."""
+    names = tuple(f"site-{k:02}" for k in range(n))
+    sites, seen = Sites(3, names), []
+    least = next(k for k in range(1, n + 1) if 3 * k > 2 * n)
+    for t in (0, 1):
+        _, opened = opened_of(sites, Context("run", f"train {t}.0", names, b"model"), names)
+        for dealer in names[:2]:
+            found = coefficients([int.from_bytes(opened[j].shares[dealer], "big") for j in names])
+            assert all(found[:least])
+            assert not any(found[least:])
+            seen += found[:least]
+    assert len(set(seen)) == len(seen)
