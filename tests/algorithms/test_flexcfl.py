@@ -1,6 +1,7 @@
 """FlexCFL: decomposed cosines against numpy's SVD, planted groups, FedAvg in each."""
 
 import numpy as np
+import pytest
 import torch
 from certify import certifies
 from problems import centres, fit_points
@@ -68,3 +69,24 @@ def test_the_step_between_groups():
     )
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     assert np.allclose(moved, plain + 0.1 * unit[::-1], atol=1e-13)
+
+
+@pytest.mark.parametrize("k", [3, 5])
+def test_a_group_without_clients_pulls_nobody_and_stays_at_the_start(k):
+    """Of two clients: the step between groups is that of two groups, however many were asked for."""
+    points = np.array([[4.0, 1], [-1, 5]])
+    for between in (0.0, 0.1):
+        two, more = (fit_points(centres(points), pf.FlexCFL(0.3, k=g, between=between), 3, 2) for g in (2, k))
+        assert torch.allclose(two.personal, more.personal, atol=1e-13)
+        there = more.server["direction"].any(1)
+        assert int(there.sum()) == 2
+        assert not more.server["w"][~torch.as_tensor(there)].any()
+        plain = fit_points(centres(points), pf.FlexCFL(0.3, k=k), 3, 2)
+        assert torch.allclose(plain.personal, more.personal, atol=1e-13) == (between == 0)
+
+
+def test_the_pull_of_a_model_at_zero_is_none_and_not_nan():
+    points = np.array([[4.0, 0], [-4, 0.0]])
+    run = fit_points(centres(points), pf.FlexCFL(0.3, k=1, between=0.1), 3, 2)
+    assert run.personal.isfinite().all()
+    assert run.personal.abs().max() < 1e-12

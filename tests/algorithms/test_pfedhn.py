@@ -59,3 +59,21 @@ def test_a_client_is_drawn_by_its_name():
     )
     assert torch.allclose(a[order], b, atol=1e-12)
     assert (a[0] - a[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_before_training_every_model_is_the_common_start_and_a_little_of_its_own(layers):
+    """The start may be far from zero, as where a layer normalises: what a client adds is no larger for it."""
+    problem = LeastSquares(seed=2, clients=6, dim=4)
+    method = pf.PFedHN(0.05, hidden=30, layers=layers, embedding=5)
+    own = []
+    for start in (0.0, 100.0):
+        model = problem.model()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(start)
+        run = pf.fit(model, problem.federation, method, rounds=0, batch_size=None, loss="mse")
+        own.append(run.personal - start)
+        assert own[-1].abs().max() < 4
+        assert own[-1].std(0).min() > 1e-3, "no two clients have one model"
+    assert torch.allclose(*own, atol=1e-12)

@@ -221,3 +221,27 @@ def test_compare_in_python_makes_no_folder_either(tmp_path):
                 rounds=1, class_weights=None if method.name == "fedrep" else [1.0],
             )  # fmt: skip
         assert not (tmp_path / "x").exists()
+
+
+def test_a_forced_comparison_leaves_every_file_of_its_owner_as_it_is(cli, tmp_path, small):
+    """Also a folder in runs that is called as one of ours, and lacks the mark; without --force all stays."""
+    assert cli("run", small, "--algorithm", "fedavg", "--algorithm", "local", "--out", "a", "-q").status == 0
+    folder = tmp_path / "a"
+    assert list(folder.glob("runs/local*"))
+    mine = {}
+    for path in (
+        "notes.txt",
+        "runs/mine-seed0/config.toml",
+        "runs/mine-seed0/models/m.safetensors",
+        "models/readme.md",
+    ):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"mine, {path}")
+        mine[path] = f"mine, {path}".encode()
+    before = contents(folder)
+    one_line(cli("run", small, "--algorithm", "fedavg", "--out", "a", "-q"), 2, "holds results already")
+    assert contents(folder) == before
+    assert cli("run", small, "--algorithm", "fedavg", "--out", "a", "--force", "-q").status == 0
+    assert not list(folder.glob("runs/local*"))
+    after = contents(folder)
+    assert {path: after[path] for path in mine} == mine

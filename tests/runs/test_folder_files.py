@@ -168,3 +168,49 @@ def test_a_second_signal_stops_at_once_and_the_status_says_which(tmp_path):
             signal.raise_signal(signal.SIGINT)
     assert stop.status(since) == 143
     assert stop.status(stop.interruptions()) == 130
+
+
+def planted(folder):
+    """Everything that a user may have in a folder of results, under names that are ours or nearly so; the mark says
+    whose a folder inside is. -> {path: whether it is ours}"""
+    mark, ours = files.MARK, {}
+
+    def put(path, mine):
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"of {path}")
+        ours[path] = mine
+
+    for name in ("comparison.toml", "results.csv", "report.html", "models/a.safetensors",
+                 "checkpoint/round-1/meta.json",
+                 "runs/fedavg-seed0/config.toml", "runs/fedavg-seed0/models/a.safetensors", f"runs/fedavg-seed0/{mark}",
+                 "runs/ditto-lr-0.1-seed-12/summary.json", f"runs/ditto-lr-0.1-seed-12/{mark}",
+                 "legs/0/config.toml", f"legs/0/{mark}"):  # fmt: skip
+        put(name, True)
+    for name in ("notes.txt", "models/readme.md", "models/deep/a.safetensors", "report.html.bak", "my/report.html",
+                 "runs/mine-seed0/config.toml", "runs/mine-seed0/models/a.safetensors", "runs/config.toml",
+                 "runs/fedavg-seed0/notes.txt", "runs/fedavg-seed0/old/config.toml", "runs/fedavg/config.toml",
+                 f"runs/fedavg/{mark}", "runs/20250101-120000-x-seed3/config.toml",
+                 f"runs/20250101-120000-x-seed3/{mark}",
+                 "runs/a-seed0x/config.toml", f"runs/a-seed0x/{mark}", "runs/seed0/config.toml", f"runs/seed0/{mark}",
+                 "legs/mine/config.toml", "parts/one/config.toml", f"parts/one/{mark}", ".old-mine/config.toml",
+                 ):  # fmt: skip
+        put(name, False)
+    (folder.parent / "elsewhere").mkdir()
+    (folder.parent / "elsewhere/config.toml").write_text("of another folder")
+    (folder.parent / "elsewhere" / mark).touch()
+    (folder / "runs/linked-seed0").symlink_to(folder.parent / "elsewhere")
+    (folder / mark).touch()
+    return ours
+
+
+def test_force_takes_what_is_ours_by_name_and_by_mark_and_nothing_else(tmp_path):
+    ours = planted(tmp_path / "a")
+    theirs = {path: f"of {path}" for path, mine in ours.items() if not mine}
+    assert {str(p.relative_to(tmp_path / "a")) for p in files.our_files(tmp_path / "a")} == {p for p in ours if ours[p]}
+    for act in (files.set_aside, files.forget_old, files.set_aside, files.discard, files.settle):
+        act(tmp_path / "a")
+        assert {path: (tmp_path / "a" / path).read_text() for path in theirs} == theirs, act.__name__
+        assert (tmp_path / "elsewhere/config.toml").read_text() == "of another folder"
+        assert (tmp_path / "a/runs/linked-seed0").is_symlink()
+    assert not [path for path in ours if ours[path] and (tmp_path / "a" / path).exists()]

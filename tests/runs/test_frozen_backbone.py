@@ -217,3 +217,41 @@ def test_exports_share_one_file_of_the_backbone(tmp_path):
     whole.load_state_dict(load_file(shared) | load_file(paths[2]))
     x = torch.as_tensor(RNG.normal(size=(5, 4)))
     assert torch.equal(whole(x), found.model(2)(x))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a row short", "a row long", "a feature short", "another type", "one axis", "cut", "text", "empty"]
+)
+def test_whatever_lies_under_a_features_name_the_run_is_the_same(wrong, tmp_path):
+    """What is not such a file is made anew, of each split by itself."""
+    right = run(out=tmp_path / "right")
+    for path in sorted((tmp_path / "right/features").glob("*.npy")):
+        place = tmp_path / f"wrong-{path.stem[:6]}" / "features"
+        place.mkdir(parents=True)
+        whole = np.load(path)
+        given = {
+            "a row short": whole[:-1], "a row long": np.concatenate([whole, whole[:1]]),
+            "a feature short": whole[:, :-1],
+            "another type": whole.astype(np.float32), "one axis": whole.ravel(),
+        }  # fmt: skip
+        if wrong in given:
+            np.save(place / path.name, given[wrong])
+        else:
+            data = path.read_bytes()
+            (place / path.name).write_bytes({"cut": data[: len(data) // 2], "text": b"features", "empty": b""}[wrong])
+        features._known.clear()
+        found = run(out=place.parent)
+        assert torch.equal(found.personal, right.personal)
+        assert np.array_equal(np.load(place / path.name), whole)
+
+
+def test_features_of_a_folder_beside_it_are_taken_where_they_fit_alone(tmp_path):
+    right = run(out=tmp_path / "a" / "right")
+    names = [path.name for path in (tmp_path / "a/right/features").glob("*.npy")]
+    for name in names:
+        place = tmp_path / "b" / "wrong" / "features"
+        place.mkdir(parents=True, exist_ok=True)
+        np.save(place / name, np.load(tmp_path / "a/right/features" / name)[:-1])
+    features._known.clear()
+    found = run(out=tmp_path / "b" / "new")
+    assert torch.equal(found.personal, right.personal)
