@@ -4,8 +4,8 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate torture torture-network fuzz \
-    wheel bench bench-gpu docs docs-release clean
+.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate mutate-promises torture \
+    torture-network fuzz wheel bench bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -45,6 +45,9 @@ test-base: .venv/ready-dev   ## the command line without the extras, under the n
 
 mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
 	$(BIN)/python tools/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
+
+mutate-promises: .venv/ready-dev   ## the same of privacy, policies, thresholds and folders, from tools/promises.jsonl: ONLY="privacy audit"
+	$(BIN)/python tools/mutate_promises.py $(ONLY)
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tools/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")

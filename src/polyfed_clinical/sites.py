@@ -121,12 +121,12 @@ class Site:
         x, y = design.rows(self.x, model.intercept), design.targets(self.target)
         found = newton(lambda b: model.derivatives(b, x, y), beta)
         spread, outcome, covariance = dispersion(model, found.value, len(x), len(beta)), found.outcome, found.covariance
+        if outcome == FINE and not spread > ROUNDING:
+            outcome = SINGULAR
         if robust and outcome == FINE:
             middle = full(self.meat(model, design, found.beta)["meat"], len(beta))
             spread = correction(model, self.cluster is not None, self.clusters, len(x), len(beta))
             outcome, covariance = outcome if self.clusters > len(beta) else FEW, covariance @ middle @ covariance
-        if outcome == FINE and not spread > ROUNDING:
-            outcome = SINGULAR
         back, none = design.back(int(model.intercept)), torch.full_like(beta, torch.nan)
         covariance = covariance * max(spread, 0.0)
         answer = {

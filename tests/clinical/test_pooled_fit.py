@@ -340,3 +340,30 @@ def test_through_secure_sums_the_fit_is_the_pooled_one(model, intercepts, monkey
 def test_secure_sums_of_two_sites_are_refused():
     with pytest.raises(ConfigError, match="found 2 sites, expected at least 3"):
         clinical.fit(synthetic("linear")[:2], "linear", sums="secure")
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome", "silent"),
+    [("logistic", 1.0, True), ("logistic", 0.0, True), ("poisson", 0.0, True), ("poisson", 1.0, False),
+     ("cox", 0.0, True), ("cox", 1.0, False), ("linear", 1.0, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("errors", ["model", "robust"])
+def test_through_secure_sums_a_site_of_one_outcome_says_what_it_says_in_the_open(model, outcome, silent, errors):
+    """Nothing beside an intercept of its own: the fit is that without the site. Against one for all it counts."""
+    sites, rng = synthetic(model), np.random.default_rng(3)
+    x, *y = sites[1]
+    y = [rng.permutation(y[0]), np.full(len(x), outcome)] if model == "cox" else [np.full(len(x), outcome), *y[1:]]
+    every = [*sites, (x + 0.3 * rng.normal(size=x.shape) * x.std(0), *y)]
+    for intercepts in ["site", "common"] if model != "cox" else [None]:
+        how = {"intercepts": intercepts, "errors": errors}
+        found, plain = clinical.fit(every, model, **how, sums="secure"), clinical.fit(every, model, **how)
+        for name in ("coefficients", "meta", "heterogeneity"):
+            table = getattr(found, name)
+            assert_near(table.to_numpy(float), getattr(plain, name).loc[table.index].to_numpy(float))
+            assert table.notna().all(axis=None), "a fit without residuals has no standard error, and weighs nothing"
+        assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
+        assert found.totals == plain.totals
+        if intercepts != "common":
+            without = clinical.fit(sites, model, **how, sums="secure").coefficients.to_numpy(float)
+            same = np.allclose(found.coefficients.to_numpy(float), without, rtol=1e-6, atol=1e-9)
+            assert same == silent

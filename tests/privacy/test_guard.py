@@ -65,12 +65,14 @@ REQUESTS = {  # what differs from the first
     "another site": {"ids": (1,)},
     "another run": {"secret": bytes(32)},
     "another budget": {"epsilon": 3.0},
+    "another question at the same model": {"asked_for": b"other local steps"},
 }  # fmt: skip
 
 
-def leaving(noise, level=0.0, more=None, t=0, phase=0, ids=(0,), **how) -> dict[str, np.ndarray]:
+def leaving(noise, level=0.0, more=None, t=0, phase=0, ids=(0,), asked_for=b"", **how) -> dict[str, np.ndarray]:
     """The noise in everything that one request makes leave, by tensor and sum."""
     door, received, round = guard(noise, **how), message(level, **(more or {})), asked(ids, t, phase)
+    door.asked = asked_for
     sums = door.leave(up(received), received, round, WANTED, 4)
     if noise == "server":
         base = {key: words.clone() for key, words in sums.items()}
@@ -110,9 +112,10 @@ def test_a_sites_noise_is_made_of_a_secret_of_its_own():
     assert {guard().run, guard(secret=bytes(32)).run} & {key.hex()[:16] for key in made} == set()
 
 
-def rows_noise(level=0.0, t=0, phase=0, i=0, secret=SECRET, steps=1, at=0, **given) -> np.ndarray:
+def rows_noise(level=0.0, t=0, phase=0, i=0, secret=SECRET, steps=1, at=0, asked_for=b"", **given) -> np.ndarray:
     """What a site's own noise adds to the sum of its clipped gradients, in its step number `at`."""
     door = guard("own", secret, unit="row", sums="open", **given)
+    door.asked = asked_for
     received = {"w": torch.full((1, N), level).expand(1, N)}
     rows = Rows(door, None, received, asked((i,), t, phase))  # pyright: ignore[reportArgumentType]
     for k in range(steps):
@@ -127,7 +130,7 @@ def test_the_noise_of_a_sites_own_steps_is_unrelated_from_step_to_step_and_reque
     found = {
         "first": rows_noise(), "second step": rows_noise(steps=2, at=1), "another model": rows_noise(0.5),
         "another round": rows_noise(t=1), "another exchange": rows_noise(phase=1), "another site": rows_noise(i=1),
-        "another run": rows_noise(secret=bytes(32)),
+        "another run": rows_noise(secret=bytes(32)), "another question": rows_noise(asked_for=b"other local steps"),
     }  # fmt: skip
     unrelated(found)
     assert np.array_equal(found["first"], rows_noise())
