@@ -123,11 +123,9 @@ def main() -> int:
             began = time.monotonic()
             by = judged(copy, m, given.timeout)
             survived += not by
-            took = f"{time.monotonic() - began:5.1f} s"
-            print(
-                f"{('gone' if by == GONE else 'caught') if by else 'SURVIVED':9} {took}  {m['file']}: {m['was']!r}  ->  {m['is']!r}   {by}",
-                flush=True,
-            )
+            ended = "gone" if by == GONE else "caught" if by else "SURVIVED"
+            change = f"{m['file']}: {m['was']!r}  ->  {m['is']!r}"
+            print(f"{ended:9} {time.monotonic() - began:5.1f} s  {change}   {by}", flush=True)
     print(f"{len(todo)} mutations, {survived} survived")
     return int(survived > 0)
 
