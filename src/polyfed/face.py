@@ -195,7 +195,7 @@ class Run(Result):
         """
         return onnx.export_onnx(self, client, None if out is None else Path(out))
 
-    def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
+    def predict(self, client: int | str, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Answers of one client's model for new rows, as `Predictor.predict` gives them.
 
         Parameters
@@ -204,6 +204,8 @@ class Run(Result):
             Its position or name.
         rows : DataFrame
             [N] rows with the columns that the run was trained on.
+        strict : bool
+            As of `Predictor.predict`.
 
         Returns
         -------
@@ -215,7 +217,7 @@ class Run(Result):
         ConfigError
             There is no such client, or the run was not trained on CSV files.
         """
-        return predictor(self, client).predict(rows)
+        return predictor(self, client).predict(rows, strict)
 
     def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
         """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.

@@ -190,7 +190,7 @@ def test_predictions_in_python_warn_of_gaps_and_unseen_categories_once(run):
         run.predict("a", rows)
     assert [str(w.message) for w in said] == [
         "age: 1 of 2 are missing, filled with the training median; training rows had none there",
-        "ward: no training row had 9; taken for none of the known values",
+        "ward: 1 of 2 rows are outside the known values: no training row had 9; taken for none of the known values",
     ]
 
 

@@ -133,12 +133,6 @@ def test_a_column_that_predicts_the_outcome_alone_is_named(leak, tmp_path):
     assert said in pf.Federation.from_folder(tmp_path, target="outcome").notes
 
 
-def test_the_outcome_in_another_unit_is_named_in_a_regression():
-    frames = {k: v.assign(outcome=v.chol + v.age / 10, copy=(v.chol + v.age / 10) * 38.67) for k, v in sites().items()}
-    (said,) = told(frames)
-    assert "copy alone predicts outcome" in said
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_clean_columns_and_few_rows_tell_nothing(seed):
     """Also a rare value that one class has by chance, and a site whose six rows are in order by chance."""

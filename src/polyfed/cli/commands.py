@@ -210,6 +210,7 @@ class Predict(Command):
     rows: Path = argument("CSV file with the columns of the training files.")
     client: str | None = option("Of a run: the client's name, or its number from 0.")
     encoding: str | None = option("Encoding of the rows, if not UTF-8, such as cp1252.", None, "NAME")
+    strict: bool = option("Refuse rows outside the ranges and categories of the training rows.", False)
     out: Path | None = option("File for the predictions. Default: print them.", None, "FILE.csv")
 
 

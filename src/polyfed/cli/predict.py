@@ -30,7 +30,7 @@ def predict(o: Predict) -> None:
         found = Predictor.open(model)
     known = found.preparation.repairs.get(found.client, {}).get(ENCODING)
     sheet = read(o.rows, Columns(encoding=o.encoding or known))
-    answers, remarks = predicted(found, sheet)
+    answers, remarks = predicted(found, sheet, o.strict)
     for line in remarks:
         say(line, stderr)
     if out is None:

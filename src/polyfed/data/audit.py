@@ -30,7 +30,7 @@ ODDS = 20.0  # least odds ratio of an outcome
 CODED = 8  # different numbers of a column at most that may be codes
 REPEATED = 0.02  # rows that repeat
 COPIED, SAME_FILE = 3, 5  # rows, and how often as many as like sites share; different rows of a file that is copied
-ALONE, ORDERED = 0.99, 0.999  # AUC, and correlation of ranks, of a column that tells the outcome alone
+ALONE = 0.99  # AUC of a column that tells the outcome alone
 EVERY = "all sites"
 BELOW = (-1, -7, -8, -9, -77, -88, -99, -888, -999, -9999)
 ABOVE = (9, 77, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999)
@@ -237,115 +237,82 @@ def doubled(sheets: Sequence[Sheet], columns: Columns) -> list[Flag]:
 
 
 def copied(sheets: Sequence[Sheet], used: Sequence[str], gaps: Sequence[str]) -> list[Flag]:
-    """Pairs of sites that share rows. used: the columns that are compared
-
-    Like sites share as many pairs of rows as each has within itself, in proportion.
-    """
-    sizes, names = np.array([len(s.lines) for s in sheets]), [n for n in used if all(n in s.columns for s in sheets)]
-    if len(sheets) < 2 or not names:
-        return []
-    ids, site = np.zeros(sizes.sum(), dtype=np.int64), np.repeat(np.arange(len(sheets)), sizes)
-    for name in names:
-        codes = _coded(sheets, name, gaps)
+    """Pairs of sites that share more rows than like ones do, by the rows that are alike within each."""
+    sizes, n_sites = np.array([len(s.lines) for s in sheets]), len(sheets)
+    ids, site = np.zeros(sizes.sum(), dtype=np.int64), np.repeat(np.arange(n_sites), sizes)
+    for codes in (_coded(sheets, name, gaps) for name in used):
         ids = np.unique(ids * (codes.max() + 1) + codes, return_inverse=True)[1]
-    at, rows = np.unique(ids * len(sheets) + site, return_counts=True)
-    each, at = np.zeros((ids.max() + 1, len(sheets)), dtype=np.int32), np.divmod(at, len(sheets))
-    each[at] = rows
-    twins, different = (each.astype(float) * (each - 1)).sum(0) / 2, (each > 0).sum(0)
-    each = each[(each > 0).sum(1) > 1]
+    at, rows = np.unique(ids * n_sites + site, return_counts=True)
+    ids, site = np.divmod(at, n_sites)
+    twins, kinds = np.bincount(site, rows * (rows - 1) / 2, n_sites), np.bincount(site, minlength=n_sites)
+    shared = np.bincount(ids)[ids] > 1
+    each = np.zeros((len(np.unique(ids[shared])), n_sites), dtype=np.int64)
+    each[np.unique(ids[shared], return_inverse=True)[1], site[shared]] = rows[shared]
     found: list[Flag] = []
-    for b in range(1, len(sheets)):
-        for a, k in enumerate(np.minimum(each[:, :b], each[:, b : b + 1]).sum(0).tolist()):
-            n, m = sizes[a], sizes[b]
-            like = n * m * (twins[a] + twins[b] + COPIED) / max(n * (n - 1) / 2 + m * (m - 1) / 2, 1) / 2
-            whole = k == n == m and different[b] >= SAME_FILE
-            if whole or k >= max(COPIED, REPEATED * min(n, m), COPIED * like):
-                then = "the same file twice" if whole else "the same patients twice"
-                found.append(Flag(sheets[b].name, None, f"{k} of {m} rows are at {sheets[a].name} too: {then}?"))
+    for a, b in combinations(range(n_sites), 2):
+        k, n, m = int(np.minimum(each[:, a], each[:, b]).sum()), int(sizes[a]), int(sizes[b])
+        like = n * m * (twins[a] + twins[b] + COPIED) / max(n * (n - 1) / 2 + m * (m - 1) / 2, 1)
+        whole = k == n == m and kinds[b] >= SAME_FILE
+        if whole or k >= max(COPIED, REPEATED * min(n, m), COPIED * like):
+            then = f"the same {'file' if whole else 'patients'} twice"
+            found.append(Flag(sheets[b].name, None, f"{k} of {m} rows are at {sheets[a].name} too: {then}?"))
     return found
 
 
 def _coded(sheets: Sequence[Sheet], name: str, gaps: Sequence[str]) -> np.ndarray:
     """[N] codes of a column's cells, one after the other site, by which cells are matched; 0 for a gap."""
-    texts = [s.texts(name) for s in sheets]
-    gone = [t.missing(gaps) for t in texts]
-    if not any((t.odd & ~m).any() for t, m in zip(texts, gone, strict=True)):
-        values = np.concatenate([np.where(m, np.nan, t.numbers)[t.at] for t, m in zip(texts, gone, strict=True)])
-        there = ~np.isnan(values)
-        codes = np.zeros(len(values), dtype=np.int64)
-        codes[there] = 1 + np.unique(values[there], return_inverse=True)[1]
-        return codes
-    known: dict[str, int] = {}
-    parts = [
-        np.array([0 if lost else 1 + known.setdefault(t.key(v), len(known)) for v, lost in zip(t.all, m, strict=True)])
-        for t, m in zip(texts, gone, strict=True)
-    ]
-    return np.concatenate([codes[t.at] for codes, t in zip(parts, texts, strict=True)])
+    known, parts = dict[float | str, int](), list[np.ndarray]()
+    for t in (s.texts(name) for s in sheets):
+        keys = [v if v == v else t.key(text) for v, text in zip(t.numbers.tolist(), t.all, strict=True)]  # NaN: a text
+        codes = np.array([known.setdefault(key, 1 + len(known)) for key in keys])
+        parts.append(np.where(t.missing(gaps), 0, codes)[t.at])
+    return np.concatenate(parts)
 
 
-def telling(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, columns: Columns) -> list[Flag]:
-    """Inputs that tell the outcome alone: such are often known only after it. target: classes, or numbers"""
-    found: list[Flag] = []
-    classes = target.values if 1 < len(target.texts) <= FEW else ()
-    ys = [s.positions(target.name, classes) if classes else s.numbers(target.name) for s in sheets]
+def telling(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, gaps: Sequence[str]) -> list[Flag]:
+    """Inputs that tell the class alone: such are often known only after it."""
+    found, classes = list[Flag](), target.values
+    y = np.concatenate([s.positions(target.name, classes) for s in sheets])
+    site = np.repeat(np.arange(len(sheets)), [len(s.lines) for s in sheets])
+    pairs = [*combinations(range(len(classes)), 2)]
     for c in inputs:
-        gone = [s.missing(c.name, columns.gaps) for s in sheets]
-        rule, numeric = "", c.kind in ("number", "binary")
-        xs = [np.where(m, np.nan, s.numbers(c.name)) for s, m in zip(sheets, gone, strict=True)] if numeric else []
-        if numeric and not classes:
-            rule = "its order is the outcome's" if _agree(xs, ys) else ""
-        elif numeric and all(_apart(xs, ys, k, j) for k, j in combinations(range(len(classes)), 2)):
+        codes, rule = _coded(sheets, c.name, gaps), ""
+        x = np.concatenate([s.numbers(c.name) for s in sheets])
+        there = [(codes > 0) & (site == s) for s in range(len(sheets))] if c.kind != "category" else []
+        if there and all(_apart([(x[w & (y == k)], x[w & (y == j)]) for w in there]) for k, j in pairs):
             rule = f"an AUC above {ALONE:g} at every site that can tell"
-        if classes and not rule:
-            values = _only(sheets, c.name, ys, len(classes), columns.gaps, len(inputs))
-            rule = few([f"{text} is {classes[k]} in all of {rows} rows" for text, k, rows in values])
+        else:
+            cells = [cell for s in sheets for cell in s.columns[c.name]]
+            several = codes.max() <= FEW  # else a value, or none
+            for v, k, row in _only(codes if several else codes > 0, site, y, RARE / len(inputs)):
+                text = "a gap" if v == 0 else cells[row][:20] if several else "any value"
+                rule += f"{', ' * bool(rule)}{text} is {classes[k]} in every row"
         if rule:
             said = f"{c.name} alone predicts {target.name} ({rule}); if it is known only after the outcome, drop it"
             found.append(Flag(EVERY, c.name, said))
     return found
 
 
-def _apart(xs: Sequence[np.ndarray], ys: Sequence[np.ndarray], one: int, other: int) -> bool:
-    """True where numbers part two classes at every site with rows enough to tell."""
-    told = False
-    for x, y in zip(xs, ys, strict=True):
-        low, high = (np.sort(x[(y == k) & ~np.isnan(x)]) for k in (one, other))
+def _apart(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
+    """True where numbers part two classes, (those of one, of the other), at every site with rows enough to tell."""
+    found: list[float] = []
+    for low, high in pairs:
         n, m = len(low), len(high)
-        if math.lgamma(n + m + 1) - math.lgamma(n + 1) - math.lgamma(m + 1) < -math.log(RARE):
-            continue  # so few orders of them that one parts the classes by chance
-        auc = sum(low.searchsorted(high, side).sum() for side in ("left", "right")) / 2 / (n * m)
-        told = max(auc, 1 - auc) > ALONE
-        if not told:
-            return False
-    return told
+        if math.lgamma(n + m + 1) - math.lgamma(n + 1) - math.lgamma(m + 1) > -math.log(RARE):  # orders by chance
+            auc = sum(np.sort(low).searchsorted(high, side).sum() for side in ("left", "right")) / 2 / (n * m)
+            found.append(max(auc, 1 - auc))
+    return bool(found) and min(found) > ALONE
 
 
-def _agree(xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> bool:
-    """True where numbers are in the order of the outcome, or its reverse, at every site with rows enough to tell."""
-    pairs = [(x[there], y[there]) for x, y in zip(xs, ys, strict=True) if (there := ~np.isnan(x + y)).sum() >= LEAST]
-    ranks = [[np.unique(v, return_inverse=True)[1] for v in pair] for pair in pairs]
-    return bool(ranks) and all(a.any() and b.any() and abs(np.corrcoef(a, b)[0, 1]) > ORDERED for a, b in ranks)
-
-
-def _only(
-    sheets: Sequence[Sheet], name: str, ys: Sequence[np.ndarray], classes: int, gaps: Sequence[str], tried: int
-) -> list[tuple[str, int, int]]:
-    """Values of a column that one class alone has, beyond chance: (value, class, rows). tried: columns looked at"""
-    codes = _coded(sheets, name, gaps)
-    several = codes.max() <= FEW  # else a value, or none
-    codes = codes if several else np.minimum(codes, 1)
-    table = np.zeros((len(sheets), codes.max() + 1, classes))
-    site, y = np.repeat(np.arange(len(sheets)), [len(s.lines) for s in sheets]), np.concatenate(ys)
-    np.add.at(table, (site[y >= 0], codes[y >= 0], y[y >= 0]), 1)
-    share = np.log(np.maximum(table.sum(1) / np.maximum(table.sum((1, 2)), 1)[:, None], 1e-300))
-    found: list[tuple[str, int, int]] = []
+def _only(codes: np.ndarray, site: np.ndarray, y: np.ndarray, rare: float) -> Iterator[tuple[int, int, int]]:
+    """(code, class, its first row) of every code that one class alone has, where that is rare by chance."""
+    table = np.zeros((site.max() + 1, int(codes.max()) + 1, y.max() + 1))
+    np.add.at(table, (site, codes.astype(int), y), 1)
+    share = np.log(np.maximum(table.sum(1) / table.sum((1, 2))[:, None], 1e-300))
     for v, rows in enumerate(table.sum(0)):
         k = int(rows.argmax())
-        if rows.sum() == rows[k] and (table[:, v, k] * share[:, k]).sum() < math.log(RARE / tried / len(rows)):
-            cells = [cell for sheet in sheets for cell in sheet.columns[name]] if v and several else []
-            text = "a gap" if v == 0 else cells[int((codes == v).argmax())][:20] if several else "any value"
-            found.append((text, k, int(rows[k])))
-    return found
+        if rows.sum() == rows[k] and (table[:, v, k] * share[:, k]).sum() < math.log(rare / len(table[0])):
+            yield v, k, int((codes == v).argmax())
 
 
 def _repeated(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:

@@ -377,7 +377,7 @@ class Column:
     texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
     texts: distinct ones, one of those that match     declared: the values that it may have, where these are listed
     range: least and largest number     gaps, cells: how many
-    distinct: whether no site has a value twice     numbers_rows: whether it numbers or names the rows of every site
+    numbers_rows: whether it numbers or names the rows of every site
     unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
     whole: whether all its numbers are written as integers     lacking: sites without it
     odd, gap: the first cell that is no number, or empty: where, and what
@@ -396,18 +396,12 @@ class Column:
     odd: tuple[str, str] | None
     gap: tuple[str, str] | None
     lacking: tuple[Sheet, ...]
-    distinct: bool = False
-    numbers_rows: bool = False
+    numbers_rows: bool
 
     @cached_property
     def values(self) -> tuple[str, ...]:
         """Its values in their order: as declared, by size for numbers, else by the alphabet."""
         return tuple(sorted(self.texts, key=_order) if self.declared is None else self.declared)
-
-    @property
-    def asked(self) -> str:
-        """Describe how to have it in."""
-        return f'columns.{"numbers" if self.kind == "number" else "categories"} = ["{self.name}"] takes it in'
 
     @property
     def shown(self) -> str:
@@ -544,11 +538,9 @@ def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: C
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
     values = declared(columns, name)
-    distinct = all(p.distinct for p in parts)
-    numbered = distinct and kind == "number" and name not in columns.numbers and any(p.numbered for p in parts)
-    rows = kind == "identifier" or numbered
-    counts = (gaps, cells, unmatched, respelt)
-    return Column(name, kind, texts, values, spread, *counts, whole, odd, gap, lacking, distinct, rows)
+    codes = kind == "number" and name not in columns.numbers and any(p.numbered for p in parts)
+    rows = kind == "identifier" or (codes and all(p.distinct for p in parts))
+    return Column(name, kind, texts, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking, rows)
 
 
 def _together(texts: Sequence[Sequence[str]]) -> Sequence[str]:

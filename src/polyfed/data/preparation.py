@@ -38,12 +38,25 @@ class Input:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers to fill, shift and scale with, one entry per column. target: shift and scale, or None."""
+    """Numbers to fill, shift and scale with, one entry per column. target: shift and scale, or None.
+
+    low, high: the least and the largest number of the training rows     gaps: their share of gaps, of every input
+    """
 
     fill: list[float]
     shift: list[float]
     scale: list[float]
     target: list[float] | None = None
+    low: list[float | None] | None = None
+    high: list[float | None] | None = None
+    gaps: list[float] | None = None
+
+    def ranged(self, x: np.ndarray, numbers: list[int]) -> "Statistics":
+        """The same with low, high and gaps of rows x: [N, inputs], of which some are numbers; as it is where it has."""
+        if self.gaps is not None:
+            return self
+        ends = [(v.min(), v.max()) if len(v := x[~np.isnan(x[:, k]), k]) else (None, None) for k in numbers]
+        return replace(self, low=[a for a, _ in ends], high=[b for _, b in ends], gaps=np.isnan(x).mean(0).tolist())
 
 
 @dataclass(frozen=True)
@@ -236,9 +249,8 @@ class Preparation:
         x, n = train.x.numpy(), train.n
         scaled = self.labels is None and self.standardise != "none" and train.y.dim() == 1  # so is the target
         inputs, found = (self.inputs, None) if self.sites else self._seen(x)
-        sites = self.sites
+        sites, numbers = self.sites, [k for k, i in enumerate(self.inputs) if i.values is None]
         if ALL not in sites:
-            numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
             rows = [x[a:b][:, numbers] for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
             ys = [train.client(i)[1].double().numpy()[:, None] for i in range(n)] if scaled else [None] * n
             scopes = {ALL: range(n)} if self.standardise == "pooled" else {name: [i] for i, name in enumerate(names)}
@@ -251,6 +263,9 @@ class Preparation:
                 )
                 for name, who in scopes.items()
             }
+        if self.raw is None:
+            whose = {name: slice(*train.offsets[i : i + 2]) for i, name in enumerate(names)}
+            sites = {name: s.ranged(x[whose.get(name, slice(None))], numbers) for name, s in sites.items()}
         prepared = replace(self, inputs=inputs, sites=sites)
         unit = torch.tensor([prepared.at(name).target for name in names], dtype=torch.float64) if scaled else None
         done: dict[str, Any] = dict.fromkeys(parts)
@@ -343,7 +358,8 @@ class Preparation:
     def _fits(self) -> "Preparation":
         width = sum(i.values is None for i in self.inputs)
         for s in self.sites.values():
-            if {len(s.fill), len(s.shift), len(s.scale)} != {width} or (s.target is not None and len(s.target) != 2):
+            lists, gaps = (s.fill, s.shift, s.scale, s.low or s.fill, s.high or s.fill), s.gaps or self.inputs
+            if {*map(len, lists)} != {width} or len(gaps) != len(self.inputs) or len(s.target or "ab") != 2:
                 raise ValueError(f"expected {width} numbers per statistic")
         try:
             Columns(site=self.repairs)

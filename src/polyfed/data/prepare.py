@@ -80,20 +80,16 @@ def held_out(
     return kept, held
 
 
-def uneven(
-    names: Sequence[str], rows: Sequence[SupportsInt], held: Sequence[SupportsInt], fraction: float, part: str
-) -> list[str]:
+def uneven(names: Sequence[str], rows: Sequence[int], held: Sequence[int], fraction: float, part: str) -> list[str]:
     """A note on clients of which more than twice or less than half of what was asked is held out.
 
-    rows, held: [n] of which so many are held out     part: test or validation. Raises DataError where no client has
-    any, though some have rows enough
+    rows, held: [n] how many there are, and are held out     part: test or validation. Raises DataError where no client
+    has any, though some have rows enough
     """
-    if fraction == 0:
-        return []
-    each = [(name, int(n), int(k)) for name, n, k in zip(names, rows, held, strict=True)]
+    each = [*zip(names, rows, held, strict=True)] if fraction else []
     wrong = [f"{name} {k} of {n}" for name, n, k in each if not fraction / 2 <= k / max(n, 1) <= 2 * fraction]
     asked = f"{part} fraction: {fraction:g} of each client's rows"
-    if not any(k for _, _, k in each) and any(n > 1 for _, n, _ in each):
+    if each and not any(held) and max(rows) > 1:
         then = "a client needs two groups, or two times, to hold one out"
         raise DataError(f"{asked} cannot be held out ({few(wrong)}); {then}")
     return [f"{CHECK}{asked} were to be held out, and are not: {few(wrong)}"] if wrong else []

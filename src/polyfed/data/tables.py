@@ -13,14 +13,14 @@ from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Part
 from polyfed.data.audit import Flag, copied, doubled, flags, kept, parts_of, telling
-from polyfed.data.csv_files import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
+from polyfed.data.csv_files import FEW, USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
 
-ROWS = "another value in every row, so it numbers or names the rows"
+ROWS = "another value in every row, so it numbers or names the rows (columns.numbers or categories takes it in)"
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
 EVENT = "1 (it happened) or 0 (censored)"
@@ -185,7 +185,7 @@ class Table:
         if self.columns.raw is not None:
             return f"left out: {self.columns.raw} goes in alone"
         if column.numbers_rows:
-            return f"left out: {ROWS}; {column.asked}"
+            return f"left out: {ROWS}"
         if column.lacking:
             return f"refused: not in {', '.join(s.where for s in column.lacking[:3])}"
         if column.kind in ("constant", "empty"):
@@ -273,14 +273,14 @@ class Table:
         """What differs between the sites; nothing of files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
-        used, sheets = [*(c.name for c in self.inputs), *self.outcome], self.sheets
-        found = [*flags(self.parts, self.columns, self.outcome), *doubled(sheets, self.columns)]
-        found += copied(sheets, used, self.columns.gaps)
-        whole = [c for c in self.inputs if c.kind in USABLE and not c.lacking]
-        target = self.found[self.outcome[-1]]
-        return found + (
-            telling(sheets, whole, target, self.columns) if len(self.outcome) == 1 and not target.lacking else []
-        )
+        found, sheets, gaps = [*flags(self.parts, self.columns, self.outcome)], self.sheets, self.columns.gaps
+        found += doubled(sheets, self.columns)
+        inputs, outcome = [c for c in self.inputs if c.kind in USABLE], [self.found[name] for name in self.outcome]
+        if any(c.lacking or (c in outcome and c.gaps) for c in (*inputs, *outcome)):
+            return found
+        found += copied(sheets, [c.name for c in (*inputs, *outcome)], gaps)
+        classes = self.columns.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW
+        return found + telling(sheets, inputs, outcome[-1], gaps) if classes else found
 
     @cached_property
     def parts(self) -> dict[str, dict[str, Part]]:
@@ -421,7 +421,7 @@ class Table:
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:
                 said.append(f"left out {why}: {few(names, LISTED)}")
-        said += [f"{CHECK}{i.name} is left out: {ROWS}; {i.asked}" for i in self.rows]
+        said += [f"{CHECK}{i.name} is left out: {ROWS}" for i in self.rows]
         if any(i.values is not None for i in prepared.inputs):
             then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
             said.append(f"a category that no training row has {then}")
@@ -440,7 +440,7 @@ class Table:
                 )
             if i.kind == "category" and i.respelt:
                 said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
-            if i.kind == "number" and i.distinct and i.whole and i.cells > 30 and i.name not in self.outcome:
+            if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
 

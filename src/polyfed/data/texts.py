@@ -82,7 +82,7 @@ def from_texts(
         raise DataError("texts: found none, expected some for each client")
     encode = encoder(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     parts: list[list[tuple[Array, Array] | None]] = [[], [], []]
-    sizes: list[list[int]] = []
+    notes: list[str] = []
     for name, given in zip(who, texts.values(), strict=True):
         where = f"client {name!r}"
         coded = _coded(_texts(given, column, where), encode, end, where)
@@ -90,14 +90,10 @@ def from_texts(
         less, validation = held_out(len(kept), validation_fraction, keyed(seed, VALIDATION, name))
         for part, rows in zip(parts, (kept[less], test, kept[validation]), strict=True):
             part.append(following([coded[k] for k in rows], length, pack) if len(rows) else None)
-        sizes.append([len(coded), len(test), len(kept), len(validation)])
+        notes += uneven([name], [len(coded)], [len(test)], test_fraction, "test")
+        notes += uneven([name], [len(kept)], [len(validation)], validation_fraction, "validation")
     train = [pair for pair in parts[0] if pair is not None]
     known = words(tokenizer) if isinstance(tokenizer, str | Path) else None
-    of = [*zip(*sizes, strict=True)]
-    notes = [
-        *uneven(who, of[0], of[1], test_fraction, "test"),
-        *uneven(who, of[2], of[3], validation_fraction, "validation"),
-    ]
     meta = {"length": length, "packed": pack, "notes": notes}
     return Federation.from_arrays(train, parts[1], parts[2], who, known, meta=meta, task="tokens", integer_inputs=True)
 

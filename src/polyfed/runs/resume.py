@@ -67,6 +67,10 @@ def digest(federation: Federation) -> str:
     if isinstance(federation, Outline):
         return federation.digest
     about = federation.describe()
+    if prepared := about.get("preparation"):  # without ranges, as runs had none before
+        keys = ("fill", "shift", "scale", "target")
+        sites = {name: {k: of[k] for k in keys} for name, of in prepared["sites"].items()}
+        about["preparation"] = prepared | {"sites": sites}
     found = {
         "clients": _short([about["classes"], *federation.names]),
         "preparation": _short([about.get(k) for k in ("dataset", "partition", "test", "options", "preparation")]),

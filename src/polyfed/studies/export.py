@@ -4,6 +4,7 @@ one more file, which exports into the same folder share."""
 import json
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,11 @@ def export(
     }
     if federation.preparation is not None:
         where = str(folder / "federation.json")
-        facts["preparation"] = Preparation.read(federation.preparation, where).only(name).dump()
+        prepared = Preparation.read(federation.preparation, where).only(name)
+        if config.privacy.get("epsilon") is not None:  # a least and a largest number are single rows'
+            bare = {k: replace(s, low=None, high=None, gaps=None) for k, s in prepared.sites.items()}
+            prepared = replace(prepared, sites=bare)
+        facts["preparation"] = prepared.dump()
     if federation.scaling is not None:
         facts["scaling"] = federation.scaling  # what raw inputs are shifted and scaled with
     tensors = _factors(run, named) if factorised else None

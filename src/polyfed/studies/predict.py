@@ -3,6 +3,7 @@
 The model comes from a run, or from the two files that `polyfed export` writes; the preparation comes with either.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,13 +101,15 @@ class Predictor:
             raise RunError(f"{target}: does not fit the model that {about.name} describes ({_line(e)})") from None
         return cls(found, preparation, facts["client"])
 
-    def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Answers for new rows, with a warning for gaps and for categories that no training row had.
+    def predict(self, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
+        """Answers for new rows, with a warning for gaps, and for rows unlike all training rows, by column.
 
         Parameters
         ----------
         rows : DataFrame
             [N] rows with the columns of the training files, in any order; others are not used.
+        strict : bool
+            Refuse rows beyond the range of the training rows, with a category that none had, or gaps as none had them.
 
         Returns
         -------
@@ -119,19 +122,22 @@ class Predictor:
         DataError
             A column is missing, or a cell is not what it was in training.
         """
-        found, remarks = predicted(self, sheet_of(rows))
+        found, remarks = predicted(self, sheet_of(rows), strict)
         for line in remarks:
             warnings.warn(line, stacklevel=3)  # in the line that calls this, behind `checked`
         return found
 
 
-def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
-    """Answers for the rows of a file, as of `Predictor.predict`, and a line on gaps and unknown categories."""
+def predicted(by: Predictor, sheet: Sheet, strict: bool = False) -> tuple[pd.DataFrame, list[str]]:
+    """Answers for a file's rows, as of `Predictor.predict`, and lines on gaps and rows unlike those trained on."""
     if not sheet.lines:
         raise DataError(f"{sheet.where}: found a header and no rows")
     known = by.preparation
     sheet = known.repaired(sheet, by.client)
     codes = known.codes(sheet)
+    remarks = [*_remarks(known, by.client, codes, sheet)]
+    if strict and (outside := [line for line, unlike in remarks if unlike]):
+        raise DataError(f"{sheet.where}: {'; '.join(outside)}")
     like = max(by.model.parameters(), key=lambda q: q.element_size())  # of trained numbers; frozen ones may be narrower
     x = torch.as_tensor(known.transform(codes, by.client))
     x = x.to(like.device, like.dtype if x.is_floating_point() else None)
@@ -140,14 +146,14 @@ def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
     with torch.no_grad():
         output: Tensor = by.model(x).cpu().double()
     found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
-    remarks = [line for k, column in enumerate(known.inputs) for line in _remarks(column, codes[:, k], sheet)]
+    said = [line for line, _ in remarks]
     if known.labels is None:
         target = known.at(by.client).target
         unit = None if target is None else torch.tensor([target], dtype=torch.float64)
-        return found.assign(prediction=restored(output, unit).reshape(-1).numpy()), remarks
+        return found.assign(prediction=restored(output, unit).reshape(-1).numpy()), said
     p = output.softmax(1)[:, : len(known.labels)].numpy()
     found["prediction"] = np.array(known.labels)[p.argmax(1)]
-    return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(known.labels)}), remarks
+    return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(known.labels)}), said
 
 
 def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
@@ -168,15 +174,28 @@ def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _remarks(column: Any, codes: np.ndarray, sheet: Sheet) -> Iterator[str]:
-    if gaps := int(np.isnan(codes).sum()):
-        how = "filled with the training median" if column.values is None else "taken for none of the known values"
-        then = "" if column.gap else "; training rows had none there"
-        yield f"{column.name}: {gaps} of {len(codes)} are missing, {how}{then}"
-    if column.values is not None and (unseen := codes == UNSEEN).any():
-        cells = sheet.columns[column.name]
-        values = ", ".join(sorted({cells[i] for i in np.flatnonzero(unseen)})[:5])
-        yield f"{column.name}: no training row had {values}; taken for none of the known values"
+def _remarks(known: Preparation, client: str, codes: np.ndarray, sheet: Sheet) -> Iterator[tuple[str, bool]]:
+    """Lines on gaps, categories and ranges by column, and whether the rows are unlike all training rows."""
+    at, n, numbers = known.at(client), len(codes), [i.name for i in known.inputs if i.values is None]
+    ends = dict(zip(numbers, zip(at.low or (), at.high or (), strict=True), strict=False))
+    for k, (column, x) in enumerate(zip(known.inputs, codes.T, strict=False)):
+        if gaps := int(np.isnan(x).sum()):
+            how = "filled with the training median" if column.values is None else "taken for none of the known values"
+            share = at.gaps[k] if at.gaps and column.gap else float(column.gap)
+            then = "" if share == 1 else f"; training rows had {f'{share:.1%}' if column.gap else 'none'} there"
+            more = gaps > n * share + 4 * math.sqrt(n * share) + 4  # beyond chance
+            yield f"{column.name}: {gaps} of {n} are missing, {how}{then}", more or not column.gap
+        if column.values is not None and (unseen := x == UNSEEN).any():
+            cells = sheet.columns[column.name]
+            values = ", ".join(sorted({cells[i] for i in np.flatnonzero(unseen)})[:5])
+            what = f"no training row had {values}; taken for none of the known values"
+            yield f"{column.name}: {unseen.sum()} of {n} rows are outside the known values: {what}", True
+        low, high = ends.get(column.name, (None, None))
+        if low is not None and high is not None and len(out := x[(x < low) | (x > high)]):
+            what = f"{low:g} to {high:g}, the range of the training rows; they are {out.min():g} to {out.max():g}"
+            yield f"{column.name}: {len(out)} of {n} rows are outside {what}", True
+    if numbers and not ends:
+        yield "ranges of the training rows are unknown, so numbers are not checked against them", True
 
 
 def predictor(run: Result, client: int | str) -> Predictor:
