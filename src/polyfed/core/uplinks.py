@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from polyfed.base.errors import RunError
-from polyfed.base.typed import weighted_sum
+from polyfed.base.typed import plain, weighted_sum
 from polyfed.compute.task import Task
 from polyfed.core.ledger import row_bytes
 from polyfed.core.messages import Round, State, mean
@@ -245,11 +245,13 @@ class Tally:
         self._parts: list[tuple[Tensor, State]] = []
         self._sums: dict[tuple[str, str], Tensor] = {}
 
-    def reduce(self, up: State, at: Tensor) -> Part:
+    def reduce(self, up: State, at: Tensor, apart: bool = False) -> Part:
         """Return the part of a chunk's uplinks [s, ...] that is kept; `at: [s]` positions in the cohort.
 
-        May run in any thread, and in any order.
+        May run in any thread, and in any order. apart: rows are added by `add`, one by one, so that where the cohort is
+        cut changes no bit
         """
+        apart = apart or len(at) == 1
         if self.forge is not None:
             up = self.forge(up, self._at(at), self.round.take(at))
         if self.door is not None:
@@ -258,24 +260,37 @@ class Tally:
             left = self.door.leave(up, self._at(at), self.round.take(at), self.added, self.cohort)
             return Part({}, left, sum(t.nbytes for t in left.values()), None)
         sums: dict[tuple[str, str], Tensor] = {}
-        for name in self.added.keys() & up.keys():
+        for name in () if apart else self.added.keys() & up.keys():
             if "plain" in self.added[name]:
                 sums[name, "plain"] = up[name].sum(0)
             if "weighted" in self.added[name]:
                 sums[name, "weighted"] = weighted_sum(self._share[at], up[name])
-        kept = {name: t for name, t in up.items() if name not in self.added}
+        kept = {name: t for name, t in up.items() if apart or name not in self.added}
         finite = {name for (name, _), total in sums.items() if torch.isfinite(total.sum())}  # as its rows then are
+        finite |= self.added.keys() if apart else set()  # as far as `add` can tell
         return Part(kept, sums, row_bytes(up), diverged(t for name, t in up.items() if name not in finite))
 
     def _at(self, at: Tensor) -> State:
         return {name: rows_of(t, at) for name, t in self.received.items()}
 
-    def add(self, part: Part, at: Tensor) -> None:
-        """Take a chunk in. The order of calls decides the last bits of sums."""
+    def add(self, part: Part, at: Tensor) -> int | None:
+        """Take a chunk in; returns its first row that is not finite. The order of calls decides the last bits."""
         self.bytes = part.bytes
-        self._parts.append((at, part.rows))
+        mine = {} if self.door is not None else {name: part.rows[name] for name in self.added.keys() & part.rows.keys()}
+        self._parts.append((at, {name: t for name, t in part.rows.items() if name not in mine}))
         for key, value in part.sums.items():
             self._sums[key] = self._sums[key].add_(value) if key in self._sums else value
+        for name, rows in mine.items():
+            for kind in self.added[name]:
+                shares = self._share[at] if kind == "weighted" else None
+                self._sums[name, kind] = total = _chained(self._sums.get((name, kind)), rows, shares)
+                if (
+                    total.is_floating_point()
+                    and not torch.isfinite(total.sum())
+                    and (bad := diverged([rows])) is not None
+                ):
+                    return bad
+        return None
 
     def part(self) -> Part:
         """Everything taken in, as one part with rows in the order of the cohort."""
@@ -298,6 +313,18 @@ def diverged(tensors: Iterable[Tensor]) -> int | None:
             if bad.any():
                 return int(bad.nonzero()[0])
     return None
+
+
+def _chained(total: Tensor | None, rows: Tensor, weights: Tensor | None) -> Tensor:
+    """total + weights_1 rows_1 + weights_2 rows_2 + ..., from the left. total: written into; None: nothing yet"""
+    if not rows.is_floating_point():  # integers have no last bits
+        more = rows.sum(0) if weights is None else weighted_sum(weights, rows)
+        return more if total is None else total + more
+    factors: list[float] = [1.0] * len(rows) if weights is None else plain(weights)
+    for row, weight in zip(rows.unbind(0), factors, strict=True):
+        total = row * weight if total is None else total.add_(row, alpha=weight)
+    assert total is not None
+    return total
 
 
 def rows_of(t: Tensor, at: Tensor) -> Tensor:

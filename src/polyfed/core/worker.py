@@ -1,7 +1,8 @@
 """The only code that runs clients: chunks the cohort, gathers private rows and batches, calls `local_update`.
 
-Chunks run on worker threads with one intra-op thread each. What is computed does not depend on how clients are
-chunked, only how fast (and the last bits of sums).
+Chunks run on worker threads with one intra-op thread each, and no bit depends on how many there are. Chunks that share
+their arithmetic, and are added up as they are, follow from the work and `PARTS`; those that the kernel takes client by
+client are cut for the threads there are, and their uplinks are added one by one, in one order.
 """
 
 import logging
@@ -12,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ from polyfed.core.uplinks import Door, Part, Tally, diverged, rows_of
 
 log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
+PARTS = 8  # that what a cohort does is cut into at most, however many threads there are
+WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 SMALL = 1 << 20  # products of a full-batch step (samples, padded, times parameters) that cost less than another call
 
 
@@ -123,6 +125,7 @@ class Worker:
         self.task, self.train, self.keys, self.work, self.seed, self.plan = task, train, keys, work, seed, plan
         self.step_sizes = step_sizes
         self._most = plan.chunk  # clients at once: fewer once they did not fit
+        self._alone: dict[int, bool] = {}  # exchange -> True where calls show that clients do not see each other
         self._pool = ThreadPoolExecutor(plan.workers) if plan.workers > 1 else None
 
     def close(self) -> None:
@@ -150,9 +153,10 @@ class Worker:
         scaled = {t: decayed(algorithm, self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
         at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
         unlike = self.plan.path == PATH and self.work.batch_size is not None
-        parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t, unlike)]
+        threads = self.plan.workers if self._alone.get(round.phase) else PARTS
+        parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t, unlike, threads)]
         # where a method leaves all full batches to the kernel, clients need not be alike: the smallest show whether
-        least = max(self.plan.workers * len(scaled), -(-len(ids) // self._most))
+        least = max(len(scaled), -(-len(ids) // self._most))
         trying = self.plan.path == PATH and not unlike and len(parts) > 1 + least
         parts = [*parts[-1:], *parts[:-1]] if trying else parts
 
@@ -162,34 +166,36 @@ class Worker:
             part = round.take(at)._replace(t=t)
             return at, self._chunk(scaled[t], rows, down, part, at, ids[positions], tally.door)
 
-        def run(positions: np.ndarray) -> Done:
+        def run(positions: np.ndarray, unlike: bool) -> Done:
             try:
                 at, (private, up, watch, data) = guarded(partial(answers, positions))
             except Exploded as e:
                 alone = (int(i) for i in positions if exploded(partial(answers, np.array([i]))))
                 raise Exploded(next(alone, int(positions[0]))) from e
-            lost, part = diverged(private.values()), tally.reduce(up, at)
+            lost, part = diverged(private.values()), tally.reduce(up, at, unlike)
             private = _apart(private, part.rows)
             return Done(positions, at, private, part, lost, watch, data.taken, data.padded[0])
 
         def done() -> Iterator[Done]:
-            left = parts
+            left, free = parts, unlike
             if trying:
-                first, left = self._fitting(run, parts[0]), parts[1:]
+                first, left = self._fitting(partial(run, unlike=False), parts[0]), parts[1:]
                 yield from first
-                if not any(chunk.padded for chunk in first):
-                    rest = [np.setdiff1d(some, parts[0]) for some in at]
-                    left = [c for t, some in zip(scaled, rest, strict=True) for c in self._chunks(ids, some, t, True)]
-            yield from chain.from_iterable(self._in_order(partial(self._fitting, run), left))
+                if free := not any(chunk.padded for chunk in first):
+                    rest, k = [np.setdiff1d(some, parts[0]) for some in at], self.plan.workers
+                    left = [
+                        c for t, some in zip(scaled, rest, strict=True) for c in self._chunks(ids, some, t, True, k)
+                    ]
+            yield from chain.from_iterable(self._in_order(partial(self._fitting, partial(run, unlike=free)), left))
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
         private, watches = list[tuple[Tensor, State]](), list[tuple[np.ndarray, Stopwatch]]()
         try:
             for chunk in done():
-                bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
+                bad = [row for row in (chunk.part.bad, chunk.lost, tally.add(chunk.part, chunk.at)) if row is not None]
                 if bad:
                     raise Exploded(int(chunk.positions[min(bad)]))
-                tally.add(chunk.part, chunk.at)
+                self._alone[round.phase] = self._alone.get(round.phase, True) and not chunk.padded
                 steps[chunk.positions] = chunk.taken
                 private.append((chunk.at, chunk.private))
                 watches.append((chunk.positions, chunk.watch))
@@ -236,11 +242,18 @@ class Worker:
                 left.cancel()
             wait(waiting)
 
-    def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int, unlike: bool) -> list[np.ndarray]:
-        """The positions `at` in the cohort in chunks of similar clients, or unlike ones in a chunk for each worker."""
-        who, parts = ids[at], self.plan.workers if unlike else None
-        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most, self.task.p, parts)
-        return [at[c] for c in found]
+    def _parts(self, ids: np.ndarray) -> int:
+        """How many threads the work of a step of these clients is worth, `PARTS` at most."""
+        step = len(ids) * self.work.per_step(self.train.counts[ids]) * self.task.p if len(ids) else 0
+        worth = int(step // WORTH) if self.task.batched else PARTS
+        return 1 if self.task.device.type != "cpu" else max(1, min(PARTS, len(ids), worth))
+
+    def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int, unlike: bool, threads: int) -> list[np.ndarray]:
+        """The positions `at` in the cohort in chunks of similar clients, or unlike ones in a chunk for each thread."""
+        who, parts = ids[at], self._parts(ids[at])
+        most = self._most if unlike else min(self._most, -(-len(who) // parts) or 1)
+        cut, counts = min(threads, parts) if unlike else None, self.train.counts[who]
+        return [at[c] for c in chunks(self.work, counts, self.keys[who], self.seed, t, most, self.task.p, cut)]
 
     def _chunk(
         self,
@@ -280,31 +293,19 @@ def chunks(
     """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
 
     p: parameters. Full batches so small that padding them costs less than another call need not be similar.
-    parts: that many chunks of equal work instead, or as many as `most` needs
+    parts: that many chunks of equal work instead, or as many as `most` needs; together they are always in one order
     """
     taken, full = work.taken(counts, t, keys, seed), work.batch_size is None
-    order = np.argsort(-counts, kind="stable") if full else np.lexsort((-counts, -taken))
+    order = np.argsort(-counts, kind="stable") if full and parts is None else np.lexsort((-counts, -taken))
     if parts is not None:
-        k = min(len(order), max(parts, -(-len(order) // most)))
-        found = dealt(order, taken * counts if full else taken, k, most)
+        k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9
+        place = ((np.cumsum(cost) - cost / 2) * k / cost.sum()).astype(int)
+        found = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
     elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
         found = alike(counts, most, order)
     else:
         found = [order[k : k + most] for k in range(0, len(order), most)]
     return [c[np.argsort(-taken[c], kind="stable")] for c in found]
-
-
-def dealt(order: np.ndarray, cost: np.ndarray, k: int, most: int) -> list[np.ndarray]:
-    """The clients in `order`, each to the one of k chunks that has the least to do so far and fewer than `most`."""
-    if k == 1:
-        return [order]
-    found, least = [list[int]() for _ in range(k)], [(0, j) for j in range(k)]
-    for i in order[np.argsort(-cost[order], kind="stable")].tolist():
-        load, j = heappop(least)
-        found[j].append(i)
-        if len(found[j]) < most:
-            heappush(least, (load + int(cost[i]), j))
-    return [np.array(some) for some in found if some]
 
 
 def expand(down: Down, m: int) -> State:

@@ -30,12 +30,12 @@ from polyfed.core.messages import size
 from polyfed.core.rounds import part
 from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
 from polyfed.core.uplinks import Tally, rows_of
-from polyfed.core.worker import Plan, Reply, Worker, expand
+from polyfed.core.worker import PARTS, WORTH, Plan, Reply, Worker, expand
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
 ROOM = 8_000_000  # bytes of models that the kernel is given at a time: memory for vectors of this size is used again
 LEAST = 64  # uplinks that are there at a time where they are added up: those of a few chunks per thread
-WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
+SCORED = 16 * WORTH  # products of an evaluation that are worth another thread
 
 
 def cores() -> int:
@@ -68,10 +68,10 @@ def make_plan(
 ) -> Plan:
     """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most.
 
-    On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, one chunk per
-    worker thread at least, and a thread only for `WORTH` products of a cohort's step: small operations would wait for
-    the interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort
-    is one chunk, or as many clients as half of the free memory holds: eight vectors each, and twice what a step keeps
+    On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, whatever the
+    threads, and has a thread only for `WORTH` products of a cohort's step: small operations would wait for the
+    interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort is one
+    chunk, or as many clients as half of the free memory holds: eight vectors each, and twice what a step keeps
     for its backward pass, whose gradients are as large.
 
     batched: whether clients share a call; None: as the task says
@@ -86,7 +86,7 @@ def make_plan(
         if not batched:
             chunk = 1
         elif on_cpu:
-            chunk = max(1, min(-(-cohort // threads), (ROOM if path == PATH else CACHE) // size))
+            chunk = max(1, min(cohort, (ROOM if path == PATH else CACHE) // size))
         else:
             each = 8 * size + 2 * (most or batch) * task.sample_bytes
             chunk = max(1, min(cohort, int(free_memory(task.device) // 2 // each)))
@@ -159,7 +159,8 @@ class LocalEngine:
         """Each client's metrics [n] for the model it would deploy. block: bytes of models at a time."""
         n, data = self.rows.n, self.data[split]
         most = max(1, block // (self.task.p * self.task.w0.element_size()))
-        size = min(most, -(-n // self.workers))
+        worth = int(len(data.x) * self.task.p // SCORED) if self.task.batched else PARTS
+        size = min(most, -(-n // max(1, min(PARTS, worth))))  # not of the number of threads, of which no bit depends
         blocks = [np.arange(k, min(k + size, n)) for k in range(0, n, size)]
 
         def measured(ids: np.ndarray) -> dict[str, np.ndarray]:

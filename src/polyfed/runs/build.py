@@ -132,10 +132,10 @@ class Parts:
         if isinstance(schedule, Mapping) and "delays" in schedule:
             schedule = {**schedule, "delays": delays_at(schedule["delays"], Path())}
         settings = dataclasses.replace(e.settings, loss=loss, schedule=schedule)
-        if settings.portable:  # the plan of another machine follows from its cores, and decides the order of sums
+        if settings.portable:
             if settings.device.startswith("cuda"):
                 raise ConfigError(f"portable: found device {settings.device}, expected cpu")
-            settings = dataclasses.replace(settings, device="cpu", workers=settings.workers or 1)
+            settings = dataclasses.replace(settings, device="cpu")
         return dataclasses.replace(e, data=data, model=model, settings=settings)
 
     def training(self, seed: int | None = None) -> Settings:

@@ -367,6 +367,7 @@ def versions() -> dict[str, str]:
     # the instructions that torch, MKL and our kernel choose decide the last bits
     compiled = kernel()
     return found | {
+        "sums": "in one order",
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
         "kernel": "none" if compiled is None else compiled.set,  # pyright: ignore[reportUnknownMemberType]
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),

@@ -91,11 +91,18 @@ class Session:
 
     def run(self) -> Result:
         """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # what is written at the end, too, has the bits of one thread
+        try:
+            return self._run()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run(self) -> Result:
         loop, store = self.loop, self.store
-        threads, begun = torch.get_num_threads(), loop.t
+        begun = loop.t
         if store is not None:
             loop.say = store.log
-        torch.set_num_threads(1)
         try:
             self._rounds()
             self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
@@ -108,7 +115,6 @@ class Session:
             raise
         finally:
             loop.engine = loop.engine.close()
-            torch.set_num_threads(threads)
         self.status = "finished" if loop.t >= self.rounds or self.ended else "interrupted"
         found = self.result()
         if store is not None:

@@ -26,7 +26,7 @@ from polyfed.runs.trainer import fit
 from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
-LIBRARIES = ("torch", "numpy")  # whose versions round differently
+LIBRARIES = ("torch", "numpy", "sums")  # whose versions round differently
 
 
 class Difference(NamedTuple):
@@ -137,7 +137,8 @@ def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[s
 
 def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
     """Those that a run's config.toml names and that differ in that of the run made again."""
-    last = {k.partition("-from-round-")[0]: v for k, v in config.get("versions", {}).items()}
+    named = {"sums": "by chunk"} | config.get("versions", {})  # as runs were made that do not say it
+    last = {k.partition("-from-round-")[0]: v for k, v in named.items()}
     here = tomllib.loads((again / "config.toml").read_text())["versions"]
     changed = {k: (then, here.get(k, "unknown")) for k, then in last.items()}
     return {k: v for k, v in changed.items() if v[0] != v[1]}
