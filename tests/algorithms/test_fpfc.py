@@ -29,7 +29,8 @@ def test_a_round_costs_the_pairs_of_its_participants(fraction):
     round changes are those with a participant, and no other, once all have been heard."""
     points = np.random.default_rng(0).normal(size=(20, 3))
     before, after = (
-        fit_points(centres(points), pf.FPFC(0.1, lam=5.0), rounds=rounds, dim=3, fraction=fraction) for rounds in (60, 61)
+        fit_points(centres(points), pf.FPFC(0.1, lam=5.0), rounds=rounds, dim=3, fraction=fraction)
+        for rounds in (60, 61)
     )
     ledger = after.ledger
     taking = ledger[ledger["round"] == ledger["round"].max()]["client"].astype(int).tolist()
