@@ -82,9 +82,9 @@ def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_pat
     attack has the accuracies of the benign devices without."""
     bench = Bench(tmp_path, seeds=2)
     small = replace(problems.synthetic(bench), rounds=2)
-    found = {lam: [attacks._attacked(bench, small, "sign flip", 0.4, lam, seed) for seed in (0, 1)] for lam in (0.5, 9)}
-    runs = {lam: joined(parts) for lam, parts in found.items()}
-    numbers, scores = attacks.groups_of_benign(runs[9], (0, 1))
+    runs = {lam: attacks.attacked(small, "sign flip", 0.4, replace(small.fpfc, lam=lam)) for lam in (0.5, 9)}
+    found = {lam: [run(bench, seed) for seed in (0, 1)] for lam, run in runs.items()}
+    numbers, scores = grouping_of(attacks.honest(joined(found[9]), 0.4), "FPFC")
     for seed in (0, 1):
         frame = found[9][seed].results[0].clients
         honest = frame[frame["test_accuracy"].notna()]
@@ -100,10 +100,10 @@ def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_pat
     known = {lam: Comparison([told(lam, 0, lam, 1 / lam), told(lam, 1, 1 / lam, lam)]) for lam in runs}
     assert [attacks.elsewhere(known, (0, 1), seed) for seed in (0, 1)] == [0.5, 9]
 
-    plain = attacks._own(bench, small, 0)
+    plain = attacks.attacked(small, "local", 0.0, pf.Local(0.1))(bench, 0)
     forged = bench.compare("forged", small.model, small.federation, {"Local": pf.Local(0.1)}, seeds=[0], rounds=2,
                            evaluate_every=0, attack=pf.threats.SignFlip(10.0, ratio=0.4), **small.work)  # fmt: skip
-    honest, everyone = (attacks.benign(of, [0]).item() for of in (attacks.without_attackers(plain, 0.4), plain))
+    honest, everyone = (attacks.benign(of, [0]).item() for of in (attacks.honest(plain, 0.4), plain))
     assert honest == pytest.approx(attacks.benign(forged, [0]).item(), rel=1e-12) != everyone
 
 

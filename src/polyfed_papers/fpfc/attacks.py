@@ -1,6 +1,6 @@
 """Clients that attack (section 6), from none to four in five: Figures 7, E.2 and E.3; and FedAvg with robust rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
 from polyfed.base.randomness import client_keys
 from polyfed.core.algorithm import Algorithm
@@ -16,7 +17,6 @@ from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, me
 from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed.studies.jobs import Done
 from polyfed.threats import (
     GaussianNoise,
     GeometricMedian,
@@ -41,7 +41,7 @@ from polyfed_papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, listed, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
@@ -157,20 +157,15 @@ def attacks(bench: Bench) -> Outcome:
 
 
 def settings_anew(scale: Size):
+    shares = "0 to 60 % of the devices in steps of 20 %" if scale == "paper" else "none, 40 % with noise"
     return (
         sizes(scale),
         rounds_of(scale, 100, 2000),
         Setting("FPFC: lambda from", f"{', '.join(map(str, ANEW))}, anew for every attack and share", "ours"),
         Setting("chosen by", "validation data of the benign devices under the other seeds", "ours"),
         *THREATS,
-        Setting(
-            "attackers",
-            "none, 40 % with noise" if scale != "paper" else "0 to 60 % of the devices in steps of 20 %",
-            "paper",
-        ),
-        Setting(
-            "sign flips", f"cut at {CUT:g} in every number: each upload makes them some three times larger", "ours"
-        ),
+        Setting("attackers", shares, "paper"),
+        Setting("sign flips", f"cut at {CUT:g} in every number: each upload makes them three times larger", "ours"),
         *SYNTHETIC,
     )
 
@@ -189,21 +184,19 @@ def attacks_anew(bench: Bench) -> Outcome:
     """Is what clustering gains over training alone kept under attack, if lambda is chosen for it?"""
     problem = replace(synthetic(bench), rounds=bench.rounds(100, 2000))
     lambdas, shares = ANEW[: 2 if bench.rehearse else None], bench.pick((0.4,), (0.2, 0.4, 0.6))
-    cells: dict[tuple[str, float], dict[float, list[Comparison]]] = {("none", 0.0): {}}
-    cells |= {(attack, share): {} for attack in list(ATTACKS)[bench.pick(2, 0) :] for share in shares}
-    keys = [(*cell, lam, seed) for cell in cells for lam in lambdas for seed in bench.seeds]
-    tasks = [(f"{attack} {share:g}, lambda {lam:g}", seed, partial(_attacked, bench, problem, attack, share, lam, seed))
-             for attack, share, lam, seed in keys]  # fmt: skip
-    tasks += [("Local", seed, partial(_own, bench, problem, seed)) for seed in bench.seeds]
-    done = bench.all_of(tasks)
-    for (attack, share, lam, _), found in zip(keys, done, strict=False):
-        cells[attack, share].setdefault(lam, []).append(found)
-    local = joined(done[len(keys) :])
+    cells = [("none", 0.0), *((attack, share) for attack in list(ATTACKS)[bench.pick(2, 0) :] for share in shares)]
+    runs = {(attack, share, lam): attacked(problem, attack, share, replace(problem.fpfc, lam=lam))
+            for attack, share in cells for lam in lambdas}  # fmt: skip
+    runs["local", 0.0, 0.0] = attacked(problem, "local", 0.0, Local(problem.fpfc.lr))
+    keys = [(key, seed) for key in runs for seed in bench.seeds]
+    done = bench.all_of([(f"{key[0]} {key[1]:g}, lambda {key[2]:g}", seed, partial(runs[key], bench, seed))
+                         for key, seed in keys])  # fmt: skip
+    found = {key: joined(d for (k, _), d in zip(keys, done, strict=True) if k == key) for key in runs}
     tables, claims = [], []
-    for (attack, share), of in cells.items():
-        runs = {lam: joined(found) for lam, found in of.items()}
+    for attack, share in cells:
         title = f"{attack}, {share:.0%} of attackers" if share else "no attackers"
-        table, claim = kept(problem, title, runs, without_attackers(local, share), bench.seeds)
+        of = {lam: honest(found[attack, share, lam], share) for lam in lambdas}
+        table, claim = kept(problem, title, of, honest(found["local", 0.0, 0.0], share), bench.seeds)
         tables.append(table)
         claims.append(claim)
     notes = ["all figures are of the benign devices; Local's are those of a run without attackers, which reach nobody "
@@ -211,20 +204,24 @@ def attacks_anew(bench: Bench) -> Outcome:
     return Outcome(tables, claims=claims, notes=notes)
 
 
-def _attacked(bench: Bench, problem: Problem, attack: str, share: float, lam: float, seed: int) -> Comparison:
+def attacked(problem: Problem, attack: str, share: float, method: Algorithm) -> Callable[[Bench, int], Comparison]:
+    """A run of a method under attack, by bench and seed, in a folder of its own."""
+    label, lam = ("FPFC", f"-{share:g}-lambda-{method.lam:g}") if isinstance(method, FPFC) else ("Local", "")
     threat = replace((ATTACKS | {"sign flip": Cut(10.0)})[attack], ratio=share) if share else None
-    return bench.compare(
-        f"{_plain(attack)}-{share:g}-lambda-{lam:g}/seed{seed}", problem.model, problem.federation,
-        {"FPFC": replace(problem.fpfc, lam=lam)}, seeds=[seed], rounds=problem.rounds, evaluate_every=0, attack=threat,
-        **problem.work,
+    return lambda bench, seed: bench.compare(
+        f"{_plain(attack)}{lam}/seed{seed}", problem.model, problem.federation, {label: method}, seeds=[seed],
+        rounds=problem.rounds, evaluate_every=0, attack=threat, **problem.work,
     )  # fmt: skip
 
 
-def _own(bench: Bench, problem: Problem, seed: int) -> Comparison:
-    return bench.compare(
-        f"local/seed{seed}", problem.model, problem.federation, {"Local": Local(problem.fpfc.lr)}, seeds=[seed],
-        rounds=problem.rounds, evaluate_every=0, **problem.work,
-    )  # fmt: skip
+def honest(found: Comparison, share: float) -> Comparison:
+    """The runs with the devices alone that do not attack at this share."""
+    who = SignFlip(ratio=share)
+    return Comparison([
+        r if r.clients is None or not share
+        else replace(r, clients=r.clients[~who.attackers(r.seed, client_keys(r.clients["client"].tolist()))])
+        for r in found.results
+    ])  # fmt: skip
 
 
 def kept(
@@ -232,45 +229,16 @@ def kept(
 ) -> tuple[Table, Claim]:
     """A row per lambda, one for the chosen ones and one for Local; and whether the chosen is above Local.
 
-    runs: lambda -> one run per seed
+    runs: lambda -> one run per seed, of the benign devices
     """
-    columns = {lam: (benign(found, seeds), *groups_of_benign(found, seeds)) for lam, found in runs.items()}
+    columns = {lam: (benign(found, seeds), *grouping_of(found, "FPFC")) for lam, found in runs.items()}
     chosen = [elsewhere(runs, seeds, seed) for seed in seeds]
     columns |= {0.0: tuple(np.array([columns[lam][k][i] for i, lam in enumerate(chosen)]) for k in range(3))}
-    own = benign(local, seeds)
-    rows = [
-        (
-            Cell(f"FPFC, lambda {lam:g}" if lam else f"FPFC, lambda chosen: {', '.join(f'{c:g}' for c in chosen)}"),
-            ours(accuracy, 100),
-            ours(number),
-            ours(score),
-        )
-        for lam, (accuracy, number, score) in columns.items()
-    ]
-    rows.append((Cell("Local"), ours(own, 100), Cell("–"), Cell("–")))
+    names = {lam: f"FPFC, lambda {lam:g}" for lam in runs} | {0.0: f"FPFC, lambda chosen: {listed(chosen)}"}
+    rows = [(Cell(names[lam]), ours(values[0], 100), *map(ours, values[1:])) for lam, values in columns.items()]
+    rows.append((Cell("Local"), ours(own := benign(local, seeds), 100), Cell("–"), Cell("–")))
     table = told_by(title, ("method<", "accuracy, %", "clusters", "ARI"), rows)
     return table, problem.better(f"{title}: FPFC, lambda chosen, is better than Local", columns[0.0][0], own)
-
-
-def groups_of_benign(found: Comparison, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """([seeds] clusters, [seeds] ARI) among the devices that do not attack; NaN for a run that diverged."""
-    own = {r.seed: r.clients for r in found.results if r.clients is not None}
-    honest = [replace(r, clients=own[r.seed][own[r.seed]["test_accuracy"].notna()])
-              if r.seed in own else r for r in found.results]  # fmt: skip
-    groups = {r.seed: grouping_of(Comparison([r]), r.label) for r in honest}
-    return tuple(np.array([groups[s][k][0] for s in seeds]) for k in (0, 1))  # pyright: ignore[reportReturnType]
-
-
-def without_attackers(local: Comparison, share: float) -> Comparison:
-    """Own models as under attack: nothing of the attackers reaches them, and the attackers are not scored."""
-
-    def scored(r: Done) -> Done:
-        if r.clients is None or not share:
-            return r
-        who = SignFlip(ratio=share).attackers(r.seed, client_keys(r.clients["client"].tolist()))
-        return replace(r, clients=r.clients[~who])
-
-    return Comparison([scored(r) for r in local.results])
 
 
 def elsewhere(runs: Mapping[float, Comparison], seeds: Sequence[int], seed: int) -> float:
