@@ -16,9 +16,10 @@ LR = 0.1
 RNG = np.random.default_rng(0)
 
 
-def net(norm=nn.BatchNorm1d):
+def net(momentum=LR):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), norm(6, momentum=LR), nn.Tanh(), nn.Linear(6, 3)).double()
+    norm = nn.BatchNorm1d(6, momentum=momentum)
+    return nn.Sequential(nn.Linear(4, 6, bias=False), norm, nn.Tanh(), nn.Linear(6, 3)).double()
 
 
 def site(shift):
@@ -34,25 +35,124 @@ def fitted(method, model=None, **settings):
     return pf.fit(with_statistics(net()) if model is None else model, FED, method, **how)
 
 
-def test_local_training_is_torch_s_own():
-    """SGD with a step of torch's momentum: weights and running statistics to rounding."""
-    run = fitted(pf.Local(lr=LR))
+def by_torch(i, steps, of, optimizer=torch.optim.SGD, clip=None, **settings):
+    """A client's model, and its statistics, by torch's own layers and optimisers."""
+    model, (x, y) = net(momentum=of), FED.train.client(i)
+    steps_of = optimizer(model.parameters(), **settings)
+    for _ in range(steps):
+        loss = F.cross_entropy(model(x.double()), y)
+        model.zero_grad()
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        steps_of.step()
+    return model
+
+
+def assert_equal(found, model):
+    for name, t in model.state_dict().items():
+        if name in found:
+            torch.testing.assert_close(found[name], t.to(found[name].dtype), rtol=0, atol=1e-12)
+
+
+TORCH = {  # settings of a run -> those of torch
+    "sgd": ({}, {"lr": 0.03}),
+    "decay": ({"weight_decay": 0.1}, {"lr": 0.03, "weight_decay": 0.1}),
+    "momentum": ({"optimizer": "momentum"}, {"lr": 0.03, "momentum": 0.9}),
+    "adam": ({"optimizer": "adam"}, {"lr": 0.03, "optimizer": torch.optim.Adam}),
+    "adam and decay": (
+        {"optimizer": "adam", "weight_decay": 0.1},
+        {"lr": 0.03, "optimizer": torch.optim.Adam, "weight_decay": 0.1},
+    ),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"lr": 0.03, "optimizer": torch.optim.AdamW, "weight_decay": 0.1},
+    ),
+    "clipped": ({"clip_norm": 0.05}, {"lr": 0.03, "clip": 0.05}),
+}
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.37, None], ids=str)
+@pytest.mark.parametrize(("ours", "theirs"), TORCH.values(), ids=TORCH)
+def test_statistics_move_as_torch_s_own_whatever_takes_the_steps(ours, theirs, momentum):
+    """Weights too; steps of .03 are no momentum of .1."""
+    run = fitted(pf.Local(lr=0.03), with_statistics(net(momentum=momentum)), rounds=1, local_steps=10, **ours)
+    for i in range(FED.n):
+        model = by_torch(i, 10, momentum, **theirs)
+        assert_equal(run.model(i).state_dict(), model)
+        x, y = FED.test.client(i)
+        own = float((model.eval()(x.double()).argmax(1) == y).double().mean())
+        assert run.clients.test_accuracy[i] == own
+
+
+SAME = RNG.normal(size=(24, 4)) * 2 + 3
+FIRST = pf.Federation.from_arrays(
+    [(SAME, (SAME @ RNG.normal(size=(4, 3))).argmax(1)) for _ in range(3)], classes=3, test_fraction=0.0
+)
+BATCH = torch.tensor(SAME.mean(0)), torch.tensor(SAME.var(0, ddof=1))
+METHODS = [
+    pf.FedAvg(), pf.FedProx(), pf.Scaffold(), pf.FedDyn(), pf.FedAvgM(), pf.FedAdagrad(), pf.FedAdam(), pf.FedYogi(),
+    pf.FedNova(), pf.FedExP(averaged=False), pf.FedLin(), pf.FedTrack(), pf.FedCET(), pf.FedSLR(), pf.FPFC(), pf.GPGD(),
+    pf.LPGD(), pf.Ditto(), pf.APFL(), pf.APFL(adaptive=True), pf.PFedMe(), pf.PerFedAvg(), pf.FedALA(), pf.FedAS(),
+    pf.FedDBE(), pf.FedRoD(), pf.MOON(), pf.IFCA(), pf.FedSoft(), pf.FedSpa(), pf.FedBuff(),
+    pf.FedRep(), pf.FedPAC(), pf.FedBN(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "weight_decay": 0.1, "clip_norm": 0.1}], ids=["sgd", "adam"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_a_method_moves_them_by_whole_passes_and_by_nothing_else(method, how):
+    """What enters a first layer is the samples, the same at all clients: after k passes the statistics are
+    b + .9^k (start - b), whatever the weights, pulls, variates and servers do; means of equals change nothing."""
+    if how and method.needs.plain_sgd:
+        pytest.skip("takes steps of its own")
+    torch.manual_seed(0)
+    model = with_statistics(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    settings = {"batch_size": None, "local_steps": 2, "dtype": torch.float64, "evaluate_every": 0} | how
+    run = pf.fit(model, FIRST, method, rounds=2, **settings)
+    for i in range(3):
+        found = run.model(i).state_dict()
+        for name, b, start in zip(("0.running_mean", "0.running_var"), BATCH, (0.0, 1.0), strict=True):
+            passes = ((found[name] - b) / (start - b)).log() / np.log(0.9)
+            torch.testing.assert_close(passes, passes[0].round().expand(4), rtol=0, atol=1e-9)
+            assert passes[0].round() >= 1
+
+
+@pytest.mark.parametrize("method", [pf.APPLE(), pf.PFedHN(), pf.QFedAvg()], ids=lambda m: m.name)
+def test_a_method_that_makes_no_means_refuses_them(method):
+    with pytest.raises(ModelError, match=f"running statistics of BatchNorm.*{method.name}"):
+        fitted(method)
+
+
+def test_a_layer_that_stands_in_two_places_moves_twice_in_a_pass():
+    def twice():
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(4, momentum=0.3)
+        return nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Tanh(), nn.Linear(4, 3)).double()
+
+    run = fitted(pf.Local(lr=0.03), with_statistics(twice()), rounds=1)
+    for i in range(FED.n):
+        model, (x, y) = twice(), FED.train.client(i)
+        steps = torch.optim.SGD(model.parameters(), lr=0.03)
+        for _ in range(5):
+            steps.zero_grad()
+            F.cross_entropy(model(x.double()), y).backward()
+            steps.step()
+        assert_equal(run.model(i).state_dict(), model)
+
+
+def test_a_step_by_ditto_is_torch_s_with_its_pull():
+    start = {name: q.detach() for name, q in net().named_parameters()}
+    run = fitted(pf.Ditto(lr=0.03, lam=0.8, personal_epochs=4), rounds=1)
     for i in range(FED.n):
         model, (x, y) = net(), FED.train.client(i)
-        for _ in range(10):
-            loss = F.cross_entropy(model(x.double()), y)
+        for _ in range(4):
             model.zero_grad()
-            loss.backward()
+            F.cross_entropy(model(x.double()), y).backward()
             with torch.no_grad():
-                for q in model.parameters():
-                    q -= LR * q.grad
-        found = run.model(i).state_dict()
-        for name, t in model.state_dict().items():
-            if "batches" not in name:
-                torch.testing.assert_close(found[name], t, rtol=0, atol=1e-12)
-        assert run.clients.test_accuracy[i] == float(
-            (model.eval()(FED.test.client(i)[0].double()).argmax(1) == FED.test.client(i)[1]).double().mean()
-        )
+                for name, q in model.named_parameters():
+                    q -= 0.03 * (q.grad + 0.8 * (q - start[name]))
+        assert_equal(run.model(i).state_dict(), model)
 
 
 def test_fedavg_averages_the_statistics_and_fedbn_leaves_them():

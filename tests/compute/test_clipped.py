@@ -4,12 +4,61 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.base.errors import ModelError
 from polyfed.compute.batches import Batch
-from polyfed.compute.clipped import clipped_sum, sizes_of
+from polyfed.compute.clipped import check_rows, clipped_sum, sizes_of
 from polyfed.compute.task import Task
+from polyfed.models import with_statistics
+
+
+class Of(torch.nn.Module):
+    """Layers, and a forward pass given as a function of (self, x)."""
+
+    def __init__(self, forward, *layers):
+        super().__init__()
+        self.f, self.m = forward, torch.nn.ModuleList(layers)
+
+    def forward(self, x):
+        return self.f(self.m, x)
+
+
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+def packed(m, x):
+    steps = torch.nn.utils.rnn.pack_padded_sequence(x.view(-1, 2, 3), torch.full((len(x),), 2), batch_first=True)
+    return m[1](m[0](steps)[1][-1])
+
+
+def filled(m, x):
+    out = torch.zeros(len(x), 3, dtype=x.dtype)
+    out[:] = m[0](x)
+    return out
+
 
 torch.manual_seed(0)
-NETS = {
+PLAIN = {  # what vmap has no rule for, or the wrong one
+    **{
+        kind.__name__: Of(lambda m, x: m[1](m[0](x.view(-1, 2, 3))[0][:, -1]), kind(3, 4, batch_first=True), linear)
+        for kind, linear in zip(
+            (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), (torch.nn.Linear(4, 3) for _ in range(3)), strict=True
+        )
+    },
+    "packed": Of(packed, torch.nn.GRU(3, 4, batch_first=True), torch.nn.Linear(4, 3)),
+    "a branch on data": Of(lambda m, x: m[0](x) if (x[:, 0] > 1e9).all() else m[0](2 * x), torch.nn.Linear(6, 3)),
+    "a function of its own": Of(lambda m, x: m[1](Turned.apply(m[0](x))), torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)),
+    "filled in place": Of(filled, torch.nn.Linear(6, 3)),
+    "written to": Of(lambda m, x: m[0](x.clamp_(-0.5, 0.5)), torch.nn.Linear(6, 3)),
+    "a squeeze": Of(lambda m, x: m[0](x[:, :, None].squeeze(-1)), torch.nn.Linear(6, 3)),
+}
+NETS = PLAIN | {
     "linear": torch.nn.Linear(6, 3),
     "mlp": torch.nn.Sequential(
         torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4, bias=False), torch.nn.ReLU(),
@@ -43,7 +92,8 @@ def by_hand(task: Task, w: torch.Tensor, batch: Batch, clip: float) -> torch.Ten
     for i, size in enumerate([8, 5]):
         for r in range(size):
             module = task.module(w[i])
-            loss = torch.nn.functional.cross_entropy(module(batch.x[i, r : r + 1]), batch.y[i, r : r + 1])
+            output = module(batch.x[i, r : r + 1].clone())
+            loss = torch.nn.functional.cross_entropy(output, batch.y[i, r : r + 1])
             g = torch.cat(
                 [p.reshape(-1) for p in torch.autograd.grad(loss * size * batch.weight[i, r], [*module.parameters()])]
             )
@@ -89,3 +139,14 @@ def test_regression_rows_are_clipped_too():
     task = Task(torch.nn.Linear(6, 1), "mse", dtype=torch.float64)
     x, y = torch.randn(1, 4, 6, dtype=torch.float64), 100 * torch.randn(1, 4, dtype=torch.float64)
     assert clipped_sum(task, task.w0[None], Batch(x, y), 0.5).norm() <= 4 * 0.5 * (1 + 1e-9)
+
+
+def test_a_model_by_which_rows_depend_on_each_other_is_refused_by_its_name():
+    rows = batch_of().x[0], batch_of().y[0]
+    for net in NETS:
+        check_rows(task_of(net), *rows)
+    mixing = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    centred = Of(lambda m, x: m[0](x - x.mean(0)), torch.nn.Linear(6, 3))
+    for model, word in ((with_statistics(mixing), "Statistics"), (centred, "Of")):
+        with pytest.raises(ModelError, match=f"privacy.unit: found row with {word}.*expected site"):
+            check_rows(Task(model, dtype=torch.float64), *rows)

@@ -1,6 +1,7 @@
 """What a model must be before it is trained: repeatable by (parameters, samples, key), one tensor out."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -194,10 +195,6 @@ REFUSED = {
     "a mean": (lambda: Net(lambda s, x: s.m[0](x).mean(0), nn.Linear(4, 3)), r"shape \[3\] for 2 samples"),
     "KeyError": (lambda: Net(lambda s, x: {}["a"], nn.Linear(4, 3)), r"shape \[4\]: KeyError 'a'"),
     "AssertionError": (lambda: Net(asserting, nn.Linear(4, 3)), r"shape \[4\]: AssertionError seven features"),
-    "unused": (
-        lambda: Net(lambda s, x: s.m[0](x), nn.Linear(4, 3), nn.Linear(3, 3)),
-        r"does not depend on 'm\.1\.weight', 'm\.1\.bias'; remove these parameters or freeze",
-    ),
     "detached": (lambda: Net(lambda s, x: s.m[0](x).detach(), nn.Linear(4, 3)), "output does not depend on its"),
     "in training only": (
         lambda: Net(lambda s, x: s.m[0](x) if not s.training else {}["b"], nn.Linear(4, 3)),
@@ -610,3 +607,105 @@ def test_many_models_at_once_only_where_every_operation_can(build, expected):
     task.vectorised = True  # as on an accelerator
     check(task, SPLIT, 3)
     assert task.vectorised == expected
+
+
+# passes that leave parameters out, and batches of one
+
+
+class Skips(nn.Module):
+    """Two layers, each left out of a training pass with probability p."""
+
+    def __init__(self, p):
+        super().__init__()
+        torch.manual_seed(0)
+        self.p, self.layers, self.end = p, nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training or torch.rand(()) >= self.p:
+                x = x + torch.relu(layer(x))
+        return self.end(x)
+
+
+def experts(s, x):
+    """Each sample by one of three layers."""
+    out, which = x.new_zeros(len(x), 3), s.m[0](x).argmax(1)
+    for k, layer in enumerate(s.m[1:]):
+        if (mine := which == k).any():
+            out = out.index_put((mine.nonzero()[:, 0],), layer(x[mine]) * s.m[0](x[mine]).softmax(1)[:, k : k + 1])
+    return out
+
+
+PARTS = {
+    **{f"layers with {p}": partial(Skips, p) for p in (0.1, 0.5, 0.9, 1.0)},
+    "experts": lambda: Net(experts, *(nn.Linear(4, 3) for _ in range(4))),
+    "a branch on data": lambda: Net(lambda s, x: s.m[int(x.sum() > 0)](x), nn.Linear(4, 3), nn.Linear(4, 3)),
+    "all of it at times": lambda: Net(
+        lambda s, x: s.m[0](x) if not s.training or torch.rand(()) > 0.5 else x[:, :3], nn.Linear(4, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("build", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_parameter_that_a_pass_leaves_out_has_the_gradient_zero(build, optimizer):
+    fed = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)], classes=3, test_fraction=0.0)
+    how = {"rounds": 3, "batch_size": 2, "dtype": torch.float64, "evaluate_every": 0}
+    assert pf.fit(build(), fed, pf.FedAvg(lr=0.01), optimizer=optimizer, **how).personal.isfinite().all()
+    task = Task(build())
+    check(task, SPLIT, 3)
+    w, x, y = task.w0[None], *SPLIT.client(0)
+    seeds = np.arange(20, dtype=np.uint64)
+    for seed in seeds[:, None]:
+        batch = Batch(x[None, :2], y[None, :2], seed=lambda seed=seed: seed)
+        g = task.gradient(w, batch)[0]
+        assert g.isfinite().all()
+        copy = w.clone()
+        task.descend_(copy, batch, 0.1)
+        torch.testing.assert_close(copy, w - 0.1 * g, rtol=0, atol=1e-15)
+        assert task.hvp(w, w, batch).isfinite().all()
+
+
+def test_a_parameter_that_no_pass_uses_is_noted_and_stays(caplog):
+    model = Net(lambda s, x: s.m[0](x), nn.Linear(4, 3), nn.Linear(3, 3))
+    fed = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)], classes=3, test_fraction=0.0)
+    found = pf.fit(model, fed, pf.FedAvg(), rounds=1, dtype=torch.float64).model(0)
+    assert "'m.1.weight', 'm.1.bias'" in caplog.text
+    torch.testing.assert_close(found.m[1].weight, model.m[1].weight, rtol=0, atol=1e-15)
+    assert not torch.equal(found.m[0].weight, model.m[0].weight)
+
+
+ONE = {
+    "squeeze": (lambda: Net(lambda s, x: s.m[0](x).squeeze(), nn.Linear(4, 3)), r"Net returns .*\[3\] for one sample"),
+    "squeeze of inputs": (
+        lambda: Net(lambda s, x: s.m[0](x[:, None].squeeze()), nn.Linear(4, 3)), r"Net returns .*\[3\] for one sample"
+    ),
+    "in training alone": (
+        lambda: Net(lambda s, x: s.m[0](x).squeeze() if s.training else s.m[0](x), nn.Linear(4, 3)),
+        r"Net returns .*\[3\] for one sample in training",
+    ),
+    "one that fails": (
+        lambda: Net(lambda s, x: s.m[0](x - x[1]), nn.Linear(4, 3)), "Net takes 2 samples at once and fails on one"
+    ),
+    "a batch's own statistics": (
+        lambda: Net(lambda s, x: F.batch_norm(s.m[0](x), None, None, training=True), nn.Linear(4, 3)),
+        "Net takes 2 samples at once and fails on one",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "words"), ONE.values(), ids=ONE)
+def test_a_model_that_does_not_take_one_sample_as_several_is_refused_by_its_name(build, words):
+    fed = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)], classes=3, test_fraction=0.0)
+    with pytest.raises(ModelError, match=words) as error:
+        pf.fit(build(), fed, pf.FedAvg(), rounds=1, batch_size=None)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_mixes_samples_in_evaluation_is_named(caplog):
+    check(Task(Net(lambda s, x: s.m[0](x - x.mean(0)), nn.Linear(4, 3))), SPLIT, 3, "Centred")
+    assert "Centred: what it returns for a sample depends on those beside it" in caplog.text
+    caplog.clear()
+    check(Task(cnn()), SPLIT, 3)
+    assert not caplog.text

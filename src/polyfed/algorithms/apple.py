@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from polyfed.algorithms._shared.parts import without_statistics
 from polyfed.base.settings import setting
 from polyfed.core.algorithm import Algorithm, Down, Needs, Portrait, Server
 
@@ -41,6 +42,7 @@ class APPLE(Algorithm):
     needs = Needs(first=2, everyone_first=True, plain_sgd="it steps a core model and weights itself")
 
     def init_server(self, task, w0, n):
+        without_statistics(task, self.name)  # which it mixes by weights whose sum it learns
         return Server(
             each={"core": w0.expand(n, -1).clone()}, pairs={"p": torch.eye(n, dtype=w0.dtype, device=w0.device)}
         )

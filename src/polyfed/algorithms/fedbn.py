@@ -21,8 +21,9 @@ class FedBN(Partial):
     Notes
     -----
     The paper keeps the running mean and variance of BatchNorm at the client too, as here for a model from
-    `polyfed.models.with_statistics`; GroupNorm, LayerNorm and InstanceNorm have none. A model
-    without trained normalisation parameters is refused: FedBN of it is FedAvg. Newcomers start with the initial ones.
+    `polyfed.models.with_statistics`, where they move by the layer's own momentum, whatever takes the steps; GroupNorm,
+    LayerNorm and InstanceNorm have none. A model without trained normalisation parameters is refused: FedBN of it is
+    FedAvg. Newcomers start with the initial ones.
     """
 
     lr: float = setting(0.01, source="code", doc="Step size of local SGD.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
+from polyfed.compute.task import passed, statistics_
 from polyfed.core.algorithm import Algorithm, Down, Needs, by_settings
 
 
@@ -70,7 +71,7 @@ class FedDBE(Algorithm):
                 return mean.sum(1) * 0 if target is None else self.kappa / 2 * (mean - target[rows]).square().mean(1)
 
             at = self.personal(task, {"mu": mu[:m]}, {"w": w[:m]})
-            g = task.gradient(at, batch, need_loss=False, also=pull if self.kappa else None)[0]
+            g, _, moves = passed(task, at, batch, also=pull if self.kappa else None)
             g += task.weight_decay * (w[:m] - at)
             weight, bias = task.layout.head(g)
             W, back = task.layout.head(w[:m])[0], (bias - task.weight_decay * task.layout.head(w[:m])[1])[..., None]
@@ -78,7 +79,7 @@ class FedDBE(Algorithm):
             slope = (W.mT @ back)[..., 0] + task.weight_decay * mu[:m]
             running[:m] += live * (latest - running[:m])
             mu[:m] -= self.lr * live * slope * (target is not None or not self.kappa)
-            w[:m] -= self.lr * live * g
+            w[:m] = statistics_(task, w[:m] - self.lr * live * g, w[:m], moves, live)
         return w, mu, running
 
     def aggregate(self, server, up, round):

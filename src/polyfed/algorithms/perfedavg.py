@@ -8,6 +8,7 @@ from typing import Literal
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed.compute.task import passed, statistics_
 from polyfed.core.algorithm import Needs, Personal
 
 
@@ -60,7 +61,9 @@ class PerFedAvg(Personal):
         for inner, outer, curve in zip(data, data.again("outer"), data.again("curvature"), strict=True):
             m = inner.rows
             step = self.meta_gradient(task, w[:m], inner, outer, curve)
+            before, moves = w[:m].clone(), None if task.statistics is None else passed(task, w[:m], inner)[2]
             w[:m].sub_(step if inner.live is None else step * inner.live, alpha=self.lr)
+            statistics_(task, w[:m], before, moves, inner.live)
         return {"w": own}, {"w": w}
 
     def meta_gradient(self, task, w, inner, outer, curve):

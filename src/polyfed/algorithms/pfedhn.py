@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from polyfed.algorithms._shared.parts import without_statistics
 from polyfed.base.randomness import generator, key_of, mix
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -46,6 +47,7 @@ class PFedHN(Algorithm):
 
     def init_server(self, task, w0, n):
         """h0, h1, ...: the layers of h, [out, in + 1] with the bias as the last column     v: [n, e]"""
+        without_statistics(task, self.name)  # which it makes by a network
         server, widths = {}, [self.embedding, *[self.hidden] * self.layers, task.p]
         for k, (a, b) in enumerate(pairwise(widths)):
             server[f"h{k}"] = w0.new_empty(b, a + 1)

@@ -57,6 +57,8 @@ class PFedMe(Personal):
             task.descend_(near, batch, self.personal_lr, pull, self.inner_steps)
             theta[:m] = near if batch.live is None else torch.where(batch.live > 0, near, theta[:m])
             w[:m].lerp_(near, self.lr * self.lam)  # of a client that has finished, near is w
+            if task.statistics is not None:
+                w[:m].index_copy_(1, task.statistics, near.index_select(1, task.statistics))
         return {"w": theta}, {"w": w}
 
     def aggregate(self, server, up, round):

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from polyfed.algorithms._shared.parts import without_statistics
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Needs, Server, by_settings
@@ -45,6 +46,7 @@ class QFedAvg(Algorithm):
         return Needs(plain_sgd=why if self.form == "q" else "")
 
     def init_server(self, task, w0, n):
+        without_statistics(task, self.name)  # which it moves by powers of losses
         return Server({"w": w0}, {"weight": w0.new_ones(n)} if self.form == "afl" else {})
 
     def local_update(self, task, client, down, data, round):

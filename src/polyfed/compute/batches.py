@@ -341,7 +341,7 @@ class Batches:
         own = np.arange(b) if rows is None else rows - self.split.offsets[self.clients[:m], None]
         purpose = key_of(f"augment {self._purpose}")
         keys = np.broadcast_to(mix(self._seed, purpose, self._round, self._keys[:m, None], k, own), (m, b))
-        flat = x.flatten(0, 1)
+        flat = x.flatten(0, 1) if rows is not None else x.flatten(0, 1).clone()  # which it may write to
         changed = answer("augment", augment, flat, Draws(keys.reshape(-1), x.device), takes=Tensor)
         if changed.shape != flat.shape or changed.dtype != flat.dtype:
             made, of = ([*t.shape, str(t.dtype).removeprefix("torch.")] for t in (changed, flat))

@@ -1,5 +1,7 @@
-"""BatchNorm whose running statistics are part of the vector: methods average them, or leave them with their clients,
-as they do with every other parameter.
+"""BatchNorm whose running statistics are part of the vector: methods average them, or leave them with their clients.
+
+They are no parameters of the loss. In the place of their gradient is what a training pass moves them by, and whoever
+takes steps sets them to that (`Task.statistics_`), whatever it does with the rest of the vector.
 """
 
 from typing import Any
@@ -12,30 +14,30 @@ from polyfed.base.typed import BatchNorm
 
 
 class Follow(torch.autograd.Function):
-    """y as it is; backwards also the gradient of 1/2 |mean - batch mean|^2 + 1/2 |var - batch var|^2."""
+    """y as it is; backwards also, in the place of gradients, the numbers `moves` that statistics move by."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, mean: Tensor, var: Tensor, batch_mean: Tensor, batch_var: Tensor) -> Tensor:
-        ctx.save_for_backward(mean - batch_mean, var - batch_var)
+    def forward(ctx: Any, y: Tensor, moves: list[Tensor], *statistics: Tensor) -> Tensor:
+        ctx.moves = moves  # not saved as an activation is: a block that is computed again moves nothing
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return g, *ctx.saved_tensors, None, None
+        return g, None, *ctx.moves
 
 
 class Statistics(nn.Module):
-    """A BatchNorm whose running mean and variance are parameters.
+    """A BatchNorm whose running mean and variance are in the vector.
 
-    In training a batch is normalised by its own mean and variance, and a step of plain SGD moves the running ones as
-    torch's BatchNorm does with momentum = lr: m <- m + lr (batch mean - m). A batch with one value per channel is
-    normalised by the running ones, which it leaves as they are.
-    x: [b, C, ...]     weight, bias, running_mean, running_var: [C]
+    In training a batch is normalised by its own mean and variance, and moves the running ones as torch's BatchNorm
+    does: m <- m + momentum (batch mean - m), with 1/k for the momentum in the k-th pass where it is None. A batch with
+    one value per channel is normalised by the running ones, which it leaves as they are.
+    x: [b, C, ...]     weight, bias, running_mean, running_var: [C]     num_batches_tracked: [], for a momentum of None
     """
 
     def __init__(self, layer: BatchNorm):
         super().__init__()
-        self.eps = layer.eps
+        self.eps, self.momentum = layer.eps, layer.momentum
         given: dict[str, Tensor | None] = {
             "weight": layer.weight, "bias": layer.bias, "mean": layer.running_mean, "var": layer.running_var,
         }  # fmt: skip
@@ -46,16 +48,42 @@ class Statistics(nn.Module):
         self.bias = nn.Parameter(own["bias"]) if "bias" in own else None
         self.running_mean = nn.Parameter(own.get("mean", like.clone()))
         self.running_var = nn.Parameter(own.get("var", like + 1))
+        if self.momentum is None:
+            passes = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
+            self.num_batches_tracked = nn.Parameter(like.new_full((), float(passes)))
+        self.now: tuple[Tensor, ...] = ()  # the statistics behind the last call of a pass, see `begin`
         self.train(layer.training)
 
+    def reset_parameters(self) -> None:
+        """As torch's own layer: scale and variance 1, the rest 0."""
+        for name, q in self.named_parameters(recurse=False):
+            nn.init.constant_(q, float(name in ("weight", "running_var")))
+
+    @property
+    def statistics(self) -> dict[str, nn.Parameter]:
+        """What is no parameter of the loss, by name."""
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        return {name: q for name, q in self.named_parameters(recurse=False) if name in names}
+
     def forward(self, x: Tensor) -> Tensor:
-        mean, var = self.running_mean, self.running_var
-        at: tuple[Tensor, Tensor] = (mean.detach(), var.detach())
+        own = [*self.statistics.values()]
+        mean, var, *passes = now = [t.detach() for t in (self.training and self.now) or own]
         if self.training and x.numel() > x.shape[1]:
-            dims = [k for k in range(x.dim()) if k != 1]
-            at = x.detach().mean(dims), x.detach().var(dims)
+            wide, dims = x.detach().to(mean.dtype), [k for k in range(x.dim()) if k != 1]
+            share = self.momentum if self.momentum is not None else 1 / (passes[0] + 1)
+            moves = [share * (mean - wide.mean(dims)), share * (var - wide.var(dims))]
+            moves += [-torch.ones_like(t) for t in passes]
+            self.now = tuple(t - move for t, move in zip(now, moves, strict=True))
             y = F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         else:
-            y = F.batch_norm(x, at[0], at[1].clamp(min=0), self.weight, self.bias, False, 0.0, self.eps)
+            moves = [torch.zeros_like(t) for t in now]
+            y = F.batch_norm(x, mean, var.clamp(min=0), self.weight, self.bias, False, 0.0, self.eps)
         follow: Any = Follow.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return follow(y, mean, var, *at)
+        return follow(y, moves, *own)
+
+
+def begin(module: nn.Module, inputs: object) -> None:
+    """A hook before a model's pass: layers start from the vector. One in two places goes on from its first call."""
+    for m in module.modules():
+        if isinstance(m, Statistics):
+            m.now = ()

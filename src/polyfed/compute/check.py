@@ -17,7 +17,7 @@ from polyfed.compute.losses import column
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task, model_input
-from polyfed.compute.trial import reason, train_twice
+from polyfed.compute.trial import Keyed, alone, reason, train_twice
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import fitting
 
@@ -76,11 +76,21 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         raise
     except Exception as e:
         raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
+    alone(partial(task.outputs, task.w0), x, who, training=False)
+    alone(partial(_trained, task), batch.x[0], who, training=True)
     if split.weight is not None and callable(task.loss):
         _check_weighted(task, split)
     task.sample_bytes = _sample_bytes(task, batch.x[0])
     if task.vectorised:
         _settle_many(task, x, y, split.weight is not None, who)
+
+
+def _trained(task: Task, x: Tensor) -> Tensor:
+    """The outputs of a training pass."""
+    module, parameters = task.workspace(training=True)
+    task.point(parameters, task.w0.clone())
+    with Keyed(0, task.device):
+        return module(model_input(x))
 
 
 def _sample_bytes(task: Task, x: Tensor) -> int:
@@ -206,7 +216,7 @@ def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
     if not callable(task.loss):
         return task.criterion.mean(output, target)
     try:
-        loss = task.loss(task.criterion.aligned(output, target), target)
+        loss = task.loss(task.criterion.aligned(output.clone(), target), target.clone())
     except Exception as e:
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
         raise ModelError(f"loss: fails on {shapes}: {reason(e)}") from None

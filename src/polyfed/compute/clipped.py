@@ -1,20 +1,27 @@
 """Sums of row gradients, each clipped to a length: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016).
 
 For chains of linear layers the length of a row's gradient follows from its factors, ||g||^2 = sum over layers of
-||e||^2 (||x||^2 + 1), and no row's gradient is written out; any other model derives row by row.
+||e||^2 (||x||^2 + 1), and no row's gradient is written out; any other model derives row by row, by vmap where that has
+rules for what the model does, and else by a pass for each row.
 """
 
+import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from polyfed.base.typed import weighted_sum
+from polyfed.base.errors import ModelError
+from polyfed.base.typed import BatchNorm, row_norms, weighted_sum
 from polyfed.compute.batches import Batch
+from polyfed.compute.batchnorm import Statistics
 from polyfed.compute.stacked import shrink
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, model_input
 
 AT_ONCE = 1 << 24  # numbers of row gradients that are there at a time
+TRIED = 4  # rows that the two ways to derive them are compared on
+NEAR = 1e-4  # share of a gradient that rounding, in float32 too, stays below
 
 
 def clipped_sum(task: Task, w: Tensor, batch: Batch, clip: float) -> Tensor:
@@ -57,23 +64,74 @@ def _rows(batch: Batch, i: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _row_by_row(task: Task, w: Tensor, x: Tensor, y: Tensor, factor: Tensor, clip: float) -> Tensor:
+    total, size = w.new_zeros(w.shape, dtype=torch.float64), max(1, AT_ONCE // task.p)
+    into, gradients = task.layout.views(total), _together if _at_once(task, w, x, y) else _looped
+    for k in range(0, len(x), size):
+        at = slice(k, k + size)
+        found = gradients(task, w, x[at], y[at])
+        squares = sum(g.double().flatten(1).square().sum(1) for g in found)
+        assert isinstance(squares, Tensor)
+        scale = shrink(factor[at] * squares.sqrt(), clip) * factor[at]
+        for view, g in zip(into, found, strict=True):
+            view.add_(weighted_sum(scale, g.double().nan_to_num(0, 0, 0)))
+    return total
+
+
+def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Gradients [b, ...] of each row's loss by every parameter, of all rows at once."""
     module, _ = task.workspace(training=True)
     named = {e.name: v.detach() for e, v in zip(task.layout.entries, task.layout.views(w), strict=True)}
     func: Any = torch.func
 
     def loss(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        output: Tensor = func.functional_call(module, parameters, (one[None],))
+        output: Tensor = func.functional_call(module, parameters, (model_input(one[None]),))
         return task.criterion.mean(output, target[None])
 
-    each = func.vmap(func.grad(loss), in_dims=(None, 0, 0))
-    total, size = w.new_zeros(w.shape, dtype=torch.float64), max(1, AT_ONCE // task.p)
-    into = task.layout.views(total)
-    for k in range(0, len(x), size):
-        at = slice(k, k + size)
-        found: dict[str, Tensor] = each(named, x[at], y[at])
-        squares = sum(g.double().flatten(1).square().sum(1) for g in found.values())
-        assert isinstance(squares, Tensor)
-        scale = shrink(factor[at] * squares.sqrt(), clip) * factor[at]
-        for view, entry in zip(into, task.layout.entries, strict=True):
-            view.add_(weighted_sum(scale, found[entry.name].double().nan_to_num(0, 0, 0)))
-    return total
+    found: dict[str, Tensor] = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(named, x, y)
+    return [found[e.name] for e in task.layout.entries]
+
+
+def _looped(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The same by a pass for each row, which is a client of one sample."""
+    return task.layout.views(_plain(task).gradient(w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
+
+
+def _plain(task: Task) -> Task:
+    """Without weight decay."""
+    plain = copy.copy(task)
+    plain.weight_decay = 0.0
+    return plain
+
+
+_settled = WeakKeyDictionary[Task, bool]()
+
+
+def _at_once(task: Task, w: Tensor, x: Tensor, y: Tensor) -> bool:
+    """True where rows are derived at once: where that gives, for some rows, what a pass for each gives."""
+    if task not in _settled and len(x):
+        try:
+            one, many = (_flat(of(task, w, x[:TRIED], y[:TRIED])).nan_to_num() for of in (_looped, _together))
+            _settled[task] = bool((row_norms(many - one) <= NEAR * row_norms(one)).all())
+        except Exception:  # an operation without a rule for it; what else is wrong, a pass for each says
+            _settled[task] = False
+    return _settled.get(task, False)
+
+
+def _flat(gradients: list[Tensor]) -> Tensor:
+    return torch.cat([g.flatten(1) for g in gradients], 1)
+
+
+def check_rows(task: Task, x: Tensor, y: Tensor) -> None:
+    """Raise ModelError for a model or loss by which some rows x, y: [b, ...] have no gradients of their own."""
+    if task.stacked is not None or len(x) < 2:
+        return
+    plain, w = _plain(task), task.w0[None]
+    batch = task.cast(Batch(x[None].to(task.device), y[None].to(task.device)), w)
+    alone, together = _flat(_looped(task, task.w0, batch.x[0], batch.y[0])), plain.gradient(w, batch)[0]
+    gaps = [row_norms(n * together - alone.sum(0)) for n in (1, len(x))]  # of a sum, or a mean
+    if not any(bool(gap <= NEAR * row_norms(alone).sum()) for gap in gaps):
+        mixing = next((m for m in task.model.modules() if isinstance(m, Statistics | BatchNorm)), task.model)
+        raise ModelError(
+            f"privacy.unit: found row with {type(mixing).__name__}, or a loss, by which rows of a batch depend on each "
+            "other, so that none has a gradient of its own; expected site, or GroupNorm in the place of BatchNorm"
+        )

@@ -114,7 +114,7 @@ def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None
     values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
     exact = Seen(output.cpu().double(), target.cpu(), task.threshold)
     return values | {
-        m.name: torch.as_tensor(answer(f"metrics: terms of {m.name}", m.terms, exact))
+        m.name: torch.as_tensor(answer(f"metrics: terms of {m.name}", m.terms, exact.copy()))
         for m in task.scores
         if m.terms and m.fits(exact)
     }

@@ -43,10 +43,11 @@ def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
 def cut(task: Task, only: Tensor) -> int | None:
     """Count the modules of the model below the first that is trained.
 
-    None where these have no parameters, the model is not a `Sequential`, or it may draw random numbers.
+    None where these have no parameters, the model is not a `Sequential`, it may draw random numbers or has BatchNorm.
     only: [..., p], not 0 for what is trained
     """
-    if type(task.model) is not nn.Sequential or (task.stacked is None and task.random):
+    mixes = task.statistics is not None  # a batch's samples
+    if type(task.model) is not nn.Sequential or mixes or (task.stacked is None and task.random):
         return None
     # read back at once: an accelerator is waited for
     trained: list[bool] = plain(torch.stack([v.any() for v in only.split_with_sizes(task.layout.sizes, -1)]))
@@ -78,9 +79,8 @@ def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
     for row, x in zip(w, clients, strict=True):
         task.point(parameters, row)
         x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
-        x = x.clone()  # rows that begin elsewhere in memory may have products with other last bits
         with torch.no_grad(), task.precision():
-            out.append(below(x.flatten(1) if task.of_rows else model_input(x)).to(w.dtype))
+            out.append(below(model_input(x.flatten(1) if task.of_rows else x)).to(w.dtype))
     return torch.cat(out)
 
 

@@ -54,7 +54,7 @@ def grouped_pass(
         return partial(_inside, module, owned, s, drawn, draws.count)
 
     with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), seen or nullcontext():
-        output: Tensor = module(x.flatten(0, 1))
+        output: Tensor = module(x.flatten(0, 1).clone())
         found = [output] if seen is None else [output, seen.entered()]
     return tuple(t.view(s, -1, *t.shape[1:]) for t in found)
 

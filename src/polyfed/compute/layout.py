@@ -55,6 +55,13 @@ class Layout:
         self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
         end = last(module)
         self.end, self._linear = str(end), owners[-1:] == [end] and isinstance(end, nn.Linear)
+        moving = {of[id(q)] for m in module.modules() if isinstance(m, Statistics) for q in m.statistics.values()}
+        self.statistics: Tensor | None = (
+            None  # [k] places of what is no parameter, but a BatchNorm's running statistics
+        )
+        if moving:
+            places = torch.arange(self.p).split_with_sizes(self.sizes)
+            self.statistics = torch.cat([at for at, e in zip(places, self.entries, strict=True) if e.name in moving])
         self._norm = {of[id(p)] for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
 
     def views(self, w: Tensor) -> list[Tensor]:

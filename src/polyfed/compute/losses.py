@@ -55,7 +55,7 @@ class Criterion:
             each = [self.mean(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
             return (torch.stack(each) * weight).sum()
         if callable(self.loss):
-            return self.loss(self.aligned(output, target), target).mean()
+            return self.loss(self.aligned(output.clone(), target), target.clone()).mean()  # it may write to them
         if self.loss == "cross-entropy":
             if self.class_weights is not None:
                 return self.each(output[None], target[None]).mean()

@@ -13,7 +13,7 @@ from polyfed.compute import compiled
 from polyfed.compute.batches import Batches
 from polyfed.compute.frozen import upper
 from polyfed.compute.stacked import Drift, first
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, bare, passed, statistics_
 from polyfed.compute.terms import Also, Distillation, Taught, Toward, together
 
 
@@ -106,7 +106,10 @@ def local_sgd(
             above.task, w[:, rest], above.data, lr, pull=pulled, shift=plus, minus=less, only=only[..., rest]
         )
         return w
-    if correct is None and task.optimizer.plain:
+    kept = only
+    if task.statistics is not None:  # no direction, and no decay, is theirs
+        kept = (torch.ones_like(w[0]) if only is None else only).index_fill(-1, task.statistics, 0)
+    elif correct is None and task.optimizer.plain:
         drift = task.affine(w, lr, pull, shift, minus)
         known = prox is None and also is None
         if known and (trained := compiled.train(task, w, data, lr, drift, only, None, toward, teacher)) is not None:
@@ -114,8 +117,8 @@ def local_sgd(
         if only is None and added is None:
             return _descended(task, _copied(w), data, lr, drift.summed(), prox)
     w = _copied(w)
-    advance = None if task.optimizer.plain else task.optimizer.start(w, only)
-    direction = _direction(pull, shift, minus, correct, only)
+    advance = None if task.optimizer.plain else task.optimizer.start(w, kept)
+    direction = _direction(pull, shift, minus, correct, kept)
     if added is None and (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
         for _ in data.repeat():
             step = direction(w, gradient())
@@ -131,13 +134,13 @@ def local_sgd(
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows
-        found = task.gradient(w[:m], batch, need_loss=False, also=added)[0]
+        found, _, moves = passed(task, w[:m], batch, also=added)
         if m == len(w):
             g = found
         else:
             g[:m] = found
         step = direction(w, g)[:m]
-        if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor):
+        if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor) and kept is only:
             w[:m].sub_(step, alpha=lr)
             continue
         new = w[:m] - first(lr, m) * step if advance is None else advance(w[:m], step, first(lr, m))
@@ -145,6 +148,7 @@ def local_sgd(
             full = w.clone()
             full[:m] = new
             new = prox(full)[:m]
+        new = statistics_(task, new, w[:m], moves, None if only is None else first(only, m))
         w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
     return w
 
@@ -203,7 +207,7 @@ def sgd_with_curvature(
     def watch(w1: Tensor, g1: Tensor) -> Tensor:
         if last:
             w0, g0 = last.pop()
-            ratio(row_norms(w1 - w0), w1, g1, g0)
+            ratio(row_norms(bare(task, w1 - w0)), w1, g1, g0)
         last.append((w1.clone(), g1.clone()))
         return g1
 
@@ -212,17 +216,17 @@ def sgd_with_curvature(
         if (once := data.steps == 1).any():
             before = largest.clone()
             g1 = task.gradient(end, data.whole(), need_loss=False)[0]
-            ratio(row_norms(end - w), end, g1, last.pop()[1])
+            ratio(row_norms(bare(task, end - w)), end, g1, last.pop()[1])
             largest = torch.where(once, largest, before)
         return end, largest
     w = _copied(w)
     for batch in data:
         m, rate = batch.rows, torch.as_tensor(first(lr, batch.rows), dtype=w.dtype, device=w.device)
-        g = task.gradient(w[:m], batch, need_loss=False)[0]
-        d = g if shift is None else g + shift[:m]
+        g, _, moves = passed(task, w[:m], batch)
+        d = g if shift is None else bare(task, g + shift[:m])
         if batch.live is not None:
             rate = rate * batch.live  # who has finished stays where it is, which is no move
-        new = torch.addcmul(w[:m], rate, d, value=-1)
+        new = statistics_(task, torch.addcmul(w[:m], rate, d, value=-1), w[:m], moves, batch.live)
         ratio(rate.abs().expand(m, 1)[:, 0] * row_norms(d), new, task.gradient(new, batch, need_loss=False)[0], g)
         if m == len(w):
             w = new

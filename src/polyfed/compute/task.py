@@ -23,6 +23,7 @@ from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.base.typed import add_, copy_, named_modules, plain, tf32
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
+from polyfed.compute.batchnorm import begin
 from polyfed.compute.grouped import grouped_pass
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss, tokens
@@ -129,6 +130,9 @@ class Task:
         self.of_rows = layers is not None  # samples of any shape go in as rows, into a copy of the model as here
         if self.of_rows:
             self.model.register_forward_pre_hook(rows)
+        self.statistics = None if self.layout.statistics is None else self.layout.statistics.to(self.device)
+        if self.statistics is not None:
+            self.model.register_forward_pre_hook(begin)
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
@@ -329,14 +333,9 @@ class Task:
         Returns
         -------
         tuple of Tensor
-            [s, p] gradients, and [s] losses or None.
+            [s, p] gradients, 0 at running statistics of BatchNorm, and [s] losses or None.
         """
-        g, loss = self._undecayed(w, self.cast(batch, w), need_loss, also)
-        if self.weight_decay:
-            g.add_(w, alpha=self.weight_decay)
-            if loss is not None:
-                loss = loss + self.weight_decay / 2 * w.square().sum(-1)
-        return g, loss
+        return passed(self, w, batch, need_loss, also)[:2]
 
     def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor] | None:
         """`gradient` as a function of what `w` holds at each call, for many steps on one batch.
@@ -464,25 +463,26 @@ class Task:
     def _descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> None:
         """One step, where nothing is set up for many."""
         batch = self.cast(batch, w)
-        if not self.batched and self.guard is None:
+        if not self.batched and self.guard is None and self.statistics is None:
             empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]
             for i in empty:
                 if batch.live is None or batch.live[i]:
                     drift.row(i)(w[i])
             for i, views, parameters, loss in self._losses(w, batch):
                 if batch.live is None or batch.live[i]:
-                    g = torch.autograd.grad(loss, parameters)
+                    g = slopes(loss, parameters)
                     drift.row(i)(w[i])
                     add_(views, g, alpha=-float(lr[i] if isinstance(lr, Tensor) and lr.dim() else lr))
             return
         g = self._undecayed(w, batch, need_loss=False)[0]
-        new = drift(w.clone()).sub_(g.mul_(lr))
+        moves = None if self.statistics is None else g.index_select(-1, self.statistics)
+        new = statistics_(self, drift(w.clone()).sub_(g.mul_(lr)), w, moves)
         w.copy_(new if batch.live is None else torch.where(batch.live > 0, new, w))
 
     def _one_by_one(self, w: Tensor, batch: Batch, also: Also | None) -> tuple[Tensor, Tensor]:
         g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))
         for i, _, parameters, loss in self._losses(w, batch, also):
-            copy_(self.layout.views(g[i]), torch.autograd.grad(loss, parameters))
+            copy_(self.layout.views(g[i]), slopes(loss, parameters))
             losses[i] = loss.detach()
         return g, losses
 
@@ -535,7 +535,7 @@ class Task:
         out = torch.zeros_like(w, memory_format=torch.contiguous_format)
         for i, _, parameters, loss in self._losses(w, self.cast(batch, w)):
             with torch.enable_grad():
-                grads = torch.autograd.grad(loss, parameters, create_graph=True)
+                grads = slopes(loss, parameters, create_graph=True)
                 slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
                 if slope.requires_grad:
                     second = torch.autograd.grad(slope, parameters, materialize_grads=True)
@@ -554,7 +554,7 @@ class Task:
             loss = self.criterion.of_models(output.to(w.dtype), batch)
             if also is not None:
                 loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), batch, slice(0, len(w)))
-            (g,) = torch.autograd.grad(loss.sum(), w)
+            (g,) = slopes(loss.sum(), [w])
         return g, loss.detach()
 
     @property
@@ -848,6 +848,39 @@ class Task:
         return batch
 
 
+def passed(
+    task: Task, w: Tensor, batch: Batch, need_loss: bool = False, also: Also | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`Task.gradient`, and what the pass takes off running statistics of BatchNorm: [s, k], or None without any."""
+    at = task.statistics
+    g, loss = task._undecayed(w, task.cast(batch, w), need_loss, also)  # pyright: ignore[reportPrivateUsage]
+    moves = None if at is None else g.index_select(-1, at)
+    g, w = bare(task, g), bare(task, w)
+    if task.weight_decay:
+        g.add_(w, alpha=task.weight_decay)
+        if loss is not None:
+            loss = loss + task.weight_decay / 2 * w.square().sum(-1)
+    return g, loss, moves
+
+
+def bare(task: Task, v: Tensor) -> Tensor:
+    """A direction [..., p] with 0 at running statistics of BatchNorm, which are no parameters."""
+    return v if task.statistics is None else v.index_fill(-1, task.statistics, 0)
+
+
+def statistics_(
+    task: Task, w: Tensor, before: Tensor, moves: Tensor | None, live: Tensor | float | None = 1.0
+) -> Tensor:
+    """Set running statistics of BatchNorm in `w` to what a pass makes of those in `before`, whatever a step has.
+
+    moves: as of `passed`     live: [s, 1], [p] or [s, p], 0 for what stays
+    """
+    if moves is not None and (at := task.statistics) is not None:
+        part = live.index_select(-1, at) if isinstance(live, Tensor) and live.shape[-1] == task.p else live
+        w.index_copy_(-1, at, before.index_select(-1, at) - moves * (1.0 if part is None else part))
+    return w
+
+
 def _weight(batch: Batch, i: int, b: int) -> Tensor | None:
     """The weights of row i's samples, where they are not all the same."""
     return batch.weight[i, :b] if batch.weighted and batch.weight is not None else None
@@ -863,6 +896,13 @@ def copied(module: nn.Module, of: Callable[[nn.Parameter], nn.Parameter]) -> nn.
     return copy.deepcopy(module, {id(q): of(q) for q in frozen})
 
 
+def slopes(loss: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
+    """Gradients, 0 of what the pass has not used."""
+    if not loss.requires_grad:
+        return tuple(torch.zeros_like(q) for q in parameters)
+    return torch.autograd.grad(loss, parameters, create_graph=create_graph, materialize_grads=True)
+
+
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [q for q in module.parameters() if q.requires_grad]
 
@@ -875,5 +915,5 @@ def _training(module: nn.Module, parts: list[nn.Module]) -> None:
 
 
 def model_input(x: Tensor) -> Tensor:
-    """Images go in channels-last, as the convolution weights do."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    """A copy, which the model may write to; of images channels-last, as the convolution weights are."""
+    return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)

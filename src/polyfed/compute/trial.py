@@ -4,6 +4,7 @@ A client's step has to be a function of (parameters, samples, key), or threads, 
 So torch's random numbers are keyed, and anything else that changes from one pass to the next is refused.
 """
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,9 @@ from polyfed.base.typed import BatchNorm, named_modules, unwatched
 from polyfed.compute.dropout import DROPOUTS, dropped, key_from
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+PASSES = 8  # of a model that draws random numbers, which may leave out other parameters in each
+APART = 1e-2  # of the largest output: more than rounding makes of a sample alone and among others
+log = logging.getLogger("polyfed")
 _generators = threading.Lock()
 
 
@@ -142,10 +146,14 @@ def check_structure(model: nn.Module, training: Callable[[nn.Module], object]) -
     training(model)
     for name, m in named_modules(model):
         if isinstance(m, BatchNorm) and (m.training or m.running_mean is None):
+            why, freeze = "it has no running statistics, so that a sample's output depends on those beside it", ""
+            if m.running_mean is not None:
+                why = "its running statistics are not part of what clients exchange"
+                freeze = ", or freeze it: requires_grad_(False) and eval()"
             raise ModelError(
-                f"layer {name!r} is {type(m).__name__}: its running statistics are not part of what clients exchange; "
-                "replace it by GroupNorm with polyfed.models.replace_batchnorm(model), make them parameters with "
-                "polyfed.models.with_statistics(model), or freeze it: requires_grad_(False) and eval()"
+                f"layer {name!r} is {type(m).__name__}: {why}; replace it by GroupNorm with "
+                "polyfed.models.replace_batchnorm(model), or give it statistics that clients exchange with "
+                f"polyfed.models.with_statistics(model){freeze}"
             )
     for m, mode in modes:
         m.training = mode
@@ -168,7 +176,8 @@ def train_twice(
     with Keyed(0, device) as evaluated:
         first = evaluate()
     with Keyed(0, device) as keyed:
-        output, loss = step()
+        made, loss = step()
+    output = made.detach()
     for name, t in _tensors(module):
         if name not in before or not same(before[name], _image(t)):
             kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
@@ -180,7 +189,12 @@ def train_twice(
         raise ModelError(
             f"{who} draws from Python's or numpy's global generator, which is not keyed; draw from torch's"
         )
-    if not output.requires_grad:
+    for key in range(1, PASSES if keyed.drew and not loss.requires_grad else 1):  # which may use what that one left out
+        with Keyed(key, device):
+            made, loss = step()
+        if loss.requires_grad:
+            break
+    if not made.requires_grad:
         raise ModelError(f"{who}: its output does not depend on its trainable parameters (detached, or under no_grad?)")
     if not loss.requires_grad:
         raise ModelError(f"loss: it does not depend on the output of {who} (constant or detached?)")
@@ -188,12 +202,10 @@ def train_twice(
         grads: list[Tensor | None] = [*torch.autograd.grad(loss, parameters, allow_unused=True)]
     names = {id(q): name for name, q in module.named_parameters()}
     unused = [names[id(q)] for q, g in zip(parameters, grads, strict=True) if g is None]
-    if unused:
+    if unused and not keyed.drew:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        raise ModelError(
-            f"{who}: the loss does not depend on {', '.join(map(repr, unused[:3]))}{more}; "
-            "remove these parameters or freeze them with requires_grad_(False)"
-        )
+        what = f"{', '.join(map(repr, unused[:3]))}{more}; their gradient is 0"
+        log.warning("%s: the loss of the samples tried does not depend on %s", who, what)
     if backwards.drew:
         raise ModelError(
             f"{who} draws random numbers in its backward pass (activation checkpointing of a random layer?)"
@@ -202,7 +214,7 @@ def train_twice(
         again = step()[0]
     with Keyed(0, device):
         last = evaluate()
-    if not same(output.detach(), again.detach()) or not same(first, last):
+    if not same(output, again.detach()) or not same(first, last):
         raise ModelError(
             f"{_culprit(module, step, device) or who} gives other outputs in a second pass on the same samples: it "
             "keeps something between passes, or draws from a generator of its own, so a run could not be repeated"
@@ -211,6 +223,27 @@ def train_twice(
         if not same(first, evaluate()):
             raise ModelError(f"{who} gives random outputs in evaluation mode; draw only where self.training is true")
     return keyed.drew or evaluated.drew
+
+
+def alone(run: Callable[[Tensor], Tensor], x: Tensor, who: str, training: bool) -> None:
+    """Raise ModelError for a model that takes several samples and not one, or gives one an output of another shape.
+
+    In evaluation a warning where its numbers are others too.
+    run: of samples [b, ...]     x: some
+    """
+    where = "in training" if training else "in evaluation"
+    together = run(x)[:1].detach()
+    try:
+        one = run(x[:1]).detach()
+    except Exception as e:
+        raise ModelError(f"{who} takes {len(x)} samples at once and fails on one {where}: {reason(e)}") from None
+    if one.shape != together.shape:
+        raise ModelError(
+            f"{who} returns output of shape {[*one.shape]} for one sample {where}, expected {[*together.shape]} as of "
+            "several; a squeeze() without an axis?"
+        )
+    if not training and (one - together).abs().max() > APART * together.abs().max():
+        log.warning("%s: what it returns for a sample depends on those beside it, in evaluation too", who)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -7,6 +7,7 @@ batched products of unfolded inputs; and dropout draws every client's own keyed 
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Entering
 
+import_module("torch._C._functorch")._set_vmap_fallback_warning_enabled(False)  # which asks to file an issue of torch's
 UNFOLDED: bool | None = None  # `benchmarks/accelerator.py` compares the two on a device; None: as it found
 
 
@@ -41,7 +43,7 @@ def stacked_pass(
     def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> tuple[Tensor, ...]:
         named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
         with Many(Key(*key) if key else None), seen or nullcontext():
-            output = torch.func.functional_call(module, named, (x,))
+            output = torch.func.functional_call(module, named, (x.clone(),))
         return (output,) if seen is None else (output, seen.entered())
 
     drawn = () if keys is None else on_device(halves(keys), w.device).unbind()

@@ -307,12 +307,21 @@ class Attempt:
     def _aggregate(self, algorithm: Algorithm, up: Uplinks, round: Round, kind: tuple[int, int]) -> None:
         loop = self.loop
         loop.whole = False
-        known = loop.server[KNOWN].index_copy(0, round.ids, round.samples)
+        known, before = loop.server[KNOWN].index_copy(0, round.ids, round.samples), loop.server.get("w")
         after = guarded(partial(algorithm.aggregate, loop.server, up, round))
         loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: known}
+        self._statistics(before, up)
         for found, asked in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
             for name, words in asked.items():
                 found.setdefault(name, set()).update(words)
+
+    def _statistics(self, before: Tensor | None, up: Uplinks) -> None:
+        """Running statistics of BatchNorm in the server's model, which was `before`, are the clients' mean."""
+        w, at, mean = self.loop.server.get("w"), self.loop.task.statistics, up.means.get("w")
+        if mean is None and before is not None and "dw" in up.means:
+            mean = before + up.means["dw"]
+        if w is not None and at is not None and mean is not None and w.shape == mean.shape == (self.loop.task.p,):
+            self.loop.server["w"] = w.index_copy(0, at, mean[at])
 
     # messages under way
 

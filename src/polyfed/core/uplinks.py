@@ -87,6 +87,7 @@ class Uplinks(Mapping[str, Tensor]):
     ):
         self._rows, self._round, self._sums = rows, round, dict(sums or {})
         self._rule, self._sent = rule, sent or {}
+        self.means = State()  # that were asked for
         self._names = list(dict.fromkeys([*rows, *(name for name, _ in self._sums)]))
         self.used: dict[str, set[str]] = {}
         self.kinds: dict[
@@ -136,6 +137,10 @@ class Uplinks(Mapping[str, Tensor]):
             assert out is not None, "within needs out, the rows of groups without a client"
             self._note(name, "mean within groups", "rows")
             return self._means(self._kept(name), weights, within, out)
+        self.means[name] = self._mean(name, weights)
+        return self.means[name]
+
+    def _mean(self, name: str, weights: Tensor | None) -> Tensor:
         kind = self._note(name, "mean", self._kind(weights))
         if (total := self._sums.get((name, kind))) is not None:
             return total / len(self._round.ids) if kind == "plain" else total

@@ -38,6 +38,10 @@ class Seen:
     target: Tensor
     threshold: float | None = 0.0
 
+    def copy(self) -> Seen:
+        """Tensors of its own, for a function that may write to them."""
+        return Seen(self.output.clone(), self.target.clone(), self.threshold)
+
     @cached_property
     def kind(self) -> Kind | None:
         """Kind of target: classes, numbers (one output per number), labels (several numbers a sample, all 0 or 1), a
@@ -275,7 +279,7 @@ class Metric(Configured):
         assert self.compute is not None
         what = f"metrics: {self.name} on outputs {[*seen.output.shape]} and targets {[*seen.target.shape]}"
         try:
-            values = answer(what, self.compute, seen, through=() if needed else (ValueError,))
+            values = answer(what, self.compute, seen.copy(), through=() if needed else (ValueError,))
         except ValueError:
             values = np.full(len(seen.target), math.nan)
         if not hasattr(values, "double"):

@@ -49,11 +49,13 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
 
 @checked
 def with_statistics(model: nn.Module) -> nn.Module:
-    """A copy of `model` in which the running statistics of BatchNorm layers are trained parameters, as others are.
+    """A copy of `model` in which clients exchange the running statistics of BatchNorm layers, as they do parameters.
 
     What becomes of them is then the method's to say: FedAvg averages them with everything else, FedBN leaves them, and
-    the scale and shift, with their clients. In training a batch is normalised by its own statistics; a step of plain
-    SGD moves the running ones as torch's BatchNorm does with momentum = lr. Frozen layers stay as they are.
+    the scale and shift, with their clients. In training a batch is normalised by its own statistics, and each pass
+    moves the running ones by the layer's own `momentum`, as torch's BatchNorm does (0.1; None: the mean over batches):
+    no optimiser, step size, weight decay, clipping, pull or variate touches them, and a server's mean of them is plain.
+    Frozen layers stay as they are. Privacy by row is refused, since a row has no gradient of its own.
 
     Parameters
     ----------

@@ -47,6 +47,8 @@ class Privacy(Configured):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.epsilon is None or self.clip is not None, "clip", "a number, where epsilon is given")
+        for key in ("clip", "unit", "delta", "noise", "absent", "per", "ledger") if self.epsilon is None else ():
+            self.require(getattr(self, key) == getattr(Privacy, key), "epsilon", f"a number, where {key} is given")
         needs = self.epsilon is not None and self.noise == "shared"
         self.require(not needs or self.sums == "secure", "sums", "secure, or noise = own or server")
         moving = self.quantile is None or (self.unit == "site" and self.epsilon is not None)

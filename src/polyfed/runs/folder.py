@@ -377,7 +377,7 @@ def versions() -> dict[str, str]:
 def digests(run: Result) -> dict[str, str]:
     """sha256 of the server's state, of the clients' models and of the history without seconds."""
     server = hashlib.sha256()
-    for name, t in sorted(run.server.items()):
+    for name, t in sorted(run.kept.server.items()):
         server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
     history = [{k: v for k, v in record.written().items() if k != "seconds"} for record in run.records]
     told = hashlib.sha256(json.dumps(history).encode())

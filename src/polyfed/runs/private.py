@@ -17,7 +17,7 @@ from torch import Tensor
 from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Batch, Batches, Work
-from polyfed.compute.clipped import sizes_of
+from polyfed.compute.clipped import check_rows, sizes_of
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
@@ -169,6 +169,8 @@ def _check_private(task: Task, federation: Federation, p: Privacy) -> None:
 
     if p.unit == "row" and task.stacked is None and task.random:
         raise ConfigError("privacy.unit: found row with a model that draws random numbers (dropout), expected none")
+    if p.unit == "row":
+        check_rows(task, federation.train.x[:4], federation.train.y[:4])
 
 
 def _conserved(algorithm: Algorithm, loop: Loop) -> list[str]:

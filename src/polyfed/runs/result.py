@@ -138,8 +138,8 @@ class Result:
 
     @property
     def server(self) -> State:
-        """The server's tensors."""
-        return self.kept.server
+        """The server's tensors, as copies."""
+        return {name: t.clone() for name, t in self.kept.server.items()}
 
     @property
     def plan(self) -> str | None:
@@ -149,13 +149,15 @@ class Result:
     @property
     def personal(self) -> Tensor:
         """[n, p]: the model that each client would deploy."""
-        return self.trained.personal(np.arange(self.outline.n))
+        found = self.trained.personal(np.arange(self.outline.n))
+        return found[:1].clone().expand_as(found) if found.stride(0) == 0 else found.clone()
 
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
         method = self.algorithm
-        return method.describe(self.server).common if isinstance(method, Algorithm) else None
+        found = method.describe(self.kept.server).common if isinstance(method, Algorithm) else None
+        return None if found is None else found.clone()
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
         """(position, outputs [b, ...] in the targets' own units) of each client that has test samples, for these, from
@@ -238,7 +240,7 @@ class Result:
         task, w = self.trained.task, self.trained.personal(np.array([i]))[0]
         if not factorised:
             return task.module(w)
-        shows = self.trained.algorithm.describe(self.server)
+        shows = self.trained.algorithm.describe(self.kept.server)
         factors, common = shows.factors, shows.common
         if factors is None or common is None:
             raise ConfigError(

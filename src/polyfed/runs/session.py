@@ -207,7 +207,7 @@ def record(run: Result, split: str) -> Record:
 def grouping(run: Result) -> dict[str, Any]:
     """Number of clusters that the method sees now and, where it has changed, the label of every client; or the error of
     its means of factors."""
-    shown = run.trained.algorithm.describe(run.server)
+    shown = run.trained.algorithm.describe(run.kept.server)
     error, found = shown.findings.get("aggregation_error"), shown.clusters
     if found is None:
         return {} if error is None else {"aggregation_error": float(error)}

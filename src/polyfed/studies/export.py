@@ -176,14 +176,14 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
     """A client's model as factors: its tensors, the common model and its factors from the server's state."""
-    shows = run.algorithm.describe(run.server) if isinstance(run.algorithm, Algorithm) else Portrait()
+    shows = run.algorithm.describe(run.kept.server) if isinstance(run.algorithm, Algorithm) else Portrait()
     factors, w = shows.factors, shows.common
     if factors is None or w is None:
         raise ConfigError(
             f"factorised: {run.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and "
             "gpgd do"
         )
-    sheets = places(run.server).items()
+    sheets = places(run.kept.server).items()
     common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}
     return pack(named, common, factors)
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, ModelError
 from polyfed.compute.layout import Layout
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Portrait, Server, State
 
 
@@ -26,6 +27,15 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
         return layout.mask(*names)
     except KeyError as e:
         raise ConfigError(f"{where}: {e.args[0]}") from None
+
+
+def without_statistics(task: Task, name: str) -> None:
+    """Raise ModelError for a model with running statistics in its vector, for a method of which none is a mean."""
+    if task.statistics is not None:
+        raise ModelError(
+            f"model: found running statistics of BatchNorm in its vector, which {name} makes no means of; expected "
+            "GroupNorm (polyfed.models.replace_batchnorm)"
+        )
 
 
 def spans(shared: Tensor) -> list[tuple[slice, bool]]:
