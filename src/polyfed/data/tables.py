@@ -159,12 +159,6 @@ class Table:
         left = [c for c in self.found.values() if c.name not in out and not c.numbers_rows]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
-    @property
-    def rows(self) -> list[Column]:
-        """The columns that are left out because they number or name the rows."""
-        out = {*self.columns.apart, *self.outcome, *(self.found if self.columns.raw else ())}
-        return [c for c in self.found.values() if c.numbers_rows and c.name not in out]
-
     def becomes(self, column: Column) -> str:
         """Describe a column in one line."""
         if column.name in self.columns.drop:
@@ -273,7 +267,8 @@ class Table:
         """What differs between the sites; nothing of files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
-        found, sheets, gaps = [*flags(self.parts, self.columns, self.outcome)], self.sheets, self.columns.gaps
+        parts = {name: at for name, at in self.parts.items() if not self.found[name].numbers_rows}
+        found, sheets, gaps = flags(parts, self.columns, self.outcome), self.sheets, self.columns.gaps
         found += doubled(sheets, self.columns)
         inputs, outcome = [c for c in self.inputs if c.kind in USABLE], [self.found[name] for name in self.outcome]
         if any(c.lacking or (c in outcome and c.gaps) for c in (*inputs, *outcome)):
@@ -421,7 +416,7 @@ class Table:
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:
                 said.append(f"left out {why}: {few(names, LISTED)}")
-        said += [f"{CHECK}{i.name} is left out: {ROWS}" for i in self.rows]
+        said += [f"{CHECK}{i.name} is left out: {ROWS}" for i in self.found.values() if ROWS in self.becomes(i)]
         if any(i.values is not None for i in prepared.inputs):
             then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
             said.append(f"a category that no training row has {then}")

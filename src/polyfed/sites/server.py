@@ -30,7 +30,8 @@ from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.audit import Flag, flags, kept
 from polyfed.data.federation import Outline
-from polyfed.data.said import Csv
+from polyfed.data.prepare import uneven
+from polyfed.data.said import Csv, Npz
 from polyfed.data.schema import Settled, settle
 from polyfed.data.tables import check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
@@ -216,6 +217,8 @@ class Server:
                 self.asking, self.heads, self.settled, blank, self.said, self.peers, self._opener()
             )
         self.federation = _outline(self.experiment, self.said, self.settled, self.flags, self.audited)
+        for note in (n for n in self.federation.notes[: -len(self.flags) - 1] if n.startswith(CHECK)):
+            self.say(printable(note))
         if "labels" in needs:
             asked = {
                 name: Message(m.Labels(joined=head, peers=self.peers, settled=self.settled))
@@ -392,6 +395,8 @@ def _outline(
     names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
     sizes = {key: [int(counts[name].get(key, 0)) for name in names] for key in parts}
+    own = not any(isinstance(about.file, Npz) and about.file.given for about in said.values())
+    rows, held = [*map(sum, zip(*sizes.values(), strict=True))], sizes.get("test", [0] * len(names))
     prepared = {} if settled.preparation is None else {
         "preparation": settled.preparation.dump(), "inputs": settled.preparation.names
     }  # fmt: skip
@@ -402,6 +407,7 @@ def _outline(
         "seed": e.seeds[0] if e.data.seed is None else e.data.seed,
         "notes": [
             *settled.notes,
+            *uneven(names, rows, held, e.data.test_fraction if own else 0.0, "test"),
             *starmap(repairs_said, e.columns.site.items()),
             *(f"{CHECK}{printable(str(flag))}" for flag in flagged),
             "every client's samples are at its own site",
