@@ -6,7 +6,7 @@ Columns are matched by name. Nothing is decided here: `tables` makes a data set 
 import datetime
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -465,7 +465,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         whole=held(WHOLE.fullmatch),
         dates=held(lambda t: DATE.fullmatch(t) or _compact(t)),
         distinct=(distinct := len(cells) - gaps - len(texts) < least),
-        numbered=distinct and _numbered(name, numbers, texts),
+        numbered=distinct and _numbered(name, numbers, texts, least),
         notation=not len(numbers) and _notation(texts),  # which is asked of texts alone
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
@@ -474,20 +474,21 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     )
 
 
-def _numbered(name: str, numbers: np.ndarray, texts: Sequence[str]) -> bool:
+def _numbered(name: str, numbers: np.ndarray, texts: Sequence[str], least: int) -> bool:
     """True for different whole numbers that number rows, beyond what a measurement would do by chance.
 
     Of n rows on a range of R whole numbers, a measurement has no ties with a chance of (1 - 1/R) ... (1 - (n-1)/R) at
     most. On a range too wide for ties, codes have `MANY` rows and a name, a length or a range that say so.
+    least: fewest rows that may decide
     """
-    n = len(numbers)
-    if n != len(texts) or n < 2 or (numbers != np.round(numbers)).any():
+    ends = np.sort(numbers)[least - 1 : len(numbers) - least + 1]
+    if len(ends) < 2 or (numbers != np.round(numbers)).sum() >= least:
         return False
-    wide = float(numbers.max() - numbers.min()) + 1
+    n, wide = len(ends), float(ends[-1] - ends[0]) + 1
     if np.log1p(-np.arange(n) / max(wide, n)).sum() < math.log(UNTIED):
         return True
-    alike = wide > WIDE and len({len(t) for t in texts}) == 1
-    return n >= MANY and (alike or wide > CODES or bool(NAMED.search(name)))
+    alike = wide > WIDE and len(texts) - max(Counter(map(len, texts)).values()) < least
+    return len(texts) >= MANY and (alike or wide > CODES or bool(NAMED.search(name)))
 
 
 def _compact(text: str) -> bool:
