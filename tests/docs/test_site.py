@@ -370,6 +370,17 @@ def test_every_claim_of_the_index_has_its_words_size_and_seeds():
     assert [(row[0], wrong(row)) for row in rows if wrong(row)] == []
 
 
+@pytest.mark.parametrize("paper", ["FPFC", "FedSLR", "FedACS", "FedCET"])
+def test_a_papers_pages_quote_it_by_its_words_alone(paper):
+    """What stands between quotation marks and is as long as a clause."""
+    known = {said for some in tomllib.loads((DOCS / "experiments/quotations.toml").read_text()).values()
+             for words in some.values() for said in words}  # fmt: skip
+    pages = DOCS / "experiments"
+    for page in (pages / f"{paper.lower()}.md", *pages.glob(f"{paper.lower()}/*.md")):
+        text = " ".join(re.sub(r"```.*?```", "", page.read_text(), flags=re.S).split())
+        assert {said for said in re.findall(r'"([^"]*)"', text) if len(said) >= 40} <= known, page.name
+
+
 @pytest.mark.parametrize(("change", "lacks"), [
     ({1: "four clusters, FPFC best"}, "a quotation"), ({3: "3 seeds"}, "a size"), ({3: "paper's size"}, "seeds"),
     ({3: "small size, 3 seeds"}, "at small size"), ({2: "does not hold", 3: "small size, 3 seeds"}, "at small size"),
