@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
     from polyfed.face import fit as fit
     from polyfed.face import tune as tune
     from polyfed.metrics.metric import Metric as Metric
+    from polyfed.runs.released import released as released
     from polyfed.runs.training import Training as Training
     from polyfed.runs.watching import Progress as Progress
     from polyfed.studies.admit import admit as admit

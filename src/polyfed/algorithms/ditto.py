@@ -24,7 +24,10 @@ class Ditto(Personal):
         0.1, ge=0, source="FedSLR's comparison", doc="Pull of the personal model towards the common one; 0 is Local."
     )
     personal_epochs: int = setting(
-        1, ge=1, source="FedSLR's comparison", doc="Passes over the local data for the personal model, each round."
+        1,
+        ge=0,
+        source="FedSLR's comparison",
+        doc="Passes over the local data for the personal model, each round; 0: the very batches of the common one.",
     )
 
     def init_server(self, task, w0, n):
@@ -33,7 +36,7 @@ class Ditto(Personal):
     def local_update(self, task, client, down, data, round):
         x = down["w"]
         w = local_sgd(task, x, data, self.lr)
-        again = data.again("personal", epochs=self.personal_epochs)
+        again = data.again("personal", epochs=self.personal_epochs) if self.personal_epochs else data
         v = local_sgd(task, client["w"], again, self.lr, pull=(self.lam, x))
         return {"w": v}, {"w": w}
 

@@ -22,6 +22,7 @@ from polyfed.cli.commands import Algorithms
 from polyfed.cli.screen import grid, stdout
 from polyfed.core.algorithm import REGISTRY, Algorithm, Contender
 from polyfed.runs.rehearsal import counted
+from polyfed.runs.released import RELEASED
 from polyfed.yardsticks import Yardstick
 
 
@@ -70,6 +71,8 @@ def portrait(name: str) -> RenderableType:
         parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]
         parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
         parts += [Text("\nAdapters", "bold"), Text(adapters(cls))] if cls.linear or cls.adapter else []
+    if row := RELEASED.get(cls.name):
+        parts += [Text("\nAs released  (--as-released)", "bold"), Text(row.words())]
     if proofs := certificates(cls):
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in proofs)]
     if found["Notes"]:

@@ -137,6 +137,7 @@ class Experiment(Shared):
     batch_size: str | None = of(Settings, "batch_size", TRAIN, "N")
     lr: str | None = option("Step size of every method.", None, "X", key="algorithm.lr", panel=TRAIN)
     optimizer: str | None = of(Settings, "optimizer", TRAIN, "NAME")
+    as_released: bool = of(Settings, "as_released", TRAIN, default=False)
     metrics: str | None = of(Settings, "metrics", TRAIN, "NAMES")
     seed: str | None = of(Settings, "seed", TRAIN, "N")
     seeds: str | None = of(Settings, "seeds", TRAIN)

@@ -18,6 +18,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.models.backbone import digest_of, is_half
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
+from polyfed.runs.released import each_as_released
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trainer import prepare
 from polyfed.runs.userfile import model_from, only_model
@@ -107,8 +108,9 @@ class Parts:
         """Raise what a run of some method would be refused with; nothing has been written then."""
         seed = self.experiment.seeds[0]
         model, federation, training = self.model(seed), self.federation(seed), self.training(seed)
-        for method in self.experiment.methods:
-            prepare(model, federation, method.algorithm, training)
+        methods = {m.label: m.algorithm for m in self.experiment.methods}
+        for algorithm, its in each_as_released(methods, training).values():
+            prepare(model, federation, algorithm, its)
 
     @cached_property
     def experiment(self) -> Experiment:

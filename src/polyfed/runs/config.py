@@ -27,6 +27,7 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.data.datasets import LOADERS
 from polyfed.models import MODELS
 from polyfed.runs.packages import installed, packages
+from polyfed.runs.released import each_as_released
 from polyfed.runs.training import Columns, Data, Model, Settings, Table
 from polyfed.runs.userfile import algorithms_of
 
@@ -291,7 +292,11 @@ def resolve(
     given = _of_this_program(read_toml(file), file) if file is not None else {}
     command = dict(command or {})
     plain(command)
-    layers = merge(merge(defaults or {}, given), {k: v for k, v in command.items() if k != "algorithm"})
+    methods, typed = [*methods], {k: v for k, v in command.items() if k != "algorithm"}
+    if (given | typed).get("as-released"):  # the built-in experiment's work is nobody's wish
+        left = ("local-steps", "batch-size", *(["algorithms"] if methods else ()))
+        defaults = {k: v for k, v in (defaults or {}).items() if k not in left}
+    layers = merge(merge(defaults or {}, given), typed)
     where = Where(file, given, command)
     over = table_of(command.get("algorithm", {}), "algorithm", where)
     settings = read_table(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
@@ -314,6 +319,8 @@ def resolve(
             check_algorithm(m.algorithm, settings.dtype or torch.float32)
         except ConfigError as e:
             raise where.said(e, "algorithm") from None
+    pairs = each_as_released({str(i): m.algorithm for i, m in enumerate(chosen)}, settings)
+    chosen = [dataclasses.replace(m, algorithm=pairs[str(i)][0]) for i, m in enumerate(chosen)]
     name = file.stem if file is not None and file.stem not in ("config", "comparison") else Path(data.name).stem
     return Experiment(settings, data, model, tuple(label(chosen)), name, columns)
 

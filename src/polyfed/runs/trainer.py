@@ -64,6 +64,7 @@ from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
 from polyfed.runs.private import check_settings, planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
+from polyfed.runs.released import as_released
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
 from polyfed.runs.schema import Config
@@ -346,6 +347,7 @@ def prepare(
     RunError
         The memory that is free is less than the run takes.
     """
+    algorithm, training = as_released(algorithm, training)
     t, loss = training, training.loss or federation.loss
     check_tracker(t.track)
     if getattr(loss, "whole", False) and t.batch_size is not None:

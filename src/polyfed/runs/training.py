@@ -119,6 +119,11 @@ class Training(Table):
     )
     lr_decay: float = setting(1.0, gt=0, le=1, doc="Factor on local step sizes, applied every lr-decay-every rounds.")
     lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
+    as_released: bool = setting(
+        False,
+        doc="Train as the authors' released code does, of ten methods: optimiser, decay, batches, epochs and the "
+        "method's own settings (see polyfed algorithms NAME).",
+    )
     warmup: int = setting(0, ge=0, le=COUNTED, doc="Rounds in which local step sizes rise to their full value.")
     cosine: int = setting(
         0, ge=0, le=COUNTED, doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine."

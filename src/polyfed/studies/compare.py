@@ -29,6 +29,7 @@ from polyfed.runs.config import Method, label
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
 from polyfed.runs.private import shared_by
+from polyfed.runs.released import each_as_released
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
@@ -200,19 +201,20 @@ def compare(
     folder = Path(out) if out is not None else None
     how = training_of(training, settings)
     how = replace(how, privacy=shared_by(how.privacy, [*methods.values()], len(which)))
+    pairs = each_as_released(methods, how)
     made = Cached(model, federation)
 
-    def job(label: str, seed: int, algorithm: Contender) -> Job:
+    def job(label: str, seed: int, algorithm: Contender, how: Training) -> Job:
         def tables() -> Mapping[str, Any] | None:
             return describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
 
         parts = partial(made, seed)  # all methods of a seed have the same start
         return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
 
-    jobs = [job(label, seed, algorithm) for seed in which for label, algorithm in methods.items()]
+    jobs = [job(label, seed, *pair) for seed in which for label, pair in pairs.items()]
     found: dict[Job, Done] = {}
-    for algorithm in methods.values() if folder is None or not folder.exists() else ():
-        prepare(*made(which[0]), algorithm, replace(how, seed=which[0]))  # refused before a folder is made
+    for algorithm, its in pairs.values() if folder is None or not folder.exists() else ():
+        prepare(*made(which[0]), algorithm, replace(its, seed=which[0]))  # refused before a folder is made
     alone = folder is None or bool(callbacks) or how.engine != "local"
     with locked(folder) if folder is not None else contextlib.nullcontext():
         if folder is not None:
