@@ -351,12 +351,13 @@ def _traced(settings: Mapping[str, Any]) -> list[str]:
 
 
 def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None = None) -> None:
-    """Refuse to mix runs of two versions of a recipe in one folder, or from a record; seeds may be added."""
+    """Refuse to mix runs of two versions of a recipe in one folder, or from a record. Seeds may be added, and on another
+    device, which every run names."""
     path = place / "comparison.toml"
     if not path.exists():
         return
     before, config = _plain(unsealed(path)), _plain(tomllib.loads(tomli_w.dumps(dict(config))))
-    for key in sorted({*before, *config} - {"seeds"}):
+    for key in sorted({*before, *config} - {"seeds", "device"}):
         if before.get(key) != config.get(key):
             if record is not None:
                 raise ConfigError(f"{record}: holds runs with another {key} than this version of the recipe has")
