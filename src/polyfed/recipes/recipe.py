@@ -351,8 +351,8 @@ def _traced(settings: Mapping[str, Any]) -> list[str]:
 
 
 def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None = None) -> None:
-    """Refuse to mix runs of two versions of a recipe in one folder, or from a record. Seeds may be added, and on another
-    device, which every run names."""
+    """Refuse to mix runs of two versions of a recipe in one folder, or from a record; seeds may be added, and the
+    device may be another, which each run names."""
     path = place / "comparison.toml"
     if not path.exists():
         return
