@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,10 +52,12 @@ class Ledger:
     ----------
     path : Path or None
         None: in memory, of a run that leaves no file.
+    heaviest : callable or None
+        Where data are sets of rows: (rho by set, a set) -> the most that has been spent of one of its rows.
     """
 
-    def __init__(self, path: Path | None = None):
-        self.path = path
+    def __init__(self, path: Path | None = None, heaviest: Callable[[Mapping[str, float], str], float] | None = None):
+        self.path, self.heaviest = path, heaviest
         self._lock = threading.Lock()
         self._known: set[tuple[str, str, str, str]] = set()
         self._total: dict[tuple[str, str], float] = {}
@@ -66,8 +68,10 @@ class Ledger:
                 pass
 
     def spent(self, site: str, data: str) -> float:
-        """rho of all releases of a site's data."""
-        return self._total.get((site, data), 0.0)
+        """rho of all releases of a site's data, or of that of its rows of which most has been spent."""
+        if self.heaviest is None:
+            return self._total.get((site, data), 0.0)
+        return self.heaviest({of: rho for (name, of), rho in self._total.items() if name == site}, data)
 
     def rounds(self, site: str, data: str, run: str) -> int:
         """Rounds of a run in which a site's data were released."""

@@ -58,6 +58,15 @@ class Policy(Table):
     most_runs: int = setting(
         20, ge=1, le=COUNTED, doc="Most runs on the same file, counted over the vaults that lie in one folder."
     )
+    most_joins: int = setting(
+        50, ge=1, le=COUNTED, doc="Most terms for which the site looks at a row, over all versions of its file."
+    )
+    most_agreements: int = setting(
+        20, ge=1, le=COUNTED, doc="Most terms under which a row is summed or trained on, over all versions of its file."
+    )
+    most_cells: int = setting(
+        20_000, ge=0, le=COUNTED, doc="Most sums, counts and scores about a row, over all versions of its file."
+    )
     separable: bool = setting(
         False,
         doc="Allow as many exchanges in steps on parts of the rows as there are rows: a server that sends the same "

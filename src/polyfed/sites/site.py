@@ -50,12 +50,14 @@ from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import wire as m
 from polyfed.sites.agreed import Experiment, digest, experiment, frozen, mark, unlike, versions
+from polyfed.sites.answered import NAME as ANSWERED
 from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.door import Door
 from polyfed.sites.keys import fingerprint
 from polyfed.sites.policy import Policy, allowance
+from polyfed.sites.rows import PARTS, Book, aligned
 from polyfed.sites.sums import Hidden, fewest, refuse_rows, sent_forms
 from polyfed.sites.vault import Vault
 from polyfed.sites.wire import Message, misfit, request
@@ -129,6 +131,9 @@ class Site:
         self._file: File | None = None  # as it was consented to, and what it says of itself
         self._about: m.Joined | None = None
         self._answered: Answered | None = None
+        self._book = Book(self.vault.parent, name, consent.dry)
+        self._rows: dict[str, str] = {}  # the file's parts as sets of rows: all, "train", ...
+        self._cells = ("", dict[int, int]())  # digest of a file, and of its rows
         self._begun: Begun | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -224,6 +229,7 @@ class Site:
             if isinstance(asked, m.Pooled):
                 self.policy.summing(asked.what)
             self._agree(asked.joined)
+            self._count("agreements", mark(asked.joined))
             self._meet(asked)
             if asked.kind in RAW and asked.kind not in asked.joined.needs:
                 raise Refusal(f"is asked {what}, which it has not joined for")
@@ -255,6 +261,9 @@ class Site:
             raise Refusal(why)
         file, about = self._read(join)
         self.terms = self._ask(join, file, about)
+        for part in PARTS:
+            if part in self._rows:
+                self._book.note(part, _cut_of(join), self._rows[part])
         self._joined, self._file, self._about = join, file, self._introduced(join, about)
 
     def _read(self, join: m.Join) -> tuple[File, m.Joined]:
@@ -266,13 +275,57 @@ class Site:
                 raise Refusal("needs the tokenizer of texts; name its folder here with --backbone")
             place = self.backbone if self.backbone.is_dir() else self.backbone.parent
             columns = dataclasses.replace(columns, tokenizer=str(place / "tokenizer.json"))
-        file = File(self.data, self.name, columns, cut, self.policy.columns, self.policy.least_count)
-        self._answered = Answered(self.vault, file_digest(self.data), self.policy)
+        ids, policy = self._identified(), self.policy
+        self._book.spend(
+            "join", mark(join), self._rows["all"], lambda n: policy.most("most_joins", n, f"join {n} on the same rows")
+        )
+        file = File(self.data, self.name, columns, cut, policy.columns, policy.least_count)
+        self._part(join, file, aligned(file, ids))
+        self._answered = Answered(self.vault, file_digest(self.data), policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
         return file, m.Joined(
             site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts, audit=self._audited(file)
         )
+
+    def _identified(self) -> dict[int, int]:
+        """The rows of the file as it is now, by line."""
+        found = file_digest(self.data)
+        if self._cells[0] != found:
+            self._cells = found, self._book.identify(self.data, self.policy.columns)
+        if not self._book.asked and any(self.vault.parent.glob(f"*/{ANSWERED}")):
+            then = "from now on; what an older version has booked counts for every row"
+            self.say(f"{self.name}: what is asked is counted by rows, over all versions of the file, {then}")
+        everything = np.array([*self._cells[1].values()], dtype=np.uint64)
+        self._rows = {"all": self._book.keep(everything)}
+        return self._cells[1]
+
+    def _part(self, join: m.Join, file: File, ids: np.ndarray) -> None:
+        """Cut the rows as they were cut before. Raises Refusal for parts whose sums would tell of a few rows."""
+        least = self.policy.least_count
+        self._book.cut(file, ids, _cut_of(join), least)
+        parts = [
+            p
+            for p in PARTS
+            if p in file.rows and len(file.rows[p]) and (p == "train" or self.consent.metrics != "none")
+        ]
+        self._rows |= {
+            part: self._book.keep(ids[file.rows[part]]) for part in parts if file.rows[part].max() < len(ids)
+        }
+        if not self._book.differs([self._rows[p] for p in parts if p in self._rows], least):
+            earlier = {what for kind, what, _, _ in self._book.asked if kind == "train"}
+            same = (
+                f"with {min(earlier)}, and no fewer than {least} rows more or less, they would not" if earlier else ""
+            )
+            self.policy.forbid("least_count", f"parts that differ from earlier ones by too few rows ({same})")
+
+    def _count(self, kind: str, what: str, weight: float = 1) -> None:
+        """Count an agreement, or cells, of the file's rows."""
+        key = f"most_{kind}"
+        words = (
+            "{} agreements on the same rows" if kind == "agreements" else "{} sums, counts and scores on the same rows"
+        )
+        self._book.spend(kind, what, self._rows["all"], lambda n: self.policy.most(key, n, words.format(n)), weight)
 
     def _audited(self, file: File) -> bool:
         return self.policy.audit != "none" and file.sheet is not None
@@ -379,15 +432,20 @@ class Site:
         asks = hashlib.sha256(data).hexdigest()
         self._spent.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
+        self._count("cells", asks, sum(np.size(a) for a in found.values()))
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _audit(self, asked: m.Audit) -> Message[m.Audited]:
         self._spent.spend(f"audit {mark(asked.joined)}", mark(asked), 1, "audits")
-        return Message(m.Audited(columns=self._own.parts()))
+        self._count("agreements", mark(asked.joined))
+        self._count("cells", f"audit {mark(asked)}", len(parts := self._own.parts()))
+        return Message(m.Audited(columns=parts))
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
         self._spent.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
-        return Message(m.Labelled(rows=self._own.labels(asked.settled)))
+        rows = self._own.labels(asked.settled)
+        self._count("cells", f"labels {mark(asked)}", len(rows))
+        return Message(m.Labelled(rows=rows))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
         begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
@@ -450,9 +508,9 @@ class Site:
         if not plan.sends or not (plan.private or p.sums == "secure"):
             return None
         everybody = np.array([peer.rows for peer in head.peers.values()] or counts)
-        ledger = Ledger(self.vault.parent / LEDGER)
+        ledger = Ledger(self.vault.parent / LEDGER, self._book.heaviest)
         secret, train = self.hidden.secret, data["train"]
-        guard = Guard(plan, [self.name], counts, secret, ledger, self._spent.file, train, everybody=everybody)
+        guard = Guard(plan, [self.name], counts, secret, ledger, self._rows["train"], train, everybody=everybody)
         if plan.private:
             guard.budget = Budget(self.policy.epsilon or plan.budget.epsilon, p.delta)
             guard.limit = rho_of(*guard.budget)
@@ -481,6 +539,11 @@ class Site:
     def _of_vault(self, line: str) -> Refusal:
         return Refusal(f"{self.vault} {line}", f"its vault {line}")
 
+    def _whole(self, asked: m.Turn, tensors: State) -> str:
+        """Digest of a question and of all that it is asked in, by which it is counted, booked and given noise."""
+        parts = self._going().head, Message(asked, tensors), self._rows["train"]
+        return hashlib.sha256(" ".join([Message(parts[0]).digest, parts[1].digest, parts[2]]).encode()).hexdigest()
+
     def _train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
         begun = self._going()
         join, client = begun.head.joined, begun.client
@@ -491,10 +554,10 @@ class Site:
             raise Refusal(wrong)
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
-        asks = Message(asked, tensors).digest
+        asks = self._whole(asked, tensors)
         begun.answered.spend(f"train {asked.phase}", asks, begun.rounds, "training")
         if client.guard is not None:
-            client.guard.asked = f"{Message(begun.head).digest} {asks}".encode()
+            client.guard.asked = asks.encode()
         try:
             return client.train(asked, tensors)
         except Spent as e:
@@ -512,7 +575,7 @@ class Site:
         join, client = begun.head.joined, begun.client
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        self._permit_evaluation(join, asked, Message(asked, tensors).digest)
+        self._permit_evaluation(join, asked, self._whole(asked, tensors))
         found = client.evaluate(asked, tensors)
         line = {"round": asked.round, "split": asked.split, **(found.head.metrics or {})}
         client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
@@ -527,6 +590,8 @@ class Site:
         if last and last[0][0] >= join.rounds - 1:
             self._spent.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
         self._spent.spend("evaluate", asks, allowance(join.evaluations), "evaluations")
+        if self.consent.metrics != "none":
+            self._count("cells", f"evaluate {asks}", 1 + len(self._going().client.task.scores))
 
     def _end(self, asked: m.End, tensors: State) -> Message[m.Stored]:
         begun = self._going()
@@ -540,6 +605,12 @@ class Site:
         self.finished = True
         self.say(f"{self.name}: the run is over; this site's model is model.safetensors in its vault")
         return Message(m.Stored())
+
+
+def _cut_of(join: m.Join) -> str:
+    """What decides the parts of the rows, in words."""
+    of = f", by {join.columns.group}" if join.columns.group is not None else ""
+    return f"[data] seed = {join.cut}, test-fraction = {join.test:g}, validation-fraction = {join.validation:g}{of}"
 
 
 def _privacy_of(join: m.Join) -> Privacy | None:
