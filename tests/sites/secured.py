@@ -1,5 +1,6 @@
 """Hospitals whose sums are secure, in this process: their keys, and a transport that can lose answers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes, serialization
@@ -8,6 +9,7 @@ from direct import Direct, raw
 from hospitals import ALL, NAMES, OPEN, SIZES, Sites, rows
 
 from polyfed.sites.consent import Consent
+from polyfed.sites.keys import fingerprint
 from polyfed.sites.policy import Policy
 from polyfed.sites.site import Site
 
@@ -33,6 +35,8 @@ class Secured(Sites):
     """Four hospitals that have keys. `lost`: (site, what, round) whose answers are lost; `seen`: all that has left."""
 
     def __init__(self, place: Path, data: Path, consent: Consent = ALL, policy: Policy = OPEN):
+        pins = [fingerprint(key) for key in register().values()]
+        policy = replace(policy, peers=pins if policy.peers is None else policy.peers, absent=policy.absent or 9)
         super().__init__(place, data, consent, FOUR, policy)
         self.lost = lambda name, head: False
         self.seen: list[tuple[str, dict, bytes]] = []

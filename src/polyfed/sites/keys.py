@@ -66,7 +66,15 @@ class Entry(NamedTuple):
 
 def fingerprint(public: str) -> str:
     """Twelve hexadecimal digits that stand for a key. public: as OpenSSH writes it"""
-    return hashlib.sha256(base64.b64decode(public.split()[1])).hexdigest()[:12]
+    return full_fingerprint(public)[:DIGITS]
+
+
+def full_fingerprint(public: str) -> str:
+    """All of its 64 digits."""
+    return hashlib.sha256(base64.b64decode(public.split()[1])).hexdigest()
+
+
+DIGITS = 12  # of a fingerprint as it is shown
 
 
 class SiteKey(NamedTuple):

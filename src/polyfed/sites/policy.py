@@ -27,6 +27,7 @@ from polyfed.runs.config import Where, read_table, read_toml
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
 from polyfed.sites.agreed import Experiment
+from polyfed.sites.keys import DIGITS, full_fingerprint
 from polyfed.sites.wire import Join, Joined
 
 FILE = "policy.toml"
@@ -83,7 +84,17 @@ class Policy(Table):
     sums: Literal["open", "secure"] = setting(
         "open", doc="secure: no run whose server could read this site's own replies, but for sums over sites."
     )
-    least_sites: int = setting(3, ge=3, le=COUNTED, doc="Fewest sites in a secure sum that this site helps to open.")
+    least_sites: int = setting(
+        3, ge=3, le=COUNTED, doc="Fewest sites in a secure sum that this site helps to open, of those with pinned keys."
+    )
+    peers: NAMES | None = setting(
+        None,
+        doc="Pinned keys of other sites, by the twelve digits or more that the text names them by. Default: those that "
+        "an operator has read; with --yes policy none, and no secure sums.",
+    )
+    absent: int = setting(
+        0, ge=0, le=COUNTED, doc="Most sites of a cohort that may be missing in a secure sum that this site opens."
+    )
     epsilon: float | None = setting(
         None,
         gt=0,
@@ -160,8 +171,12 @@ class Policy(Table):
         for name, rows in found.items():
             self.least("least_count", rows, f"{what} {name!r}, some of too few rows")
 
-    def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
-        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
+    def terms(
+        self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool, read: bool = True
+    ) -> None:
+        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site
+        read: whether an operator reads them, and so the others' keys
+        """
         t, c, counts = e.training, join.columns, about.counts
         self.least("least_rows", counts.train, f"training on {counts.train} rows")
         self.batch(t.batch_size, counts.train)
@@ -174,7 +189,7 @@ class Policy(Table):
             self.forbid(
                 "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
             )
-        self._privacy(join, t.privacy)
+        self._privacy(join, t.privacy, about.site, read)
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
@@ -187,13 +202,13 @@ class Policy(Table):
             if scores and rows:
                 self.least("least_count", rows, f"scores on {rows} rows for {part}")
 
-    def _privacy(self, join: Join, p: Privacy | None) -> None:
-        """Refuse what a server could read or find out beyond `sums`, `least_sites` and `epsilon`."""
+    def _privacy(self, join: Join, p: Privacy | None, site: str, read: bool) -> None:
+        """Refuse what a server could read or find out beyond `sums`, `peers`, `least_sites` and `epsilon`."""
         if p is None or p.sums == "open":
             if self.sums == "secure":
                 self.forbid("sums", "replies that the server can read (privacy.sums = open)")
         else:
-            self.least("least_sites", join.cohort, f"sums over {join.cohort} sites")
+            self._peers(join, p, site, read)
         if p is not None and self.clip is not None:
             self.forbid("clip", "integers to sum, whose changes [privacy] clips, if anything does")
         if self.epsilon is not None:
@@ -208,6 +223,23 @@ class Policy(Table):
                     "noise",
                     f"noise of the {'server' if p.noise == 'server' else 'sites together'} (privacy.noise = {p.noise})",
                 )
+
+    def _peers(self, join: Join, p: Privacy, site: str, read: bool) -> None:
+        """Refuse sums that keys hide which nobody has looked at, or too few of those that somebody has."""
+        self.least("least_sites", join.cohort, f"sums over {join.cohort} sites")
+        marks = {name: full_fingerprint(key) for name, key in join.keys.items() if name != site}
+        pins = [pin.lower() for pin in self.peers or () if len(pin) >= DIGITS]
+        if self.peers is None and not read:
+            named = ", ".join(f'"{m[:DIGITS]}"' for m in marks.values())
+            self.forbid("peers", f"sums hidden by keys that nobody here has pinned (peers = [{named}] would do)")
+        pinned = [name for name, m in marks.items() if self.peers is None or any(m.startswith(pin) for pin in pins)]
+        others = len(marks) - len(pinned)
+        known = f"of whom {others} have keys that are not pinned"
+        self.least("least_sites", join.cohort - others, f"sums over {join.cohort} sites, {known}")
+        if p.epsilon is not None and p.noise == "shared" and p.absent < (short := others + self.absent):
+            key, why = ("peers", known) if others else ("absent", "of whom that many may be missing")
+            what = f"noise that {join.cohort} sites share, {why}, with privacy.absent = {p.absent}"
+            self.forbid(key, f"{what} ({short} or more would do)")
 
     def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
         """Refuse more local steps in round `t` than `most_steps`."""

@@ -64,11 +64,9 @@ class Book:
             write(path, new_secret())
         return path.read_bytes()
 
-    def keep(self, ids: np.ndarray) -> str:
-        """Write a set of rows down; what it is known by. ids: [n] digests, a copy of a row twice"""
-        order = np.sort(ids)
-        first = np.searchsorted(order, order)
-        rows = np.sort(order + (np.arange(len(order)) - first).astype(np.uint64) * STEP)
+    def keep(self, rows: np.ndarray) -> str:
+        """Write a set of rows down; what it is known by. rows: [n] digests, see `apart`"""
+        rows = np.sort(rows)
         name = blake2b(rows.tobytes(), digest_size=16).hexdigest()
         self._sets[name] = rows
         path = self.folder / f"{name}.set"
@@ -146,16 +144,10 @@ class Book:
         drawn, part = np.empty(len(ids), dtype=object), np.full(len(ids), None, dtype=object)
         for name, rows in file.rows.items():
             drawn[rows] = name
-        _, group = np.unique(ids, return_inverse=True)
-        order = np.argsort(group, kind="stable")
-        copy = np.empty(len(ids), dtype=np.int64)
-        copy[order] = np.arange(len(ids)) - np.searchsorted(group[order], group[order])
+        rows = apart(ids)
         for name in before:  # copies of a row go to the parts in turn, as many as were there
             known = self.load(before[name])
-            free = np.array([p is None for p in part])
-            there = free & np.isin(ids + copy.astype(np.uint64) * STEP, [] if known is None else known)
-            part[there] = name
-            copy -= np.bincount(group[there], minlength=group.max() + 1)[group]
+            part[np.isin(rows, [] if known is None else known)] = name
         new = np.array([p is None for p in part])
         for name in file.rows:
             some = new & (drawn == name)
@@ -192,6 +184,15 @@ class Book:
 
 
 PARTS = ("train", "validation", "test")
+
+
+def apart(ids: np.ndarray) -> np.ndarray:
+    """[n] digests of rows, those of copies of a row told apart by their number."""
+    _, group = np.unique(ids, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    copy = np.empty(len(ids), dtype=np.uint64)
+    copy[order] = np.arange(len(ids)) - np.searchsorted(group[order], group[order])
+    return ids + copy * STEP
 
 
 def _cells(path: Path, only: Sequence[str] | None) -> dict[int, bytes]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, Refusal, RunError
 from polyfed.base.part import Strict
+from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
@@ -57,7 +58,7 @@ from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.door import Door
 from polyfed.sites.keys import fingerprint
 from polyfed.sites.policy import Policy, allowance
-from polyfed.sites.rows import PARTS, Book, aligned
+from polyfed.sites.rows import PARTS, Book, aligned, apart
 from polyfed.sites.sums import Hidden, fewest, refuse_rows, sent_forms
 from polyfed.sites.vault import Vault
 from polyfed.sites.wire import Message, misfit, request
@@ -120,7 +121,7 @@ class Site:
         sign: Callable[[bytes], bytes] | None = None,
         backbone: Path | None = None,
     ):
-        self.hidden = Hidden(Path(vault), name, sign, policy.least_sites)
+        self.hidden = Hidden(Path(vault), name, sign, policy)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.show, self.policy = show or say, policy
         self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
@@ -173,7 +174,17 @@ class Site:
             return None
         scores = [LOSS, *self._begun.client.task.scores] if self._begun is not None else []
         names = sorted(of.name for of in scores)
-        return lambda asked, found: self.hidden.masked(asked, found, names, p)
+        cohort = self._drawn(asked) if isinstance(asked, m.Train) else []
+        return lambda asked, found: self.hidden.masked(asked, found, names, p, cohort)
+
+    def _drawn(self, asked: m.Train) -> list[str]:
+        """The cohort of a round, by the terms."""
+        begun = self._going()
+        names, t = [*begun.head.peers], begun.experiment.training
+        if asked.t == 0 and begun.experiment.method.needs.everyone_first:
+            return names
+        ids = t.schedule_for(names).cohort(t.seed, asked.t, client_keys(names))
+        return [names[int(k)] for k in ids]
 
     def _privacy(self, asked: m.Request) -> Privacy | None:
         """The table [privacy] of what was agreed to."""
@@ -297,22 +308,21 @@ class Site:
             then = "from now on; what an older version has booked counts for every row"
             self.say(f"{self.name}: what is asked is counted by rows, over all versions of the file, {then}")
         everything = np.array([*self._cells[1].values()], dtype=np.uint64)
-        self._rows = {"all": self._book.keep(everything)}
+        self._rows = {"all": self._book.keep(apart(everything))}
         return self._cells[1]
 
     def _part(self, join: m.Join, file: File, ids: np.ndarray) -> None:
         """Cut the rows as they were cut before. Raises Refusal for parts whose sums would tell of a few rows."""
         least = self.policy.least_count
         self._book.cut(file, ids, _cut_of(join), least)
-        parts = [
-            p
-            for p in PARTS
-            if p in file.rows and len(file.rows[p]) and (p == "train" or self.consent.metrics != "none")
-        ]
-        self._rows |= {
-            part: self._book.keep(ids[file.rows[part]]) for part in parts if file.rows[part].max() < len(ids)
-        }
-        if not self._book.differs([self._rows[p] for p in parts if p in self._rows], least):
+        rows = [file.rows[part] for part in PARTS if part in file.rows]
+        order = np.concatenate(rows)
+        at = dict(zip(order.tolist(), apart(ids[order]).tolist(), strict=True))
+        for part in PARTS:
+            mine = file.rows.get(part, order[:0])
+            if part == "train" or (self.consent.metrics != "none" and len(mine) >= least):
+                self._rows[part] = self._book.keep(np.array([at[k] for k in mine.tolist() if k in at], dtype=np.uint64))
+        if not self._book.differs([self._rows[p] for p in PARTS if p in self._rows], least):
             earlier = {what for kind, what, _, _ in self._book.asked if kind == "train"}
             same = (
                 f"with {min(earlier)}, and no fewer than {least} rows more or less, they would not" if earlier else ""
@@ -378,7 +388,9 @@ class Site:
         return e.start(self.policy.sized(getattr(e.method, "k", 1)))
 
     def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
-        self.policy.terms(join, whole, about, file.rarest(about.file), self.consent.metrics != "none")
+        consent = self.consent
+        read = consent.ask is not None or bool(consent.agreed)
+        self.policy.terms(join, whole, about, file.rarest(about.file), consent.metrics != "none", read)
 
     def _consent(self, join: m.Join, text: str, terms: str) -> None:
         """Ask the operator, unless these terms were agreed to before."""

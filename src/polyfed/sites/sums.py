@@ -34,6 +34,7 @@ from polyfed.sites import wire as m
 from polyfed.sites.agreed import digest
 from polyfed.sites.asking import ANOTHER, Asking
 from polyfed.sites.keys import signed, write
+from polyfed.sites.policy import Policy
 from polyfed.sites.wire import Message, misfit
 
 SECRET, SIGNED, PEERS, NOTED, OPENED = "secret.key", "signed.json", "peers.json", "sums.jsonl", "opened.jsonl"
@@ -105,6 +106,11 @@ def shared(asked: Message[Any]) -> bytes:
     return h.digest()
 
 
+def state_digest(tensors: State) -> str:
+    """Of the tensors of a message."""
+    return hashlib.sha256(Message(m.Sums(), tensors).pack()).hexdigest()
+
+
 def about(head: m.Request, mark: bytes) -> str:
     """The exchange that a message is, for which there is one cohort and one sum."""
     if isinstance(head, m.Train):
@@ -147,12 +153,12 @@ class Noted(dict[str, bytes]):
 class Hidden:
     """A site's end of the sums of a run.
 
-    folder: its vault     sign: makes a signature by the site's key; None: it has none     least: fewest sites that it
-    sums with
+    folder: its vault     sign: makes a signature by the site's key; None: it has none     policy: has the fewest sites
+    that it sums with, and how many of a cohort may be missing
     """
 
-    def __init__(self, folder: Path, name: str, sign: Callable[[bytes], bytes] | None, least: int):
-        self.folder, self.name, self.sign, self.least = folder, name, sign, least
+    def __init__(self, folder: Path, name: str, sign: Callable[[bytes], bytes] | None, policy: Policy):
+        self.folder, self.name, self.sign, self.policy = folder, name, sign, policy
         self._site: Site | None = None
         self._cohort: tuple[str, ...] = ()
         self._run = ""
@@ -206,7 +212,7 @@ class Hidden:
         self._memory = self._memory or Noted(self.folder / NOTED)
         others = {name: bytes.fromhex(key) for name, key in keys.items() if name != self.name}
         try:
-            self._site = Site(self.name, self._private(run), self.secret, others, self._memory, self.least)
+            self._site = Site(self.name, self._private(run), self.secret, others, self._memory, self.policy.least_sites)
         except RunError as e:
             raise Refusal(str(e)) from None
 
@@ -231,12 +237,38 @@ class Hidden:
         cohort = tuple(sorted(head.cohort)) if isinstance(head, m.Train) else self._cohort
         return context_of(self._run, head, mark, cohort, privacy)
 
+    def _memory_of(self, context: str, model: bytes = b"") -> bytes:
+        """The model that an exchange was about."""
+        assert self._memory is not None
+        return self._memory.setdefault(f"about {context}", model)
+
+    def _one(self, what: str, model: str, sites: Sequence[str]) -> None:
+        """Remember for whom a model's replies are summed: two sums at one model differ by the others' replies."""
+        assert self._memory is not None
+        mark, names = f"{what} {self._run} {model}", ",".join(sorted(sites)).encode()
+        if model and self._memory.setdefault(mark, names) != names:
+            raise Refusal(
+                "is asked for the sum at one model over two groups of sites, whose difference others could read"
+            )
+
     def masked(
-        self, asked: Message[m.Request], found: Message[Strict], names: Sequence[str], privacy: Privacy
+        self,
+        asked: Message[m.Request],
+        found: Message[Strict],
+        names: Sequence[str],
+        privacy: Privacy,
+        cohort: Sequence[str],
     ) -> Message[m.Masked]:
-        """An answer with its numbers hidden. names: of metrics"""
-        site = self._met()
+        """An answer with its numbers hidden. names: of metrics     cohort: by the terms, of this exchange"""
+        site, head = self._met(), asked.head
+        if isinstance(head, m.Train) and sorted(head.cohort) != sorted(cohort):
+            asks, terms = (", ".join(sorted(names)) for names in (head.cohort, cohort))
+            raise Refusal(f"is asked for a sum over {asks}, and has agreed to {terms}")
         context = self._context(asked.head, shared(asked), privacy)
+        if isinstance(head, m.Train):
+            model = state_digest(asked.tensors) if asked.tensors else ""
+            self._one("model", model and f"{head.phase} {model}", head.cohort)
+            self._memory_of(context.key.hex(), f"{head.phase} {model}".encode() if model else b"")
         q = packed(found.tensors) if context.limbs == 1 else wide(numbers(found.head, found.tensors, names))
         answer = site.mask(context, q)
         head = m.Masked(
@@ -251,6 +283,11 @@ class Hidden:
         """The second answer of a sum."""
         site, c = self._met(), asked
         context = Context(self._run, c.what, tuple(c.cohort), bytes.fromhex(c.digest), c.least, c.limbs)
+        gone = sorted({*c.cohort} - {*c.present})
+        if len(gone) > self.policy.absent:
+            self.policy.forbid("absent", f"a sum without {', '.join(gone)}")
+        model = self._memory_of(context.key.hex())
+        self._one("opened", model.decode(), c.present)
         found = site.open(context, c.present, {name: bytes.fromhex(share) for name, share in c.sealed.items()})
         return Message(m.Opened(shares=_hexed(found.shares), keys=_hexed(found.keys)))
 

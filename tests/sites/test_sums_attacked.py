@@ -1,0 +1,132 @@
+"""Secure sums against a server that acts: keys of its own, other cohorts, one model twice, sites called absent."""
+
+import dataclasses
+
+import pytest
+from direct import raw
+from hospitals import OPEN, at_sites
+from secured import FOUR, Secured, folder, register
+from test_private_sites import DP, study
+from test_private_sites import SECURE as TABLE
+
+from polyfed.base.errors import PolyfedError
+from polyfed.sites.keys import fingerprint
+from polyfed.sites.policy import Policy
+from polyfed.sites.sums import shared
+from polyfed.sites.wire import request
+
+PINS = {name: fingerprint(key) for name, key in register().items()}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return folder(tmp_path / "data")
+
+
+def changed(sites, change):
+    """A server that says something else: change(name, message) -> the message that the site is given."""
+    answer = sites.answer
+    sites.answer = lambda name, message: answer(name, change(name, raw(message)).pack())
+    return sites
+
+
+def attacked(tmp_path, data, change, policy=OPEN, privacy=TABLE, lost=None):
+    sites = changed(Secured(tmp_path, data, policy=policy), change)
+    sites.lost = lost or sites.lost
+    with pytest.raises(PolyfedError) as error:
+        at_sites(study(tmp_path, privacy, rounds=3), sites, wait=30, quorum=3)
+    assert "\n" not in str(error.value)
+    return str(error.value), sites
+
+
+def test_an_unattended_site_hides_by_no_key_that_it_was_not_given(data, tmp_path):
+    """--yes policy asks nobody about keys: of oslo, riga and wien the server may have made three."""
+    sites = Secured(tmp_path, data)
+    for name in FOUR:
+        sites.member(name).policy = Policy(least_rows=1, least_batch=1, least_count=1)
+    with pytest.raises(PolyfedError) as error:
+        at_sites(study(tmp_path, TABLE), sites)
+    said = str(error.value)
+    assert "bern: is asked for sums hidden by keys that nobody here has pinned" in said
+    assert all(f'"{PINS[name]}"' in said for name in ("oslo", "riga", "wien")), "what would pass"
+    assert "its policy has peers = none" in said
+    assert {head["kind"] for _, head, _ in sites.seen} == {"join"}
+
+
+@pytest.mark.parametrize("pinned", [["oslo"], []])
+def test_keys_of_the_servers_own_do_not_count_as_sites(pinned, data, tmp_path):
+    policy = dataclasses.replace(OPEN, peers=[PINS[name] for name in pinned])
+    said, _ = attacked(tmp_path, data, lambda name, message: message, policy)
+    assert f"bern: is asked for sums over 4 sites, of whom {3 - len(pinned)} have keys that are not pinned" in said
+    assert "its policy has least-sites = 3" in said
+
+
+def test_noise_that_unpinned_sites_share_is_refused_unless_the_others_make_enough(data, tmp_path):
+    policy = dataclasses.replace(
+        OPEN, peers=[PINS[n] for n in ("bern", "oslo", "riga")], epsilon=2.0, delta=1e-3, absent=1
+    )
+    privacy = TABLE + DP
+    said, _ = attacked(tmp_path, data, lambda name, message: message, policy, privacy)
+    assert (
+        "is asked for noise that 4 sites share, of whom 1 have keys that are not pinned, with privacy.absent = 0"
+        in said
+    )
+    assert "(2 or more would do); its policy has peers = " in said
+
+
+@pytest.mark.parametrize("cohort", [["bern", "oslo", "riga"], ["bern", "oslo", "riga", "oslo"]])
+def test_a_cohort_that_the_terms_do_not_have_is_refused(cohort, data, tmp_path):
+    """Of three in a sum two may be the server's; and ten sites' sum less nine sites' is the tenth's reply."""
+
+    def fewer(name, message):
+        return message.saying(cohort=cohort) if message.head["kind"] == "train" else message
+
+    said, sites = attacked(tmp_path, data, fewer)
+    asks = ", ".join(sorted(cohort))
+    assert f"bern: is asked for a sum over {asks}, and has agreed to bern, oslo, riga, wien" in said
+    assert "open" not in {head["kind"] for _, head, _ in sites.seen if head.get("what", "").startswith("train")}
+
+
+def test_a_sum_is_not_opened_without_a_site_that_the_policy_wants_in_it(data, tmp_path):
+    sites = Secured(tmp_path, data)
+    sites.lost = lambda name, head: name == "wien" and head["kind"] == "train"
+    for name in FOUR:
+        sites.member(name).hidden.policy = dataclasses.replace(OPEN, absent=0)
+    with pytest.raises(PolyfedError, match="bern: is asked for a sum without wien; its policy has absent = 0"):
+        at_sites(study(tmp_path, TABLE), sites, wait=30, quorum=3)
+
+
+def test_one_model_is_opened_for_one_group_of_sites(data, tmp_path):
+    """Where sites may be absent: the same model again, and wien called absent, would give wien's reply."""
+    sites, kept = Secured(tmp_path, data), {}
+
+    def stop(name, head):
+        if head["kind"] == "train" and head["t"] == 1:
+            raise KeyboardInterrupt
+        return False
+
+    def noted(name, message):
+        if name == "bern":
+            kept.setdefault(message.head["kind"] + message.head.get("what", "").partition(" ")[0], message)
+        return message
+
+    sites.lost = stop
+    with pytest.raises(KeyboardInterrupt):
+        at_sites(study(tmp_path, TABLE, rounds=3), changed(sites, noted))
+    again = kept["train"].saying(t=1)
+    assert raw(sites.answer("bern", again.pack())).head["kind"] == "masked"
+    digest = shared(request(again.pack(), 1 << 24, "it")).hex()
+    for there, kind in ((["bern", "oslo", "riga"], "failed"), ([*FOUR], "opened")):
+        asked = kept["opentrain"].saying(what="train 1.0", digest=digest, present=there)
+        said = raw(sites.answer("bern", asked.pack())).head
+        assert kind == "opened" or "bern: is asked for the sum at one model over two groups of sites" in said["error"]
+
+
+def test_an_operator_who_has_read_the_keys_has_pinned_them(data, tmp_path):
+    sites = Secured(tmp_path, data)
+    for name in FOUR:
+        sites.consent[name] = dataclasses.replace(
+            sites.consent[name], ask=lambda text: all(p in text for p in PINS.values())
+        )
+        sites.member(name).policy = dataclasses.replace(OPEN, peers=None)
+    assert at_sites(study(tmp_path, TABLE), sites).status == "finished"
