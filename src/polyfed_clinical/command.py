@@ -17,7 +17,7 @@ from polyfed.data import load, readers
 from polyfed.data.csv_files import Sheet, read, survey
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
-from polyfed.data.tables import Table, check_sites
+from polyfed.data.tables import ROWS, Table, check_sites
 from polyfed.face import Run
 from polyfed.runs.config import Where, read_table
 from polyfed.runs.ownership import put_out, spare
@@ -196,11 +196,17 @@ def tables(
     else:
         task = "auto" if model == "logistic" else "regression"
         settings = described(asked, drop, task=task, target=wanted[0])
-    table, rows = Table(sheets, survey(sheets, settings), settings), [len(sheet.lines) for sheet in sheets]
+
+    def surveyed() -> Table:
+        known = survey(sheets, settings)
+        named = {n: replace(c, numbers_rows=False) for n, c in known.items() if columns}
+        return Table(sheets, known | named, settings)
+
+    table, rows = surveyed(), [len(sheet.lines) for sheet in sheets]
     if complete:
         needed = [*(c.name for c in table.inputs), *outcome, *aside]
         sheets = [whole(sheet, needed, settings.gaps) for sheet in sheets]
-        table = Table(sheets, survey(sheets, settings), settings)
+        table = surveyed()
     table.advice = "--missing complete leaves such rows out"
     if problems := table.problems():
         raise DataError(f"{folder}: {'; '.join(problems)}")
@@ -224,8 +230,9 @@ def tables(
         said += f": {labels[-1]}, against {', '.join(labels[:-1])}"
     if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
         said += f"; categories against {', '.join(references)}"
+    said += "".join(f"; {c.name} is {gone}" for c in table.found.values() if ROWS in (gone := table.becomes(c)))
     left = [n - len(sheet.lines) for n, sheet in zip(rows, sheets, strict=True)] if complete else None
-    groups = None if cluster is None else [sheet.columns[cluster] for sheet in sheets]
+    groups = None if cluster is None else [[*map(sheet.texts(cluster).key, sheet.columns[cluster])] for sheet in sheets]
     return Read([sheet.name for sheet in sheets], sites, said, left, groups)
 
 
