@@ -10,6 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 import polyfed as pf
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.algorithms.fedacs import AFFORDED, REPORTED, mixing, refresh
+from polyfed.algorithms.fedamp import messages
 from polyfed.core.algorithm import Round
 
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
@@ -34,6 +35,16 @@ def test_similarities_of_three_clients():
 )
 def test_mixtures_of_three_clients(quantile, rows):
     assert torch.allclose(mixing(THREE, quantile), torch.tensor(rows, dtype=torch.float64), atol=1e-15)
+
+
+def test_without_a_threshold_all_clients_enter_but_not_with_fedamps_weights():
+    """2.3 says that with delta at infinity, a misprint of minus infinity, U is FedAMP's: as there every similar client
+    enters, but by its cosine; with an infinite delta every client would keep to itself."""
+    rows, amp = mixing(THREE, None), messages(THREE, 0.5, 1.0)
+    assert torch.allclose(rows[0], torch.tensor([5 / 9, 4 / 9, 0], dtype=torch.float64), atol=1e-15)
+    assert torch.allclose(rows[1], torch.tensor([0.8, 1, 0.6], dtype=torch.float64) / 2.4, atol=1e-15)
+    assert (amp > 0).all()
+    assert (rows - amp).abs().max() > 0.05
 
 
 def test_mixed_models_of_three_clients():

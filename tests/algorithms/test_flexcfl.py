@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import centres, fit_points
+from problems import centres, fit_points, zero_linear
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
@@ -83,6 +83,25 @@ def test_a_group_without_clients_pulls_nobody_and_stays_at_the_start(k):
         assert not more.server["w"][~torch.as_tensor(there)].any()
         plain = fit_points(centres(points), pf.FlexCFL(0.3, k=k), 3, 2)
         assert torch.allclose(plain.personal, more.personal, atol=1e-13) == (between == 0)
+
+
+def started(start: float, method, rounds: int, **how):
+    """As fit_points, from a start that is not zero, on two clients in opposite directions from it."""
+    fed = centres(np.array([[start + 4.0, start], [start - 4, start + 1]]))
+    model = zero_linear(2)
+    torch.nn.init.constant_(model.weight, start)
+    how = {"local_steps": 1, "batch_size": None, "evaluate_every": 0, "loss": "mse"} | how
+    return pf.fit(model, fed, method, rounds=rounds, **how)
+
+
+def test_groups_are_counted_from_the_start_wherever_it_is():
+    """Models from a far start are those from zero, moved; a group that nobody of a round is in keeps its model."""
+    for given in ({}, {"fraction": 0.5, "seed": 1}):
+        near, far = (started(start, pf.FlexCFL(0.3, k=4), 6, **given).personal - start for start in (0.0, 50.0))
+        assert torch.allclose(near, far, atol=1e-11)
+        assert near.abs().max() > 1
+    two, more = (started(50.0, pf.FlexCFL(0.3, k=k, between=0.1), 2).personal for k in (2, 4))
+    assert torch.allclose(two, more, atol=1e-12), "a group without clients stands at the start, and pulls nobody"
 
 
 def test_the_pull_of_a_model_at_zero_is_none_and_not_nan():

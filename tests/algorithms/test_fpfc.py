@@ -23,6 +23,25 @@ from polyfed.core.schedule import Asynchronous, Delays
 from polyfed_papers.fpfc import softmax
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 1.0])
+def test_a_round_costs_the_pairs_of_its_participants(fraction):
+    """Remark 1: tau (2 - tau) m^2 of the ordered pairs, here half of that and without the diagonal: the pairs that a
+    round changes are those with a participant, and no other, once all have been heard."""
+    points = np.random.default_rng(0).normal(size=(20, 3))
+    before, after = (
+        fit_points(centres(points), pf.FPFC(0.1, lam=5.0), rounds=rounds, dim=3, fraction=fraction)
+        for rounds in (60, 61)
+    )
+    ledger = after.ledger
+    taking = ledger[ledger["round"] == ledger["round"].max()]["client"].astype(int).tolist()
+    i, j = torch.triu_indices(20, 20, 1)
+    mine = torch.isin(i, torch.tensor(taking)) | torch.isin(j, torch.tensor(taking))
+    held = [pair_vectors(r.server) - (r.server["w"][i] - r.server["w"][j]) for r in (before, after)]
+    assert torch.equal((held[1] != held[0]).any(1), mine)
+    assert len(taking) == round(20 * fraction)
+    assert abs(int(mine.sum()) - fraction * (2 - fraction) * 20**2 / 2) <= 20 / 2
+
+
 def smoothed_scad(t, lam, a, xi):
     """Equations (2) and (3)."""
     t = np.asarray(t, dtype=float)

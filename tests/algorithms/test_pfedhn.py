@@ -75,5 +75,6 @@ def test_before_training_every_model_is_the_common_start_and_a_little_of_its_own
         run = pf.fit(model, problem.federation, method, rounds=0, batch_size=None, loss="mse")
         own.append(run.personal - start)
         assert own[-1].abs().max() < 4
+        assert torch.equal(torch.as_tensor(run.server[f"h{layers}"])[:, -1], torch.full_like(own[-1][0], start))
         assert own[-1].std(0).min() > 1e-3, "no two clients have one model"
     assert torch.allclose(*own, atol=1e-12)

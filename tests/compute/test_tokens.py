@@ -1,5 +1,6 @@
 """Targets at every token: what is ignored changes nothing, and perplexity is of the tokens that count."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.compute.losses import tokens
 from polyfed.data.schema import Cut, File, settle
+from polyfed.runs.training import Training
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 10, (2, 20, 6))
@@ -46,6 +48,14 @@ def test_ignored_targets_have_no_gradient_and_batches_may_be_cut():
     )
     torch.testing.assert_close(whole, F.cross_entropy(output[:, :4].flatten(0, 1), target[:, :4].long().flatten()))
     assert tokens(output, torch.full((5, 6), -100.0)) == 0
+
+
+def test_targets_are_integers_as_the_key_says_and_floats_of_them_are_the_same():
+    whole, floats = fitted(Y.astype(np.int64), "tokens", rounds=2), fitted(rounds=2)
+    assert whole.federation.train.y.dtype == torch.int64
+    assert whole.history["loss"].equals(floats.history["loss"])
+    said = {f.name: f for f in dataclasses.fields(Training)}["loss"].metadata["setting"].doc
+    assert "targets [T] of integers" in said
 
 
 def test_a_run_reaches_the_least_perplexity_and_is_opened_again(tmp_path):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -342,32 +343,48 @@ def test_the_contract_of_the_tutorial_is_the_codes():
     assert found == pf.FedAvg().downlink(server, None)
 
 
-def index_rows(text: str) -> list[tuple[str, ...]]:
-    """The rows of the table of claims, without the papers' own lines."""
+def index_rows(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    """(paper, row) of the table of claims, without the papers' own lines."""
     table = text.split("| number | the claim |")[1].split("\n\n")[0].split("\n")[2:]
-    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table]
-    return [row for row in rows if any(row[1:])]
+    rows, paper = [], ""
+    for line in table:
+        cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
+        if any(cells[1:]):
+            rows.append((paper, cells))
+        else:
+            paper = cells[0].strip("*").split("]")[0].strip("[")
+    return rows
 
 
-def wrong(row: tuple[str, ...]) -> str:
-    """What a row of the index lacks: a quotation or "our words", a size, seeds; or a verdict beyond its size."""
+def wrong(row: tuple[str, ...], words: Sequence[str] = ()) -> str:
+    """What a row of the index lacks: its paper's own words or "our words", a size, seeds; or a verdict beyond its size.
+
+    words: the paper's, of this row
+    """
     _, claim, here, scale, _ = row
-    if not re.search(r'"[^"]{10,}"', claim) and not claim.startswith("our words: "):
+    quoted = re.findall(r'"([^"]*)"', claim)
+    if claim.startswith("our words: ") and words:
+        return "the paper's words"
+    if [text for text in quoted if text not in words] or not (quoted or claim.startswith("our words: ")):
         return "a quotation"
     if not re.search(r"paper's size|small size|^a test|^none", scale):
         return "a size"
     if not re.search(r"\bseeds?\b|\bdraw\b|\brepeats\b", scale):
         return "seeds"
-    bare = re.sub(r"(holds|does not hold),? (at small size|on|for)\b.*", "", here)
+    bare = re.sub(r"(holds|does not hold),? (at small size|on|for|with)\b.*", "", here)
     if "hold" in bare and not scale.startswith(("paper's size", "a test")):
         return "at small size"
     return ""
 
 
 def test_every_claim_of_the_index_has_its_words_size_and_seeds():
+    """Quotations are those of quotations.toml, each at its own paper and number, and none there is left unused."""
+    words = tomllib.loads((DOCS / "experiments/quotations.toml").read_text())
     rows = index_rows((DOCS / "experiments/index.md").read_text())
     assert len(rows) > 40
-    assert [(row[0], wrong(row)) for row in rows if wrong(row)] == []
+    known = [(paper, row, words.get(paper, {}).get(row[0], [])) for paper, row in rows]
+    assert [(paper, row[0], wrong(row, said)) for paper, row, said in known if wrong(row, said)] == []
+    assert {(paper, number) for paper, some in words.items() for number in some} <= {(p, row[0]) for p, row in rows}
 
 
 @pytest.mark.parametrize("paper", ["FPFC", "FedSLR", "FedACS", "FedCET"])
@@ -385,7 +402,14 @@ def test_a_papers_pages_quote_it_by_its_words_alone(paper):
     ({1: "four clusters, FPFC best"}, "a quotation"), ({3: "3 seeds"}, "a size"), ({3: "paper's size"}, "seeds"),
     ({3: "small size, 3 seeds"}, "at small size"), ({2: "does not hold", 3: "small size, 3 seeds"}, "at small size"),
     ({2: "does not hold at small size", 3: "small size, 3 seeds"}, ""), ({}, ""),
+    ({1: '"pure local can not be better"'}, "a quotation"), ({1: 'our words: "best of all methods"'}, "a quotation"),
 ])  # fmt: skip
 def test_a_row_without_them_is_refused(change, lacks):
-    row = ("Table 1", 'our words: "best of all"', "holds", "paper's size, 3 seeds", "")
+    row = ("Table 1", "our words: best of all", "holds", "paper's size, 3 seeds", "")
     assert wrong(tuple(change.get(k, cell) for k, cell in enumerate(row))) == lacks
+
+
+def test_words_of_ours_where_the_papers_are_at_hand_are_refused():
+    row, words = ("Table 1", "our words: best of all", "holds", "paper's size, 3 seeds", ""), ["as good as the others"]
+    assert wrong(row, words) == "the paper's words"
+    assert wrong((row[0], '"as good as the others"', *row[2:]), words) == ""

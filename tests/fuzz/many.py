@@ -21,6 +21,7 @@ import test_fuzz_api as api
 import test_fuzz_config as config
 import test_fuzz_files as files
 import test_fuzz_folders as folders
+import test_fuzz_runs as runs
 import test_fuzz_settings as texts
 from face import Face
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -52,6 +53,7 @@ def kinds(place):
         ("configurations", 20_000, config.tables(), config.check),
         ("settings", 5_000, typed, lambda pair: pair[0](*pair[1])),
         ("calls of fit", 2_000, api.arguments(3), api.fit),
+        ("runs", 500, runs.CASES, runs.check),
         ("public calls", 20_000, api.misuses(face), lambda pair: face.misuse(*pair)),
         ("files", 10_000, files.files(), lambda file: files.check(place, *file)),
         ("folders", 2_000, folders.damages(), lambda damage: folders.check(place, whole, *damage, figures=True)),
@@ -106,9 +108,11 @@ def main(argv=None) -> int:
     """Print one line per kind; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "kinds", nargs="*", help="configurations, settings, calls, public, files, folders; default: all"
+        "kinds", nargs="*", help="configurations, settings, calls, runs, public, files, folders; default: all"
     )
-    parser.add_argument("--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 20000, 10000, 2000")
+    parser.add_argument(
+        "--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 500, 20000, 10000, 2000"
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: a new one")
     asked = parser.parse_args(argv)
     at = secrets.randbelow(2**32) if asked.seed is None else asked.seed

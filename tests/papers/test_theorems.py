@@ -265,6 +265,31 @@ def test_fedslrs_potential_falls_at_a_linear_rate():
     assert np.ptp(np.log(factors)) < 0.35  # a straight line over t; as 1/t it would go from -.4 to -.05
 
 
+def test_fedslrs_potential_falls_as_a_power_where_theta_is_above_a_half():
+    """FedSLR, Theorem 2: x^4 has the exponent 3/4 at its least value, so that with theta > 1/2 the distance to it falls
+    as T^(-1/(2 theta - 1)) = T^-2, to a quarter in twice as many rounds, and at no linear rate.
+    """
+    values = []
+
+    class Number(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.w
+
+    ones = [(np.ones((2, 1)), np.zeros(2))] * 3
+    data = pf.Federation.from_arrays(ones, test=ones, task="regression")
+    pf.fit(
+        Number(), data, pf.FedSLR(0.3, eta_g=1.0, lam=0.0, personal_epochs=0), rounds=81, local_steps=15,
+        batch_size=None, loss=lambda out, _: (out**4).mean() / 4, dtype="float64", evaluate_every=0,
+        callbacks=[lambda progress: values.append(progress.run.server["w"].item() ** 4 / 4)],
+    )  # fmt: skip
+    found = np.array(values)
+    assert found[[40, 80]] / found[[20, 40]] == pytest.approx(0.25, abs=0.02)
+
+
 def test_fedslrs_personal_parts_come_to_rest_at_the_rate_of_theorem_3():
     """FedSLR, Theorem 3: with full gradients and a step below 1/L the mean over K rounds of the squared gradient
     mapping of (P2), (p - prox(p - eta grad f_i(w + p))) / eta, is O(1/K): its sum over rounds is bounded.

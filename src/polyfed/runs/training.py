@@ -94,7 +94,7 @@ class Training(Table):
     loss: Literal["cross-entropy", "mse", "tokens"] | FUNCTION | None = setting(
         None,
         doc="The clients' loss. Default: cross-entropy for classes, mse for numbers. tokens: cross-entropy at each "
-        "token, whose classes are targets [T] of floats, -100 where none is wanted.",
+        "token, whose classes are targets [T] of integers (or floats of them), -100 where none is wanted.",
     )
     class_weights: Literal["balanced"] | WEIGHTS | BY_LABEL | None = setting(
         None,

@@ -117,7 +117,7 @@ class FPFC(Algorithm):
 
     @property
     def least_rho(self):
-        """max(2 lam/xi, 2/(a-1)): what condition (13) asks rho to exceed, beside 3 L_f, for Theorem 2 to hold."""
+        """max(2 lam/xi, 2/(a-1)): what (13) asks rho to exceed for Theorem 2, beside 3 L_f (by Remark 4's example)."""
         if self.penalty != "scad" or (self.lam and not self.xi):
             return inf
         return max(2 * self.lam / self.xi if self.lam else 0.0, 2 / (self.a - 1))
