@@ -16,8 +16,8 @@ from polyfed.compute.batches import Batch
 from polyfed.compute.losses import column
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task, model_input
-from polyfed.compute.trial import Keyed, alone, reason, train_twice
+from polyfed.compute.task import Task, model_input, output_of
+from polyfed.compute.trial import alone, reason, train_twice
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import fitting
 
@@ -76,21 +76,13 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         raise
     except Exception as e:
         raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
-    alone(partial(task.outputs, task.w0), x, who, training=False)
-    alone(partial(_trained, task), batch.x[0], who, training=True)
+    for training in (False, True):
+        alone(partial(output_of, task, training=training), batch.x[0], who, training)
     if split.weight is not None and callable(task.loss):
         _check_weighted(task, split)
     task.sample_bytes = _sample_bytes(task, batch.x[0])
     if task.vectorised:
         _settle_many(task, x, y, split.weight is not None, who)
-
-
-def _trained(task: Task, x: Tensor) -> Tensor:
-    """The outputs of a training pass."""
-    module, parameters = task.workspace(training=True)
-    task.point(parameters, task.w0.clone())
-    with Keyed(0, task.device):
-        return module(model_input(x))
 
 
 def _sample_bytes(task: Task, x: Tensor) -> int:

@@ -5,7 +5,6 @@ For chains of linear layers the length of a row's gradient follows from its fact
 rules for what the model does, and else by a pass for each row.
 """
 
-import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ from polyfed.base.typed import BatchNorm, row_norms, weighted_sum
 from polyfed.compute.batches import Batch
 from polyfed.compute.batchnorm import Statistics
 from polyfed.compute.stacked import shrink
-from polyfed.compute.task import Task, model_input
+from polyfed.compute.task import Task, model_input, undecayed
 
 AT_ONCE = 1 << 24  # numbers of row gradients that are there at a time
 TRIED = 4  # rows that the two ways to derive them are compared on
@@ -93,14 +92,7 @@ def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
 
 def _looped(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """The same by a pass for each row, which is a client of one sample."""
-    return task.layout.views(_plain(task).gradient(w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
-
-
-def _plain(task: Task) -> Task:
-    """Without weight decay."""
-    plain = copy.copy(task)
-    plain.weight_decay = 0.0
-    return plain
+    return task.layout.views(undecayed(task, w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
 
 
 _settled = WeakKeyDictionary[Task, bool]()
@@ -125,9 +117,9 @@ def check_rows(task: Task, x: Tensor, y: Tensor) -> None:
     """Raise ModelError for a model or loss by which some rows x, y: [b, ...] have no gradients of their own."""
     if task.stacked is not None or len(x) < 2:
         return
-    plain, w = _plain(task), task.w0[None]
+    w = task.w0[None]
     batch = task.cast(Batch(x[None].to(task.device), y[None].to(task.device)), w)
-    alone, together = _flat(_looped(task, task.w0, batch.x[0], batch.y[0])), plain.gradient(w, batch)[0]
+    alone, together = _flat(_looped(task, task.w0, batch.x[0], batch.y[0])), undecayed(task, w, batch)[0]
     gaps = [row_norms(n * together - alone.sum(0)) for n in (1, len(x))]  # of a sum, or a mean
     if not any(bool(gap <= NEAR * row_norms(alone).sum()) for gap in gaps):
         mixing = next((m for m in task.model.modules() if isinstance(m, Statistics | BatchNorm)), task.model)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyfed.base.errors import ModelError
 from polyfed.base.typed import named_modules
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task, model_input
+from polyfed.compute.task import Task, model_input, output_of
 from polyfed.compute.trial import Keyed, same
 
 TRIED = 8  # samples on which the parts have to give what the whole gives
@@ -173,17 +173,10 @@ def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
     if keyed.drew or not same(feature, again):
         return False
     for training in (True, False):
-        found = [_output(of, of_x, training) for of, of_x in ((task, x), (top, feature))]
+        found = [output_of(of, of_x, training) for of, of_x in ((task, x), (top, feature))]
         if not same(*found):
             return False
     return same(feature, again)  # which the modules above may have written to
-
-
-def _output(task: Task, x: Tensor, training: bool) -> Tensor:
-    module, parameters = task.workspace(training)
-    task.point(parameters, task.w0.clone())
-    with torch.no_grad(), Keyed(0, task.device):
-        return module(model_input(x))
 
 
 def _entering(task: Task, name: str, x: Tensor, training: bool = False) -> Tensor:

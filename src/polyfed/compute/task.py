@@ -848,12 +848,27 @@ class Task:
         return batch
 
 
+def output_of(task: Task, x: Tensor, training: bool) -> Tensor:
+    """The outputs of a pass through the module at the start."""
+    module, parameters = task.workspace(training)
+    task.point(parameters, task.w0.clone())
+    with torch.no_grad(), Keyed(0, task.device):
+        return module(model_input(x))
+
+
+def undecayed(
+    task: Task, w: Tensor, batch: Batch, need_loss: bool = False, also: Also | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """`Task.gradient` of the loss alone; at running statistics of BatchNorm what the pass takes off them."""
+    return task._undecayed(w, batch, need_loss, also)  # pyright: ignore[reportPrivateUsage]
+
+
 def passed(
     task: Task, w: Tensor, batch: Batch, need_loss: bool = False, also: Also | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """`Task.gradient`, and what the pass takes off running statistics of BatchNorm: [s, k], or None without any."""
     at = task.statistics
-    g, loss = task._undecayed(w, task.cast(batch, w), need_loss, also)  # pyright: ignore[reportPrivateUsage]
+    g, loss = undecayed(task, w, task.cast(batch, w), need_loss, also)
     moves = None if at is None else g.index_select(-1, at)
     g, w = bare(task, g), bare(task, w)
     if task.weight_decay:
