@@ -201,14 +201,14 @@ def test_every_fault_is_one_line_that_names_the_client(refused):
         Federation.from_arrays([(x, y[:9])], names=["a"])
     with refused("'a'", "dtype object"):
         Federation.from_arrays([(x.astype(object), y)], names=["a"])
-    with refused("'a'", "expected numbers"):
+    with refused("'a'", "'cat'", "expected at least two classes"):
         Federation.from_arrays([(x, ["cat"] * 10)], names=["a"])
     with refused("'a'", "ragged"):
         Federation.from_arrays([([[1.0], [1.0, 2.0]], [0, 1])], names=["a"])
     with refused("'a'", "label 0.5", "not an integer"):
         Federation.from_arrays([(x, y / 2)], names=["a"], classes=2)
     with refused("'b'", "floats", "'a'", "integers"):
-        Federation.from_arrays([(x, y), (x, y * 1.0)], names=["a", "b"])
+        Federation.from_arrays([(x, y), (x, y * 1.5)], names=["a", "b"])
     with refused("'a'", "[10]", "[samples, features, ...]"):
         Federation.from_arrays([(x[:, 0], y)], names=["a"])
     with refused("'a'", "[10, 2]", "one integer per sample"):

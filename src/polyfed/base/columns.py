@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from polyfed.base.arithmetic import formula
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.text import nfc
 from polyfed.base.values import Limits, Words, shown
 
 NAMES = Annotated[list[str], Words("a list of columns")]
@@ -106,6 +107,9 @@ class Columns(Configured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for f in fields(self):
+            if f.name != "tokenizer":  # a path
+                object.__setattr__(self, f.name, _nfc(getattr(self, f.name)))
         self.require(self.labels is None or len(set(self.labels)) == len(self.labels) > 1, "labels", "distinct classes")
         two = self.task == "binary"
         self.require(not two or self.labels is None or len(self.labels) == 2, "labels", "two, for task = binary")
@@ -189,6 +193,15 @@ class Columns(Configured):
     def given(self) -> dict[str, Any]:
         """The settings that are not at their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
+
+
+def _nfc(value: Any) -> Any:
+    """A setting with its names of columns, sites and values in NFC."""
+    if isinstance(value, Mapping):
+        return {_nfc(k): _nfc(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [_nfc(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+    return nfc(value) if isinstance(value, str) else value
 
 
 def is_encoding(name: str) -> bool:

@@ -4,6 +4,7 @@ import re
 import tomllib
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from typing import Annotated, Any, TypeAlias, Union
@@ -14,6 +15,11 @@ from polyfed.base.values import LONGEST, MOST, Misfit, fitted, found, none_of, s
 DEEPEST = 20  # lists and tables within each other
 BEGINS, ENDS = r"(?<![\w.])\.(?=\d)", r"(?<=\d)\.(?![\d.])"  # the points of .5 and 5.
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
+
+
+def nfc(text: str) -> str:
+    """The form in which names, categories and labels are compared: ü as one character, not as u and two dots."""
+    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def value_of(text: str, what: str = "value") -> Any:

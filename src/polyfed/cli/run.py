@@ -56,6 +56,7 @@ def execute(
         if note.startswith(CHECK):
             say(note, stderr)
     with claimed(out, experiment.name, force, resume) as folder:
+        say(parts.federation(experiment.seeds[0]).aim)
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
         try:
             status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)

@@ -7,7 +7,7 @@ import datetime
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, compress
@@ -20,10 +20,10 @@ from polyfed.base.arithmetic import formula
 from polyfed.base.columns import ENCODING, Columns
 from polyfed.base.errors import DataError, closest
 from polyfed.base.settings import is_mapping
-from polyfed.data.readers import floats, number, pictures, read_cells
+from polyfed.base.text import nfc
+from polyfed.data.readers import GAPS, LARGEST, floats, headless, number, pictures, read_cells
 from polyfed.data.said import Cells
 
-GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
 FEW = 20  # distinct texts that a column of categories may have without being declared
 HEAD = 1000  # rows of which some repeat a text, where a long column holds one twice
 IMAGE, LABEL = "image", "label"  # columns that folders of images make
@@ -38,12 +38,22 @@ DATE = re.compile(
 )
 COMMA = re.compile(r"[+-]?\d+,\d*")
 DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?")
-NOTATION = re.compile(r"[<>≤≥~]?\s*[+-]?\d+([.,' ]\d+)*\s*%?")
+NOTATION = re.compile(r"[<>≤≥~]?\s*[€$£]?\s*[+−–-]?\s*\d+([.,'’\s]\d+)*\s*([%‰€$£]|[eE][+−-]?\d+)?")
+UNIT = re.compile(r"(?<=\d)\s+\S{1,8}$")
 LIMIT = re.compile(r"([<>≤≥])\s*=?\s*(\d+([.,]\d*)?)")
 WHOLE = re.compile(r"[+-]?\d+")
 NAMED = re.compile(r"(^|[_ ])(id|pid|mrn|nr|no|patient|subject|person|case|fall)([_ ]|nr|id|no|$)", re.IGNORECASE)
 UNTIED, WIDE, CODES = 1e-3, 1000, 100_000  # chance that measurements have no ties; ranges beyond those of measurements
 USABLE = ("number", "binary", "category")
+HINTS = {
+    "date": "dates; give days since an event, or years, as numbers",
+    "identifier": "texts that are all distinct, so they identify rows",  # of a target
+    "text": "too many texts; name it in categories if it is one",
+    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
+    "in limits for such as <5",
+    "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
+}
+LISTED, SHORT = 6, 20  # texts that may stand for a gap, and characters of one
 
 
 def canonical(text: str) -> str:
@@ -65,7 +75,7 @@ def spelt(texts: Sequence[str]) -> list[str]:
 
 def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
     """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
-    numbers = _numbers(texts) if numbers is None else numbers
+    numbers = numbers_of(texts) if numbers is None else numbers
     if len(set(numbers.tolist())) == len(texts) and not np.isnan(numbers).any():
         return [*texts]
     _, at, count = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -76,17 +86,30 @@ def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str
     return [*(t for t, one in zip(texts, alone, strict=True) if one), *found.values()]
 
 
-def _numbers(texts: Sequence[str]) -> np.ndarray:
-    """[N] the finite numbers of texts, NaN for what is none."""
+def numbers_of(texts: Sequence[str]) -> np.ndarray:
+    """[N] the finite numbers of texts, NaN for what is none, and for codes: whole numbers too long for a float."""
     found = floats(texts)
     if found is None:
         found = np.array([math.nan if (v := number(t)) is None else v for t in texts])
+    for k in np.flatnonzero(np.abs(found) >= LARGEST).tolist():
+        found[k] = math.nan if WHOLE.fullmatch(texts[k]) else found[k]
     return np.where(np.isfinite(found), found, np.nan)
 
 
 def places(values: Sequence[str]) -> dict[str, int]:
     """Where a text, or else what it is matched by, stands among values."""
     return {canonical(v): k for k, v in enumerate(values)} | {v: k for k, v in enumerate(values)}
+
+
+def in_order(texts: Iterable[str], orders: Iterable[Sequence[str]]) -> tuple[list[str], bool]:
+    """(texts in the order that some data sets give them, whether these agree); else by size, or by the alphabet."""
+    ranks = [{canonical(v): k for k, v in enumerate(order)} for order in orders]
+    longest = max(ranks, key=len, default={})
+    keys = [*map(canonical, texts := [*texts])]
+    others = [[longest.get(t, -1) for t in rank] for rank in ranks]
+    if ranks and {*keys} <= {*longest} and all(at == sorted(at) for at in others):
+        return sorted(texts, key=lambda t: longest[canonical(t)]), True
+    return sorted(texts, key=_order), not ranks
 
 
 class Texts:
@@ -108,7 +131,7 @@ class Texts:
     @cached_property
     def numbers(self) -> np.ndarray:
         """[K] the finite number of each, NaN for what is none."""
-        return _numbers(["" if "." in t else t.replace(",", ".") for t in self.all] if self.comma else self.all)
+        return numbers_of(["" if "." in t else t.replace(",", ".") for t in self.all] if self.comma else self.all)
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -146,7 +169,7 @@ class Texts:
         there = {*gaps, *map(canonical, gaps)}
         gone = self.odd.copy()
         if gaps:  # which a number can only match that is the same
-            gone |= np.isin(self.numbers, [*_numbers([*gaps]), *Texts([*gaps], self.comma).numbers])
+            gone |= np.isin(self.numbers, [*numbers_of([*gaps]), *Texts([*gaps], self.comma).numbers])
         for k in gone.nonzero()[0].tolist():
             text = self.all[k]
             listed = self.rows[k] >= least and (text in there or (len(there) and self.key(text) in there))
@@ -161,6 +184,7 @@ class Sheet:
     where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
     dropped: how many rows had no target, and are not here     client: whose it is, where that is not the file's name
     least: fewest rows that hold a text which settings name for a gap or repair; of others they say nothing
+    orders: the values of columns in an order of their own, as an ordered Categorical has one
     """
 
     where: str
@@ -170,12 +194,13 @@ class Sheet:
     dropped: int = 0
     client: str = ""
     least: int = 1
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
     def name(self) -> str:
         """The client's name, or else the file's without its ending."""
-        return self.client or Path(self.where).stem
+        return self.client or nfc(Path(self.where).stem)
 
     @property
     def folder(self) -> Path:
@@ -239,9 +264,10 @@ def read(
     """
     if path.is_dir():
         return _pictures(path)
-    repairs = columns.site.get(path.stem if site is None else site, {})
+    repairs = columns.site.get(nfc(path.stem if site is None else site), {})
     encoding = repairs.get(ENCODING, columns.encoding)
-    header, lines, cells, delimiter = read_cells(path, ",;\t", encoding if isinstance(encoding, str) else None)
+    encoding = encoding if isinstance(encoding, str) else None
+    header, lines, cells, delimiter = read_cells(path, ",;\t", encoding, columns.image)
     sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter, least=least)
     return targeted(repaired(sheet, repairs, columns.limits, columns.gaps, strict=least == 1), columns)
 
@@ -250,7 +276,7 @@ def _pictures(folder: Path) -> Sheet:
     """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
     files = pictures(folder)
     cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
-    cells |= {LABEL: [f.parent.name for f in files]} if any(f.parent != folder for f in files) else {}
+    cells |= {LABEL: [nfc(f.parent.name) for f in files]} if any(f.parent != folder for f in files) else {}
     return Sheet(str(folder), [*range(1, len(files) + 1)], cells)
 
 
@@ -288,7 +314,8 @@ def repaired(
             written = [_written(v, found.comma) if ok else t for v, ok, t in zip(new, fine, known.all, strict=True)]
             texts = [written[k] for k in known.at]
         changed[name] = [texts[k] for k in found.at.tolist()]
-    return replace(sheet, columns={**sheet.columns, **changed}) if changed else sheet
+    orders = {name: order for name, order in sheet.orders.items() if name not in changed}
+    return replace(sheet, columns={**sheet.columns, **changed}, orders=orders) if changed else sheet
 
 
 def _mapped(sheet: Sheet, name: str, repair: Mapping[str, str | float], strict: bool) -> list[str]:
@@ -314,7 +341,7 @@ def _limit(found: Texts, text: str) -> str:
 
 
 def _written(value: float, comma: bool) -> str:
-    text = np.format_float_positional(value, trim="-")
+    text = _text(value)
     return text.replace(".", ",") if comma else text
 
 
@@ -326,38 +353,63 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
     return replace(sheet.only(np.flatnonzero(~gone)), dropped=int(gone.sum())) if gone.any() else sheet
 
 
-def sheet_of(frame: object, where: str = "rows", client: str = "") -> Sheet:
+def sheet_of(
+    frame: object, where: str = "rows", client: str = "", unread: Collection[str] = (), files: str | None = None
+) -> Sheet:
     """The rows of a DataFrame, or of a data set of the library datasets, as they would be read from a file.
 
-    client: as in `Sheet`
+    client: as in `Sheet`     unread: columns that may hold lists, which are not used     files: as for `read_cells`
     """
     import pandas as pd  # here, because it is slow to import
 
     frame = _in_pandas(frame)
     if not isinstance(frame, pd.DataFrame):
         raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
-    names = [str(c) for c in frame.columns]
+    names = [nfc(str(c)) for c in frame.columns]
     if len(set(names)) < len(names):
         raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
-    text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet(where, list(range(2, len(frame) + 2)), text, client=client)
+    text: dict[str, list[str]] = {}
+    orders: dict[str, tuple[str, ...]] = {}
+    for k, name in enumerate(names):
+        column = frame.iloc[:, k]
+        cells = column.tolist()
+        if (row := next((i for i, v in enumerate(cells) if hasattr(v, "__len__") and not isinstance(v, str)), -1)) >= 0:
+            if name not in unread:
+                what = f"found a {type(cells[row]).__name__}, expected a number, a text or a gap"
+                raise DataError(
+                    f"{where}, line {row + 2}, column {name!r}: {what}; drop the column, or spread it", name
+                )
+            cells = [""] * len(cells)
+        text[name] = ["" if pd.isna(v) else _text(v) for v in cells]
+        if name != files:
+            text[name] = [*map(nfc, text[name])]
+        if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
+            orders[name] = tuple(nfc(_text(v)) for v in column.dtype.categories)
+    if all(isinstance(c, str) for c in frame.columns) and headless(names, [*text.values()]):
+        raise DataError(f"{where}: found a row of data in the names of its columns, expected names")
+    return Sheet(where, list(range(2, len(frame) + 2)), text, client=client, orders=orders)
 
 
 def _in_pandas(data: Any) -> Any:
-    """A data set that has `to_pandas` and `features`, whose classes have names, as a DataFrame; else itself."""
+    """A data set that has `to_pandas` and `features` as a DataFrame, its classes by name in their order."""
     features = getattr(data, "features", None)
     if not (is_mapping(features) and callable(getattr(data, "to_pandas", None))):
         return data
+    import pandas as pd  # here, because it is slow to import
+
     frame = data.to_pandas()
     for name, feature in features.items():
         labels = getattr(feature, "names", None)
         if labels is not None:  # positions among them; a row without a label has -1
-            frame[name] = [labels[k] if k >= 0 else None for k in frame[name]]
+            frame = frame.assign(**{name: pd.Categorical.from_codes([*frame[name]], labels, ordered=True)})
     return frame
 
 
 def _text(value: object) -> str:
-    return np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value).strip()
+    """A cell as it is written; of a float beyond whole numbers no more digits than it has."""
+    if not isinstance(value, float):
+        return str(value).strip()
+    return np.format_float_positional(value, trim="-") if abs(value) < LARGEST else float.__repr__(value)
 
 
 class Seen(Cells):
@@ -379,7 +431,8 @@ class Column:
     range: least and largest number     gaps, cells: how many
     numbers_rows: whether it numbers or names the rows of every site
     unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
-    whole: whether all its numbers are written as integers     lacking: sites without it
+    whole: whether all its cells are whole numbers, 1.0 like 1     lacking: sites without it
+    order: its values in the order that data sets give them; empty where their orders differ
     odd, gap: the first cell that is no number, or empty: where, and what
     """
 
@@ -397,11 +450,25 @@ class Column:
     gap: tuple[str, str] | None
     lacking: tuple[Sheet, ...]
     numbers_rows: bool
+    order: tuple[str, ...] | None
 
     @cached_property
     def values(self) -> tuple[str, ...]:
-        """Its values in their order: as declared, by size for numbers, else by the alphabet."""
-        return tuple(sorted(self.texts, key=_order) if self.declared is None else self.declared)
+        """Its values in their order: as declared, as data sets have it, by size for numbers, else by the alphabet."""
+        if self.declared is not None:
+            return tuple(self.declared)
+        return self.order or tuple(sorted(self.texts, key=_order))
+
+    @property
+    def hint(self) -> str:
+        """What it holds and what to do about it, of a kind that is not usable."""
+        odd = [*compress(self.texts, np.isnan(numbers_of([*self.texts])))] if self.kind == "mixed" else []
+        if odd and {t.lower() for t in odd} <= {"true", "false"}:
+            return "numbers and true or false; write 1 and 0 everywhere, or repair one site's in columns.site"
+        if not 0 < len(odd) <= LISTED or any(LIMIT.fullmatch(t) or len(t) > SHORT for t in odd):
+            return HINTS[self.kind]
+        listed = ", ".join(f'"{t}"' for t in odd)
+        return f"numbers and texts; gaps = [{listed}] in [columns] takes them for missing values, categories for values"
 
     @property
     def shown(self) -> str:
@@ -432,7 +499,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     missing, odd = found.missing(columns.gaps, least), found.odd
     whole, declared_values = not missing.any(), declared(columns, name)
     written = found.all if whole else [*compress(found.all, ~missing)]
-    numbers = found.numbers[~missing & ~odd]
+    numbers, strange = found.numbers[~missing & ~odd], ~missing & odd
     if found.comma:
         texts = matched([*dict.fromkeys(map(found.plain, written))])
     elif whole and len(found.sized[0]) == len(written):
@@ -462,14 +529,16 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         numbers=len(cells) if whole and not odd.any() else int(found.rows[~missing & ~odd].sum()),
         texts=texts,
         range=(float(numbers.min()), float(numbers.max())) if len(numbers) else (math.inf, -math.inf),
-        whole=held(WHOLE.fullmatch),
+        whole=int(found.rows[~missing & ~((np.mod(found.numbers, 1) == 0) & (abs(found.numbers) < LARGEST))].sum())
+        < least,
         dates=held(lambda t: DATE.fullmatch(t) or _compact(t)),
         distinct=(distinct := len(cells) - gaps - len(texts) < least),
         numbered=distinct and _numbered(name, numbers, texts, least),
-        notation=not len(numbers) and _notation(texts),  # which is asked of texts alone
+        notation=int(found.rows[strange].sum()) >= least
+        and _notation([*compress(found.all, strange)], len(numbers) > 0),
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
-        odd=first(odd & ~missing, 40),
+        odd=first(strange, 40),
         empty=first(missing, None),
     )
 
@@ -501,9 +570,13 @@ def _compact(text: str) -> bool:
         return False
 
 
-def _notation(texts: Collection[str]) -> bool:
-    """True where more than half of the texts look like numbers."""
-    return 2 * sum(NOTATION.fullmatch(t) is not None for t in texts) > len(texts)
+def _notation(texts: Collection[str], mixed: bool = False) -> bool:
+    """True where more than half of the texts look like numbers. mixed: among numbers, where <5 is a limit"""
+    like = 0
+    for text in texts:
+        bare = UNIT.sub("", text).strip("()+-−– ") if mixed else text
+        like += bool(NOTATION.fullmatch(bare)) and not ((mixed and LIMIT.fullmatch(text)) or WHOLE.fullmatch(text))
+    return 2 * like > len(texts)
 
 
 def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: Columns) -> Column:
@@ -524,7 +597,9 @@ def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: C
         few = len({number(t) for t in texts}) if many <= 2 * FEW else many
         kind = "constant" if low == high and not gaps else "binary" if few == 2 else "number"
     elif numeric or name in columns.numbers:
-        kind = "mixed"
+        odds = [*compress(texts, np.isnan(numbers_of(texts)))]
+        silent = any(p.texts is None and p.notation for p in parts)
+        kind = "notation" if silent or _notation(odds, mixed=True) else "mixed"
     elif many == 1 and not gaps:
         kind = "constant"
     elif _notation(texts) or any(p.texts is None and p.notation for p in parts):
@@ -535,13 +610,16 @@ def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: C
         kind = "identifier"
     else:
         kind = "category" if many <= FEW else "text"
-    odd, gap = next((p.odd for p in parts if p.odd), None), next((p.empty for p in parts if p.empty), None)
+    telling = [p for p in parts if p.notation] if kind == "notation" else []
+    odd, gap = next((p.odd for p in (*telling, *parts) if p.odd), None), next((p.empty for p in parts if p.empty), None)
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
-    values = declared(columns, name)
+    values, orders = declared(columns, name), [s.orders[name] for s in sheets if name in s.orders]
+    ordered, agreed = in_order(matched([*dict.fromkeys((*texts, *chain.from_iterable(orders)))]), orders)
+    order, counts = (tuple(ordered) if agreed else ()) if orders else None, (gaps, cells, unmatched, respelt)
     codes = kind == "number" and name not in columns.numbers and any(p.numbered for p in parts)
     rows = kind == "identifier" or (codes and all(p.distinct for p in parts))
-    return Column(name, kind, texts, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking, rows)
+    return Column(name, kind, texts, values, spread, *counts, whole, odd, gap, lacking, rows, order)
 
 
 def _together(texts: Sequence[Sequence[str]]) -> Sequence[str]:

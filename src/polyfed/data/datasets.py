@@ -17,6 +17,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.base.registry import Registry
+from polyfed.base.text import nfc
 from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.csv_files import IMAGE, LABEL
@@ -186,7 +187,8 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
     there = pictures or readers.files_of(path)
     if pictures:
         columns = replace(columns, image=columns.image or IMAGE, target=columns.target or LABEL)
-    paths, single = [p for p in there if p.stem not in without], len(there) == 1
+    gone = {*map(nfc, without)}
+    paths, single = [p for p in there if nfc(p.stem) not in gone], len(there) == 1
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
     if pictures or all(p.suffix.lower() == ".csv" for p in paths):
@@ -194,7 +196,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
         return load_tables(paths, columns, single)
     if wrong := [key for key in columns.given if key not in ARRAYS]:
         raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for CSV files alone")
-    clients = readers.read_clients(paths, task=columns.kind, classes=columns.classes)
+    clients = readers.read_clients(paths)
     tests = [c.test for c in clients if c.test is not None] or None
     # from_arrays finds what is wrong with the values and names the client
     checked = Federation.from_arrays(
@@ -533,7 +535,7 @@ def parkinsons(
     standardise: "pooled" (default), "client" or None.
     """
     path = _find(data_dir, ("parkinsons", ""), "parkinsons_updrs.data", "parkinsons")
-    header, values, _ = readers.read_csv(path)
+    header, values = readers.read_csv(path)
     if len(header) != 22 or header[0] != "subject#":
         raise DataError(
             f"{path}: 22 columns starting with subject# are expected, found {len(header)}: {header[0]}, ..."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from torch import Tensor
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
 from polyfed.base.settings import is_mapping
+from polyfed.base.text import nfc
+from polyfed.base.values import shown
 from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
+from polyfed.data.csv_files import WHOLE, canonical, in_order, matched, numbers_of, places
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +31,7 @@ Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
 SAID = (*LEARNT, "audit")  # entries of `meta` that a run folder keeps
 ROWS = 20  # of clients that a notebook shows
+AIM = "target "  # before what is predicted, in a note
 PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
@@ -117,6 +121,13 @@ class Federation:
         return loss_for(self.classes, self.tokens)
 
     @property
+    def aim(self) -> str:
+        """What is predicted, in one line, as it was decided from all clients."""
+        named = next((note for note in self.notes if note.startswith(AIM)), "")
+        kind = "a regression" if self.classes is None else f"{self.classes} classes"
+        return named or (kind if self.tokens is None else f"{self.tokens} classes at every token")
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Caveats that belong with every result on this data."""
         return tuple(self.meta.get("notes", ()))
@@ -174,6 +185,7 @@ class Federation:
         DataError
             There is no such client, or none would stay.
         """
+        names = [nfc(name) for name in names]
         for name in names:
             if name not in self.names:
                 raise DataError(
@@ -322,8 +334,9 @@ class Federation:
         ----------
         train : sequence of pair
             One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients, or a dict or named tuple of such
-            arrays for a model that takes them by name, see `models.named`. y: [N_i] class labels (integers,
-            or floats with integer values when `classes` or `task` says that they are labels), [N_i, ...] float
+            arrays for a model that takes them by name, see `models.named`. y: [N_i] class labels (names, matched by
+            name, in the order of an ordered Categorical or else of the alphabet; integers; or floats with integer
+            values when some client has integers, or `classes` or `task` says that they are labels), [N_i, ...] float
             targets, which make it a regression, or with task="tokens" [N_i, T] a label for every token, -100 for those
             that do not count.
         test, validation : sequence of pair or None
@@ -332,7 +345,7 @@ class Federation:
             Distinct; by default client-0, client-1, ...
         classes : int or None
             By default the largest label + 1, for labels 0 to C-1. Without it, labels 1 to C or -1 and 1 become 0 to
-            C-1; a note says so, and meta["labels"] lists them.
+            C-1; a note says so, and meta["labels"] lists them, or the names of classes.
         clusters : sequence of int or None
             [n] ground-truth groups, if known.
         meta : dict or None
@@ -377,6 +390,9 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
+        named, known, said = _by_name({"train": train, "test": test, "validation": validation}, who)
+        train, test, validation = named["train"] or [], named["test"], named["validation"]
+        classes = classes or (len(known) if known else None)
         train, layout = _unnamed(train, who, "train", None)
         checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
         for (x, _), name in zip(checked, who, strict=True):
@@ -405,7 +421,8 @@ class Federation:
         base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
             {} if labels is None else {"labels": labels}
         )
-        meta["notes"] = [*meta.get("notes", ()), *notes]
+        base |= {"labels": known} if known else {}
+        meta["notes"] = [*meta.get("notes", ()), *said, *notes]
         base["test"] = "given" if test is not None else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
@@ -448,7 +465,8 @@ class Federation:
         ----------
         train : sequence of Dataset
             One torch data set per client, each item an (input, target) pair; or a dict or a Hugging Face data set,
-            of which `input` and `target` name the keys.
+            of which `input` and `target` name the keys. Labels that have names (a ClassLabel; `classes` of a torch data
+            set) are matched by these, in their order.
         test, validation : sequence of Dataset or None
             The same, one entry per client; None for a client without any.
         input, target : str or None
@@ -520,7 +538,7 @@ class Federation:
             return read(paths, target, task, **options)
         if target is not None and kinds <= {".npz"}:
             raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
-        return of_arrays(paths, target, task, **options)
+        return of_arrays(paths, task, **options)
 
     @classmethod
     def from_folder(
@@ -558,9 +576,9 @@ class Federation:
 READERS: dict[str, Callable[..., Federation]] = {}  # of files that hold more than numbers, by ending; `tables` adds CSV
 
 
-def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
+def of_arrays(paths: Sequence[Path], task: str = "auto", **options: Any) -> Federation:
     """A federation from files that hold numbers alone, taken as they are. options: those of `from_arrays`"""
-    clients = readers.read_clients(paths, target=target, task=task, classes=options.get("classes"))
+    clients = readers.read_clients(paths)
     tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
     options.setdefault("names", [c.name for c in clients])
     options["meta"] = {"dataset": "files", **(options.get("meta") or {})}
@@ -624,7 +642,7 @@ def _hollow(
 def names_of(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
     if names is None:
         return tuple(f"client-{i}" for i in range(n))
-    names = [str(name) for name in names]
+    names = [nfc(str(name)) for name in names]
     if len(names) != n:
         raise DataError(f"names: found {len(names)} for {n} clients, expected one for each")
     for i, name in enumerate(names):
@@ -634,6 +652,70 @@ def names_of(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise DataError(f"two clients are called {twice!r}; names must be distinct")
     return tuple(names)
+
+
+class Named(NamedTuple):
+    """Labels that have names. order: all that there are, in the order of the data set, where it has one"""
+
+    texts: list[str]
+    order: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, y: Any, where: str) -> "Named | None":
+        """The names among labels; None for numbers. Raises DataError for a label that is neither."""
+        if isinstance(y, Named | Tensor):
+            return y if isinstance(y, Named) else None
+        known = getattr(y, "dtype", None)
+        order = tuple(map(str, known.categories)) if getattr(known, "ordered", False) else None  # pyright: ignore
+        try:
+            cells = [*y] if order or np.asarray(y).dtype.kind in "OUS" else []
+        except (TypeError, ValueError):  # ragged, or a single number, which is refused later
+            return None
+        if not order and not any(isinstance(v, str) for v in cells):
+            return None
+        for v in cells:
+            if not (isinstance(v, str | int | np.integer | np.bool_) or (order and v == v)):
+                raise DataError(f"{where}: found {shown(v)} among the labels, expected a name for every sample")
+        return cls([nfc(str(v).strip()) for v in cells], order)
+
+
+def _by_name(
+    parts: Mapping[str, Sequence[Pair | None] | None], names: Sequence[str]
+) -> tuple[dict[str, list[Pair | None] | None], list[str] | None, list[str]]:
+    """(parts whose labels are numbers, the classes in their order where labels have names, notes).
+
+    Labels that are names of numbers alone are these numbers.
+    """
+    pairs = {split: None if given is None else [*given] for split, given in parts.items()}
+    found: dict[tuple[str, int], Named] = {}
+    plain: dict[str, Any] = {}  # labels that have no names
+    for split, i, pair in ((s, i, p) for s, given in pairs.items() for i, p in enumerate(given or ())):
+        if isinstance(pair, tuple | list) and len(pair) == 2:  # pyright: ignore[reportUnknownArgumentType]
+            where = f"client {names[i] if i < len(names) else i!r}, {split}"
+            if (labels := Named.of(pair[1], where)) is not None:
+                found[split, i] = labels
+            else:
+                plain[where] = pair[1]
+    if not found:
+        return pairs, None, []
+    texts = [*dict.fromkeys(t for labels in found.values() for t in (*(labels.order or ()), *labels.texts))]
+    orders = [labels.order for labels in found.values() if labels.order]
+    numbers = not orders and not np.isnan(numbers_of(texts)).any()
+    classes, agreed = in_order(matched(texts), orders)
+    if not numbers and not (orders and agreed) and (where := next((w for w, y in plain.items() if len(y)), "")):
+        _, i = next(iter(found))
+        raise DataError(f"{where}: labels are numbers, those of client {names[i]!r} are names; give names everywhere")
+    at = places(classes)
+    for (split, i), labels in found.items():
+        y = [t if numbers else at[t] for t in map(canonical, labels.texts)]
+        whole = not numbers or all(map(WHOLE.fullmatch, map(str, y)))
+        pairs[split][i] = (pairs[split][i][0], np.array([int(v) if whole else float(v) for v in y]))  # pyright: ignore
+    if numbers:
+        return pairs, None, []
+    if len(classes) < 2:
+        raise DataError(f"client {names[0]!r}: found label {classes[0]!r} alone, expected at least two classes")
+    note = f"{len(classes)} classes by name: {few(classes, MANY)}"
+    return pairs, classes, [note if agreed else f"{note}; their orders differ between data sets, so by the alphabet"]
 
 
 def _weights(weights: Sequence[Any], names: tuple[str, ...], counts: np.ndarray) -> Tensor:
@@ -771,20 +853,15 @@ def _targets(
         raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
         raise DataError(f"classes: found {classes} with task='regression', expected None")
-    integers = not parts["train"][0][1].is_floating_point()
+    every = [y for pairs in parts.values() for _, y in pairs if len(y)]
     to_labels = classes is not None or task in ("binary", "classification")
+    if task == "auto" and not all(y.is_floating_point() for y in every):  # 1.0 is 1 where someone has integers
+        to_labels = to_labels or all((y == y.round()).all() for y in every)
+    integers = to_labels or not parts["train"][0][1].is_floating_point()
     for split, pairs in parts.items():
         for i, (x, y) in enumerate(pairs):
             where = f"client {names[i]!r}, {split}"
-            if to_labels and y.is_floating_point():
-                if (y != y.round()).any():
-                    value = float(y[y != y.round()].flatten()[0])
-                    allowed = "integers are expected" if classes is None else f"labels 0 to {classes - 1} are allowed"
-                    raise DataError(f"{where}: label {value:g} is not an integer; {allowed}")
-                if (y.abs() > readers.LARGEST).any():
-                    value = float(y[y.abs() > readers.LARGEST][0])
-                    raise DataError(f"{where}: label {value:g} is out of range; classes are numbered from 0")
-                y = y.long()
+            y = whole_labels(y, where, classes) if to_labels else y
             if task == "regression" and not y.is_floating_point():
                 y = y.float()
             if not len(y):
@@ -808,6 +885,20 @@ def _targets(
     if parts["train"][0][1].is_floating_point():
         return None, None, _whole(torch.cat([y.flatten() for _, y in parts["train"]])) if task == "auto" else []
     return _labels(parts, names, classes, task)
+
+
+def whole_labels(y: Tensor, where: str, classes: int | None = None) -> Tensor:
+    """Labels as integers. Raises DataError for one that is none."""
+    if not y.is_floating_point():
+        return y
+    if (y != y.round()).any():
+        value = float(y[y != y.round()].flatten()[0])
+        allowed = "integers are expected" if classes is None else f"labels 0 to {classes - 1} are allowed"
+        raise DataError(f"{where}: label {value:g} is not an integer; {allowed}")
+    if (y.abs() > readers.LARGEST).any():
+        value = float(y[y.abs() > readers.LARGEST][0])
+        raise DataError(f"{where}: label {value:g} is out of range; classes are numbered from 0")
+    return y.long()
 
 
 def _tokens(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None) -> int:
@@ -854,9 +945,10 @@ def _labels(
         raise DataError(f"found {len(seen)} different labels, from {seen[0]} to {seen[-1]}, expected two")
     labels, notes = None, []
     pair = task == "binary" and seen != [0, 1]
-    if pair or (classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1])):
+    codes = seen[-1] >= readers.LARGEST and len(seen) <= MANY
+    if pair or codes or (classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1])):
         labels = seen
-        shown = f"{seen[0]} and {seen[1]}" if pair or seen[0] < 0 else f"1 to {len(seen)}"
+        shown = few(seen) if codes else f"{seen[0]} and {seen[1]}" if pair or seen[0] < 0 else f"1 to {len(seen)}"
         notes.append(f"labels {shown} are numbered 0 to {len(seen) - 1}")
     highest = len(seen) if labels else int(classes) if classes is not None else seen[-1] + 1
     stated = classes is not None or task in ("binary", "classification")
@@ -930,17 +1022,41 @@ def _materialise(dataset: Any, name: str, split: str, keys: tuple[str | None, st
         return None
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors
-    xs, ys = [], []
+    xs: list[Tensor] = []
+    ys: list[Any] = []
     try:
         for i in range(len(dataset)):
             item = dataset[i]
             x, y = _keyed(item, keys, f"client {name!r}, {split}, item {i}") if isinstance(item, Mapping) else item
             xs.append(torch.as_tensor(x))
-            ys.append(torch.as_tensor(y))
-        return (torch.stack(xs), torch.stack(ys)) if xs else ([], [])
+            ys.append(y if isinstance(y, str) else torch.as_tensor(y))
+        labels = _class_names(dataset, keys[1], f"client {name!r}, {split}", ys)
+        return (torch.stack(xs), labels or torch.stack(ys)) if xs else ([], [])
     except (TypeError, ValueError, RuntimeError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         raise DataError(
             f"client {name!r}, {split}, item {len(ys)}: a pair (input, target) of numbers, all of one shape, "
             f"is expected: {reason}"
         ) from None
+
+
+def _class_names(dataset: Any, key: str | None, where: str, ys: list[Any]) -> Named | None:
+    """Labels by the names that a data set has for them: of a ClassLabel, of a torch data set's `classes`, or texts."""
+    if any(isinstance(y, str) for y in ys):
+        return Named.of(ys, where)
+    whole = dataset
+    while isinstance(whole, torch.utils.data.Subset):
+        whole = whole.dataset  # pyright: ignore[reportUnknownVariableType]
+    features = getattr(whole, "features", None)
+    order = getattr(features.get(key or ""), "names", None) if is_mapping(features) else None
+    if order is None and getattr(whole, "target_transform", None) is None:
+        order = getattr(whole, "classes", None)
+    if not ys or not isinstance(order, list | tuple) or not all(isinstance(v, str) for v in order):  # pyright: ignore
+        return None
+    order, labels = tuple(map(nfc, order)), torch.stack(ys)  # pyright: ignore
+    if labels.dim() != 1 or labels.is_floating_point():
+        return None
+    if (wrong := labels[(labels < 0) | (labels >= len(order))]).numel():
+        known = f"the data set names {len(order)} classes ({few(order)})"
+        raise DataError(f"{where}: found label {int(wrong[0])}, where {known}")
+    return Named([order[k] for k in labels.tolist()], order)

@@ -24,6 +24,7 @@ from polyfed.data import prepare, readers
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import SEED, dataset
 from polyfed.data.raw import Images
+from polyfed.data.readers import inside
 
 Part = tuple[np.ndarray, np.ndarray]  # inputs and labels
 Samples = Annotated[int, Limits(ge=1)] | None
@@ -340,7 +341,7 @@ def office_caltech10(
             known = known or kinds
             if kinds != known or len(kinds) != 10:
                 raise DataError(f"{folder}: found the classes {few(kinds)}, expected the same ten in every source")
-            files = [(f, k) for k, kind in enumerate(kinds) for f in sorted((folder / kind).glob("[!.]*.*"))]
+            files = [(f, k) for k, kind in enumerate(kinds) for f in inside(folder / kind, "*.*")]
             if not files:
                 raise DataError(f"{folder}: no images in it")
             x = Images("", size, "unit").codes([str(f.relative_to(folder)) for f, _ in files], folder)

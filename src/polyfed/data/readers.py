@@ -7,18 +7,20 @@ import csv
 import gzip
 import hashlib
 import io
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from math import prod
+from itertools import islice, pairwise
+from math import isfinite, prod
 from pathlib import Path
 
 import numpy as np
 
 from polyfed.base.errors import DataError, few
+from polyfed.base.text import nfc
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MAT_STORED = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
@@ -31,7 +33,13 @@ EXPECTED = "expected a file ending in .csv or .npz; in Python, pf.data.from_fram
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
 BLANKS = ' \t\f\v\x1c\x1d\x1e\x1f"'  # one of which a file of ASCII has where a cell has a blank at an end
-LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
+LARGEST = 2**53  # whole numbers up to this are exact in every number format that a file may use
+GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
+SEP = re.compile(r'"?sep=(.)"?\r?(?=\n)', re.IGNORECASE)  # Excel's own first line: what parts the cells
+LEFT = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "#recycle", "$recycle.bin",
+        "system volume information", "lost+found")  # fmt: skip
+APPLE = b"\x00\x05\x16\x07"  # first bytes of a ._file
+HEAD = 100  # rows that tell a header from a row of data
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -215,11 +223,11 @@ def _mat_matrix(data: memoryview, wanted: Sequence[str] | None) -> tuple[str, np
     return text, np.frombuffer(values, MAT_STORED[stored]).reshape(shape, order="F").astype(MAT_CLASSES[kind])
 
 
-def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
-    """A comma-separated file with one header line: (column names, values [N, columns] float64, integer columns).
+def read_csv(path: str | Path) -> tuple[list[str], np.ndarray]:
+    """A comma-separated file with one header line: (column names, values [N, columns] float64).
 
-    The third is true for columns whose cells are all written as integers. Raises DataError for a missing header, a
-    line with another number of cells, and a cell that is no number, with file, line and column.
+    Raises DataError for a missing header, a line with another number of cells, and a cell that is no number, with file,
+    line and column.
     """
     header, lines, columns, _ = read_cells(path)
     values = [floats(cells) for cells in columns]
@@ -228,22 +236,25 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
         row, k = min(bad)
         cell = columns[k][row][:40]
         raise DataError(f"{path}, line {lines[row]}, column {header[k]!r}: found {cell!r}, expected a number")
-    whole = [bool(lines) and all(map(_is_integer, cells)) for cells in columns]
-    return header, np.array(values, dtype=np.float64).T.copy(), whole
+    return header, np.array(values, dtype=np.float64).T.copy()
 
 
 def read_cells(
-    path: str | Path, delimiters: str = ",", encoding: str | None = None
+    path: str | Path, delimiters: str = ",", encoding: str | None = None, files: str | None = None
 ) -> tuple[list[str], list[int], list[list[str]], str]:
-    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells without blanks
-    around them, what parts them).
+    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells in NFC without
+    blanks around them, what parts them).
 
-    delimiters: of these the one that the first line has most of     encoding: of a file that is not in UTF-8
+    delimiters: of these the one that the first line has most of, where it does not name its own, as Excel's sep=;
+    encoding: of a file that is not in UTF-8     files: a column of paths, which stay as they are written
     Raises DataError for a missing header, a column without a name, two of one name, and a line with another number of
     cells.
     """
     text = _decoded(path, encoding)
-    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    if named := SEP.match(text):
+        text = text[named.end() :]
+    first = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = named[1] if named else max(delimiters, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
         first = next(filter(None, reader), [])
@@ -260,27 +271,57 @@ def read_cells(
         raise DataError(f"{path}: not a readable CSV file ({_line(e)})") from None
     if not first:
         raise DataError(f"{path}: the file is empty")
-    header = [name.strip() for name in first]
-    if all(number(cell) is not None for cell in header):
-        raise DataError(f"{path}: found numbers in the first line, expected a header line with column names")
+    header = [nfc(name.strip()) for name in first]
+    if not text.isascii() or any(blank in text for blank in BLANKS):
+        columns = [[*map(str.strip, cells)] for cells in columns]
+    if all(number(cell) is not None for cell in header) or headless(header, columns):
+        raise DataError(f"{path}: found a row of data in the first line, expected a header line with column names")
     if "" in header:
-        raise DataError(
-            f"{path}: column {header.index('') + 1} has no name; if it counts the rows, leave it out (pandas: "
-            "to_csv(path, index=False))"
-        )
+        then = "; if it counts the rows, leave it out (pandas: to_csv(path, index=False))" * (header[0] == "")
+        then = then or ", expected a header line with a name for each"
+        raise DataError(f"{path}: column {header.index('') + 1} has no name{then}")
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
     if ragged:
         raise DataError(f"{path}, {ragged}")
-    if not text.isascii() or any(blank in text for blank in BLANKS):
-        columns = [[*map(str.strip, cells)] for cells in columns]
+    if nfc(text) is not text:
+        columns = [c if name == files else [*map(nfc, c)] for name, c in zip(header, columns, strict=True)]
     return header, lines, columns, delimiter
+
+
+def headless(header: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """True where the names of columns are themselves a row of data.
+
+    So they are where every column of numbers has a number (or a gap) for its name, unless these count on as 0, 1, 2 or
+    years do, and no column of texts has one of its own texts; without numbers, where most have one of their texts.
+    """
+
+    def of(text: str) -> float | None:
+        value = number(text.replace(",", ".") if "." not in text else text)
+        return value if value is not None and isfinite(value) else None
+
+    over: list[float | None] = []
+    texts: list[bool] = []
+    for name, column in zip(header, columns, strict=True):
+        there = [c for c in column[:HEAD] if c.lower() not in GAPS]
+        if there and all(of(c) is not None for c in there):
+            over += [] if name.lower() in GAPS or name.startswith("Unnamed: ") else [of(name)]
+        elif there:
+            texts.append(name != "" and name in column)
+    values = [v for v in over if v is not None]
+    if not over or len(values) < len(over):
+        return not over and 2 * sum(texts) > max(len(texts), 1)
+    steps = {b - a for a, b in pairwise(values)}
+    on = steps == {1} or (len(values) > 2 and len(steps) == 1 and min(steps) > 0) or values in ([0], [1])
+    return any(texts) or not (on and values[0] % 1 == 0)
 
 
 def _decoded(path: str | Path, encoding: str | None) -> str:
     """The text of a file: UTF-8 wherever it can be that, else `encoding`."""
     raw = read_bytes(path)
+    if raw.startswith(APPLE):
+        raise DataError(f"{path}: is what macOS keeps beside a file (AppleDouble) and no table; leave it out")
     try:
         text = raw.decode("utf-8-sig")
         if encoding is None or "\0" not in text:  # as ASCII in UTF-16 has
@@ -329,10 +370,16 @@ def files_of(place: Path) -> list[Path]:
     return [place]
 
 
+def inside(folder: Path, pattern: str = "*") -> list[Path]:
+    """What a folder holds, by name, without what systems and office programs leave there: hidden files, locks, ..."""
+    found = sorted(folder.glob(pattern))
+    of = {f: f.relative_to(folder).parts for f in found}
+    return [f for f in found if not any(n[0] in ".~" or n[-1] == "~" or n.lower() in LEFT for n in of[f])]
+
+
 def pictures(folder: Path) -> list[Path]:
     """The files of a folder LABEL/IMAGE, by their names; without folders in it its own files. Hidden ones are none."""
-    found = sorted(folder.glob("[!.]*/[!.]*")) or sorted(folder.glob("[!.]*"))
-    return [f for f in found if f.is_file()]
+    return [f for f in inside(folder, "*/*") or inside(folder) if f.is_file()]
 
 
 def digest(path: Path) -> str:
@@ -351,10 +398,10 @@ def digest(path: Path) -> str:
 
 def picture_folders(path: Path) -> list[Path]:
     """The clients' folders of a folder CLIENT/LABEL/IMAGE; none where it has files of its own, or no such images."""
-    inside = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else []
-    if not inside or not all(f.is_dir() for f in inside):
+    there = inside(path) if path.is_dir() else []
+    if not there or not all(f.is_dir() for f in there):
         return []
-    return inside if all(any(f.glob("*/*.*")) for f in inside) else []
+    return there if all(inside(f, "*/*.*") for f in there) else []
 
 
 def client_files(path: str | Path) -> list[Path]:
@@ -365,8 +412,8 @@ def client_files(path: str | Path) -> list[Path]:
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    there = sorted(f for f in folder.iterdir() if f.is_file())
-    if other := [f.name for f in there if f.name.lower().endswith(OTHER) and f.name[0] != "."]:
+    there = [f for f in inside(folder) if f.is_file()]
+    if other := [f.name for f in there if f.name.lower().endswith(OTHER)]:
         expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz; "
         expected += "in Python, pf.data.from_frames takes what pandas reads"
         raise DataError(f"{folder}: found {few(other)}, expected {expected}")
@@ -383,70 +430,21 @@ def client_files(path: str | Path) -> list[Path]:
 TASKS = ("auto", "binary", "classification", "regression", "tokens")
 
 
-def read_clients(
-    paths: Sequence[str | Path], target: str | None = None, task: str = "auto", classes: int | None = None
-) -> list[ClientFile]:
-    """One client per CSV or npz file (see `Federation.from_files`); targets int64 for classes, float for regression."""
-    if task not in TASKS:
-        raise DataError(f"task: found {task!r}, expected one of {', '.join(TASKS)}")
+def read_clients(paths: Sequence[str | Path]) -> list[ClientFile]:
+    """One client per npz file (see `Federation.from_files`)."""
     clients: list[ClientFile] = []
-    columns: tuple[Path, list[str]] | None = None
-    whole = True
     for path in map(Path, paths):
-        if path.suffix.lower() == ".npz":
-            z = read_npz(path, ["x", "y"])
-            if ("x_test" in z) != ("y_test" in z):
-                raise DataError(f"{path}: found one of x_test and y_test, expected both or neither")
-            test = (images(z["x_test"]), z["y_test"]) if "x_test" in z else None
-            clients.append(ClientFile(path.stem, (images(z["x"]), z["y"]), test))
-            whole &= z["y"].dtype.kind in "iub"
-        elif path.suffix.lower() == ".csv":
-            header, values, integers = read_csv(path)
-            columns = columns or (path, header)
-            if header != columns[1]:
-                raise DataError(
-                    f"{path}: its columns differ from those of {columns[0].name}: {_differ(header, columns[1])}"
-                )
-            if target is not None and target not in header:
-                raise DataError(f"{path}: no column {target!r}; it has {', '.join(header)}")
-            t = header.index(target) if target is not None else len(header) - 1
-            if len(header) < 2:
-                raise DataError(f"{path}: found one column, expected inputs and a target")
-            with np.errstate(over="ignore"):  # infinite then, which is refused with the client's name
-                x = np.delete(values, t, axis=1).astype(np.float32)
-            clients.append(ClientFile(path.stem, (x, values[:, t])))
-            whole &= integers[t]
-        else:
+        if path.suffix.lower() != ".npz":
             raise DataError(f"{path}: {EXPECTED}")
+        z = read_npz(path, ["x", "y"])
+        if ("x_test" in z) != ("y_test" in z):
+            raise DataError(f"{path}: found one of x_test and y_test, expected both or neither")
+        test = (images(z["x_test"]), z["y_test"]) if "x_test" in z else None
+        clients.append(ClientFile(path.stem, (images(z["x"]), z["y"]), test))
     have = [c.test is not None for c in clients]
     if any(have) and not all(have):
         raise DataError(f"{paths[have.index(False)]}: no x_test and y_test, though other clients have them")
-    to_labels = task in ("binary", "classification") or (task == "auto" and (whole or classes is not None))
-
-    def cast(y: np.ndarray, name: str) -> np.ndarray:
-        if task == "tokens":
-            return y
-        if not to_labels:
-            return y if y.dtype.kind not in "iub" else y.astype(np.float32)
-        if y.dtype.kind == "f" and (np.isnan(y).any() or (y != np.round(y)).any()):
-            value = y[np.isnan(y) | (y != np.round(y))].flat[0]
-            raise DataError(f"client {name!r}: label {value:g} is not an integer, which classification needs")
-        if y.dtype.kind in "iuf" and ((y > LARGEST) | (y < -LARGEST)).any():
-            value = y[(y > LARGEST) | (y < -LARGEST)].flat[0]
-            raise DataError(f"client {name!r}: label {value:g} is out of range; classes are numbered from 0")
-        return y.astype(np.int64) if y.dtype.kind in "iubf" else y
-
-    return [
-        ClientFile(c.name, (c.train[0], cast(c.train[1], c.name)), c.test and (c.test[0], cast(c.test[1], c.name)))
-        for c in clients
-    ]
-
-
-def _differ(a: list[str], b: list[str]) -> str:
-    if len(a) != len(b):
-        return f"{len(a)} against {len(b)} columns"
-    k = next(k for k in range(len(a)) if a[k] != b[k])
-    return f"column {k + 1} is {a[k]!r} against {b[k]!r}"
+    return clients
 
 
 def number(cell: str) -> float | None:
@@ -469,10 +467,6 @@ def floats(cells: Sequence[str]) -> np.ndarray | None:
 
 def _first_odd(cells: Sequence[str]) -> int:
     return next(row for row, cell in enumerate(cells) if number(cell) is None)
-
-
-def _is_integer(cell: str) -> bool:
-    return cell.strip().lstrip("+-").isdecimal()
 
 
 def _line(e: BaseException) -> str:

@@ -25,7 +25,7 @@ from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.audit import described
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
-from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels
+from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
 from polyfed.data.raw import Text, raw_of
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
@@ -68,9 +68,9 @@ class File:
         self.sheet: Sheet | None = None
         self.language: tuple[Preparation, dict[str, Split]] | None = None
         if path.suffix.lower() == ".npz":
-            (found,) = readers.read_clients([path], task=_task(columns), classes=columns.classes)
-            self.train = _flat(pair_of(found.train, name, "train"))
-            self.test = None if found.test is None else _flat(pair_of(found.test, name, "test"))
+            (found,) = readers.read_clients([path])
+            self.train = self._pair(found.train, "train")
+            self.test = None if found.test is None else self._pair(found.test, "test")
             if not len(self.train[0]):
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
@@ -87,6 +87,14 @@ class File:
             self.rows = cut.of(len(self.sheet.lines), name, whose=whose)
             if columns.task == NEXT:
                 self.language = self._language(self.sheet)
+
+    def _pair(self, pair: tuple[np.ndarray, np.ndarray], split: str) -> tuple[Tensor, Tensor]:
+        x, y = pair_of(pair, self.name, split)
+        if _task(self.columns) == "regression" and not y.is_floating_point():
+            y = y.float()
+        elif _task(self.columns) == "classification" or (self.columns.classes and _task(self.columns) != "tokens"):
+            y = whole_labels(y, f"client {self.name!r}, {split}", self.columns.classes)
+        return (x, y[:, 0]) if not y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1 else (x, y)
 
     def _language(self, sheet: Sheet) -> tuple[Preparation, dict[str, Split]]:
         """The parts of a language model's texts, which are divided before rows are made of them."""
@@ -533,12 +541,6 @@ def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
     classes, numbered, notes = _counted(np.array(seen), columns.classes, columns)
     assert classes is not None
     return Settled(shape, classes, classes, one.integers, numbered, notes=notes)
-
-
-def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Labels in a column of their own as a vector."""
-    x, y = pair
-    return (x, y[:, 0]) if not y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1 else pair
 
 
 def _task(columns: Columns) -> str:

@@ -12,10 +12,11 @@ from polyfed.base.arguments import checked
 from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Part
+from polyfed.base.text import nfc
 from polyfed.data.audit import Flag, copied, doubled, flags, kept, parts_of, telling
 from polyfed.data.csv_files import FEW, USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import READERS, Federation, names_of
+from polyfed.data.federation import AIM, READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
@@ -27,14 +28,6 @@ EVENT = "1 (it happened) or 0 (censored)"
 NAMING = (
     "drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits", "text", "image",
 )  # fmt: skip
-HINTS = {
-    "date": "dates; give days since an event, or years, as numbers",
-    "identifier": "texts that are all distinct, so they identify rows",  # of a target
-    "text": "too many texts; name it in categories if it is one",
-    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
-    "in limits for such as <5",
-    "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
-}
 
 
 def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
@@ -105,7 +98,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     check_sites(columns, who)
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
-        sheet = sheet_of(frame, f"client {name!r}", name)
+        sheet = sheet_of(frame, f"client {name!r}", name, columns.drop, columns.image)
         whole = repaired(sheet, columns.site.get(name, {}), columns.limits, columns.gaps)
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
@@ -120,6 +113,7 @@ def _asked(target: str | None, task: str, options: dict[str, Any]) -> Columns:
 
 def check_sites(columns: Columns, names: Sequence[str]) -> None:
     """Raise ConfigError for repairs of a site that there is not."""
+    names = [*map(nfc, names)]
     for site in columns.site:
         if site not in names:
             known = f"{closest(site, names)}; there are {few(names)}"
@@ -185,7 +179,7 @@ class Table:
         if column.kind in ("constant", "empty"):
             return "left out: one value" if column.kind == "constant" else "left out: no value"
         if column.kind not in USABLE:
-            return f"refused: {HINTS[column.kind]}"
+            return f"refused: {column.hint}"
         gap = ", and one that says missing" if column.gaps else ""
         if column.kind == "category":
             return f"{len(column.values)} inputs, one per value{gap}"
@@ -210,7 +204,7 @@ class Table:
             known = closest(c.name, c.lacking[0].columns)
             yield f"{files}: no column {c.name!r}{known}, which {Path(has.where).name} has; {then}"
         if c.kind not in USABLE:
-            what, semicolon, then = HINTS[c.kind].partition(";")
+            what, semicolon, then = c.hint.partition(";")
             yield f"column {c.name!r} holds {what}{_odd(c)}{semicolon and ','}{then}"
         elif c.gap and self.columns.missing == "refuse":
             where, cell = c.gap
@@ -247,7 +241,7 @@ class Table:
         elif c.kind == "constant" and task in ("auto", *CLASSES) and (c.range is None or c.whole):
             yield f"target {c.name!r}: found {c.shown} in every row of every file, expected two classes or more"
         elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
-            hint, odd = HINTS[c.kind].partition(";")[0], _odd(c)
+            hint, odd = c.hint.partition(";")[0], _odd(c)
             yield f"target {c.name!r} holds {hint}{odd}; name another column with --target, or state the task"
         elif (found := self.labels) is not None and self.columns.classes not in (None, len(found)):
             expected = f"{self.columns.classes}, as columns.classes says"
@@ -257,7 +251,7 @@ class Table:
     def labels(self) -> list[str] | None:
         """The classes in their order, where they are stated or texts; None for numbers."""
         c, columns = self.found[self.outcome[-1]], self.columns
-        numeric = c.range is not None and c.kind in ("number", "binary", "constant")
+        numeric = not c.order and c.range is not None and c.kind in ("number", "binary", "constant")
         if columns.labels is not None or numeric or columns.task in ("regression", "survival", NEXT):
             return columns.labels
         return list(c.values)
@@ -360,7 +354,7 @@ class Table:
         if labels is not None:
             return [s.positions(c.name, labels) for s in self.sheets], labels
         values = [s.numbers(c.name) for s in self.sheets]
-        whole = c.whole and columns.task != "regression" and all((abs(v) <= 2**53).all() for v in values)
+        whole = c.whole and columns.task != "regression"
         return [v.astype(np.int64) if whole else v for v in values], None
 
     def _survival(self, sheet: Sheet) -> np.ndarray:
@@ -384,11 +378,17 @@ class Table:
         last = "" if c.outcome else " (the last column)"
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
+        order, free = self.found[self.outcome[-1]].order, c.labels is None and classes is not None
+        named += ", in the order of the data" if order and free else ""
         said.append(
-            f"target {prepared.target}{last}, {what}{named}"
+            f"{AIM}{prepared.target}{last}, {what}{named}"
             if prepared.tokens is None
-            else f"target {prepared.target}, the token that follows each, of {prepared.tokens}"
+            else f"{AIM}{prepared.target}, the token that follows each, of {prepared.tokens}"
         )
+        if order == () and free:
+            said.append(
+                f"sites have the classes of {prepared.target} in different orders; they match by name, see labels"
+            )
         if prepared.raw is not None:
             said.append(str(prepared.raw))
         said += [repairs_said(site, columns) for site, columns in c.site.items()]

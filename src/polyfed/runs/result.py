@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.text import nfc
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
@@ -305,7 +306,7 @@ class Result:
 
 def position(client: int | str, names: Sequence[str], what: str = "client") -> int:
     """Where a client is, by position or name. Raises ConfigError, which calls it `what`, where there is none."""
-    n = len(names)
+    n, client = len(names), nfc(client) if isinstance(client, str) else client
     if client not in (names if isinstance(client, str) else range(-n, n)):
         raise ConfigError(f"no {what} {client!r}{closest(str(client), names)}; there are {n} of them")
     return names.index(client) if isinstance(client, str) else range(n)[client]

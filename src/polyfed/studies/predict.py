@@ -20,11 +20,12 @@ from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
+from polyfed.base.text import nfc
 from polyfed.compute.losses import LOSSES, tokens
 from polyfed.compute.split import restored
 from polyfed.data.csv_files import Sheet, sheet_of
 from polyfed.data.preparation import UNSEEN, Preparation
-from polyfed.data.raw import Text, following
+from polyfed.data.raw import Images, Text, following
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import named
 from polyfed.runs.build import make_model
@@ -122,7 +123,11 @@ class Predictor:
         DataError
             A column is missing, or a cell is not what it was in training.
         """
-        found, remarks = predicted(self, sheet_of(rows), strict)
+        raw = self.preparation.raw
+        used = {i.name for i in self.preparation.inputs} if raw is None else {raw.column}
+        unread = [name for c in getattr(rows, "columns", ()) if (name := nfc(str(c))) not in used]
+        sheet = sheet_of(rows, unread=unread, files=raw.column if isinstance(raw, Images) else None)
+        found, remarks = predicted(self, sheet, strict)
         for line in remarks:
             warnings.warn(line, stacklevel=3)  # in the line that calls this, behind `checked`
         return found

@@ -1,0 +1,477 @@
+"""Facts that hold for every door through which data come in: a folder of CSV files, frames, data sets of dicts with
+named classes, arrays, and sites that say no more than their schema.
+"""
+
+import unicodedata
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.base.columns import Columns
+from polyfed.base.errors import DataError
+from polyfed.data.schema import Cut, File, settle
+
+N = 12
+ROWS = np.random.default_rng(0).normal(size=(3, N, 2)).round(3)
+NAMES = ("north", "south", "west")
+
+
+def frames(labels, **columns):
+    """A frame per site: two inputs, further columns, and the labels last. labels: per site, of N rows or less"""
+    made = {}
+    for k, (name, y) in enumerate(zip(NAMES, labels, strict=False)):
+        made[name] = pd.DataFrame({"a": ROWS[k, : len(y), 0], "b": ROWS[k, : len(y), 1]})
+        for column, values in columns.items():
+            made[name][column] = values[k]
+        made[name]["y"] = y
+    return made
+
+
+def written(folder, made, **options):
+    folder.mkdir(exist_ok=True)
+    for name, frame in made.items():
+        frame.to_csv(folder / f"{name}.csv", index=False, **options)
+    return folder
+
+
+def settled(folder, **columns):
+    asked = Columns(**columns)
+    files = {p.stem: File(p, p.stem, asked, Cut(0, 0.2, 0.0)) for p in sorted(folder.glob("*.csv"))}
+    return settle({name: file.schema() for name, file in files.items()}, asked)
+
+
+class Dataset:
+    """Stands for a data set of Hugging Face's library with a ClassLabel."""
+
+    def __init__(self, frame, names):
+        self.frame, self.features = frame, {"y": type("ClassLabel", (), {"names": names})()}
+
+    def to_pandas(self):
+        return self.frame
+
+    def __len__(self):
+        return len(self.frame)
+
+    def __getitem__(self, k):
+        row = self.frame.iloc[k]
+        return {"x": [float(row["a"]), float(row["b"])], "y": int(row["y"])}
+
+
+def class_of(fed, name):
+    """The classes' names by position."""
+    return (fed.meta.get("preparation") or {}).get("labels") or fed.meta["labels"]
+
+
+def by_name(fed):
+    """The named label of every row of every site, in no order."""
+    names = [str(v) for v in fed.meta.get("labels") or fed.meta["preparation"]["labels"]]
+    return [
+        sorted(names[k] for part in (fed.train, fed.test) for k in part.client(i)[1].tolist()) for i in range(fed.n)
+    ]
+
+
+def coded(y, names):
+    return [list(names).index(v) for v in y]
+
+
+Y = [["well", "ill", "ill"] * 4, ["ill", "well"] * 6, ["well", "well", "ill"] * 4]
+
+
+def doors(tmp_path, y, orders):
+    """The same named classes through every door that knows an order. orders: per site"""
+    made = frames(y)
+    ordered = {
+        n: f.assign(y=pd.Categorical(f.y, o, ordered=True)) for (n, f), o in zip(made.items(), orders, strict=True)
+    }
+    sets = [Dataset(f.assign(y=coded(f.y, o)), list(o)) for f, o in zip(made.values(), orders, strict=True)]
+    torches = [torch.utils.data.Subset(Pairs(ROWS[k], coded(y[k], o), o), range(N)) for k, o in enumerate(orders)]
+    yield "frames", pf.data.from_frames(ordered, "y")
+    yield "named data sets as frames", pf.data.from_frames(dict(zip(made, sets, strict=True)), "y")
+    yield "named data sets by item", pf.Federation.from_datasets(sets, input="x", target="y", names=NAMES)
+    yield "torch data sets", pf.Federation.from_datasets(torches, names=NAMES)
+    arrays = [(ROWS[k], f["y"]) for k, f in enumerate(ordered.values())]
+    yield "arrays", pf.Federation.from_arrays(arrays, names=NAMES)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A torch data set that names its classes, as those of torchvision do."""
+
+    def __init__(self, x, y, classes):
+        self.x, self.y, self.classes = torch.tensor(x), y, list(classes)
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, k):
+        return self.x[k], self.y[k]
+
+
+@pytest.mark.parametrize("order", [("well", "ill"), ("ill", "well")])
+def test_the_order_of_classes_is_kept_and_said_at_every_door(tmp_path, order):
+    for door, fed in doors(tmp_path, Y, [order] * 3):
+        assert tuple(class_of(fed, door)) == order, door
+        assert by_name(fed) == [sorted(y) for y in Y], door
+        assert any(", ".join(order) in note for note in fed.notes), door
+
+
+@pytest.mark.parametrize("first", [("well", "ill"), ("ill", "well")])
+def test_classes_that_sites_order_differently_match_by_name_at_every_door(tmp_path, first):
+    for door, fed in doors(tmp_path, Y, [first, first[::-1], first]):
+        assert [*class_of(fed, door)] == ["ill", "well"], door
+        assert by_name(fed) == [sorted(y) for y in Y], door
+        assert any("different orders" in note or "orders differ" in note for note in fed.notes), door
+
+
+def test_a_site_that_knows_fewer_classes_keeps_the_order_of_the_others(tmp_path):
+    orders = [("well", "ill"), ("well", "dying", "ill"), ("well", "ill")]
+    y = [Y[0], ["dying", "well"] * 6, Y[2]]
+    for door, fed in doors(tmp_path, y, orders):
+        assert [*class_of(fed, door)] == ["well", "dying", "ill"], door
+        assert by_name(fed) == [sorted(v) for v in y], door
+
+
+def test_names_without_an_order_are_classes_by_the_alphabet_at_every_door(tmp_path):
+    made = frames(Y)
+    feds = [
+        pf.data.from_frames(made, "y"),
+        pf.Federation.from_folder(written(tmp_path / "d", made), target="y"),
+        pf.Federation.from_arrays([(ROWS[k], y) for k, y in enumerate(Y)], names=NAMES),
+        pf.Federation.from_arrays([(ROWS[k], np.array(y, dtype=object)) for k, y in enumerate(Y)], names=NAMES),
+    ]
+    for k, name in enumerate(NAMES):
+        np.savez(tmp_path / f"{name}.npz", x=ROWS[k], y=np.array(Y[k]))
+    feds.append(pf.Federation.from_folder(tmp_path))
+    for fed in feds:
+        assert [*class_of(fed, "")] == ["ill", "well"]
+        assert by_name(fed) == [sorted(y) for y in Y]
+    assert [*settled(tmp_path / "d", target="y").preparation.labels] == ["ill", "well"]
+
+
+def test_names_and_numbers_do_not_mix(refused):
+    with refused("client 'south'", "numbers", "'north'", "names"):
+        pf.Federation.from_arrays([(ROWS[0], Y[0]), (ROWS[1], [0, 1] * 6)], names=NAMES[:2])
+    with refused("client 'north'", "None", "a name for every sample"):
+        pf.Federation.from_arrays([(ROWS[0], [None, *Y[0][1:]]), (ROWS[1], Y[1])], names=NAMES[:2])
+
+
+# labels that are alike as numbers
+
+ALIKE = [
+    (["0", "1"], ["0.0", "1.0"]),
+    (["0", "1"], ["0", "01"]),
+    (["1", "2"], ["1.00", "+2"]),
+    (["-1", "1"], ["-1.0", "+1.0"]),
+    (["0.0", "1.0"], ["0.0", "1.0"]),
+    (["0", "1"], ["0", "1.0"]),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+@pytest.mark.parametrize("odd", range(3))
+def test_labels_that_are_alike_as_numbers_are_alike_everywhere(tmp_path, one, other, odd):
+    """Whichever site writes them otherwise, by every door, and where rows without a target are dropped."""
+    y = [[*(other if k == odd else one)] * 6 for k in range(3)]
+    made = frames(y)
+    folder = written(tmp_path / "d", made)
+    typed = {name: pd.read_csv(folder / f"{name}.csv") for name in made}
+    feds = [
+        pf.Federation.from_folder(folder, target="y"),
+        pf.data.from_frames(made, "y"),
+        pf.data.from_frames(typed, "y"),
+    ]
+    for frame in typed.values():
+        frame["y"] = frame["y"].astype(object)
+        frame.loc[0, "y"] = None
+        frame["y"] = frame["y"].astype(float)
+    gone = {"target": "y", "missing_target": "drop"}
+    feds += [pf.data.from_frames(typed, **gone), pf.Federation.from_folder(written(tmp_path / "g", typed), **gone)]
+    assert {(fed.classes, fed.loss) for fed in feds} == {(2, "cross-entropy")}
+    expected = [str(int(float(v))) for v in one]
+    for fed in feds:
+        assert fed.meta["preparation"]["labels"] == sorted(expected, key=float)
+        assert fed.aim.startswith("target y, 2 classes")
+    assert settled(folder, target="y").classes == 2
+    assert settled(folder, target="y").notes == feds[0].notes
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_arrays_and_files_of_arrays_take_whole_floats_for_labels_where_a_client_has_integers(tmp_path, odd, refused):
+    parts = [(ROWS[k], np.array([0, 1] * 6, dtype=float if k == odd else int)) for k in range(3)]
+    for k, name in enumerate(NAMES):
+        np.savez(tmp_path / f"{name}.npz", x=parts[k][0], y=parts[k][1])
+    texts = [(x, [str(v) for v in y]) if k == odd else (x, y) for k, (x, y) in enumerate(parts)]
+    for fed in (
+        pf.Federation.from_arrays(parts),
+        pf.Federation.from_arrays(texts),
+        pf.Federation.from_folder(tmp_path),
+        pf.data.load(tmp_path).partition(seed=0),
+    ):
+        assert (fed.classes, fed.loss) == (2, "cross-entropy")
+    parts[odd] = (parts[odd][0], parts[odd][1] + 0.5)
+    with refused("targets are", "integers", "floats"):
+        pf.Federation.from_arrays(parts)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_codes_beyond_2_53_stay_exact(tmp_path, n):
+    codes = [str(900719925474099267 + k) for k in range(n)]
+    y = [codes * (N // n)] * 3
+    made = frames(y, ward=[codes * (N // n)] * 3)
+    folder = written(tmp_path / "d", made)
+    whole = {name: frame.astype({"y": "int64", "ward": "Int64"}) for name, frame in made.items()}
+    for fed in (
+        pf.Federation.from_folder(folder, target="y"),
+        pf.data.from_frames(made, "y"),
+        pf.data.from_frames(whole, "y"),
+    ):
+        assert [*class_of(fed, "")] == codes
+        assert by_name(fed) == [sorted(v) for v in y]
+        assert fed.meta["inputs"][2:] == [f"ward={code}" for code in codes]
+    assert [*settled(folder, target="y").preparation.labels] == codes
+    for labels in ([*map(int, codes)], codes):
+        fed = pf.Federation.from_arrays([(ROWS[k], np.array(labels * (N // n))) for k in range(3)])
+        assert by_name(fed) == [sorted(v) for v in y]
+
+
+def test_a_number_with_a_fraction_at_one_site_makes_it_a_regression_of_all(tmp_path):
+    made = frames([["1", "2"] * 6, ["1.0", "2.0"] * 6, ["1.5", "2.0"] * 6])
+    folder = written(tmp_path / "d", made)
+    for fed in (pf.data.from_frames(made, "y"), pf.Federation.from_folder(folder, target="y")):
+        assert (fed.classes, fed.aim) == (None, "target y, a regression")
+    assert settled(folder, target="y", standardise="client").classes is None
+
+
+def test_true_at_one_site_and_1_at_another_is_refused_with_what_to_do(tmp_path, refused):
+    made = frames([["True", "False"] * 6, ["1", "0"] * 6, ["TRUE", "FALSE"] * 6])
+    for way in (
+        lambda: pf.data.from_frames(made, "y"),
+        lambda: pf.data.load(written(tmp_path / "d", made), target="y"),
+    ):
+        with refused("'y'", "true or false"):
+            way()
+
+
+# NFC
+
+NFD = "größe: " + unicodedata.normalize("NFD", "groß, größer")
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_both_spellings_of_a_name_are_one(tmp_path, odd):
+    """Of columns, categories, labels, sites, and of what is said about them."""
+
+    def spelt(text, k):
+        return unicodedata.normalize("NFD" if k == odd else "NFC", text)
+
+    made = frames(Y)
+    for k, frame in enumerate(made.values()):
+        frame["y"] = [spelt({"ill": "übel", "well": "schön"}[v], k) for v in frame["y"]]
+        frame[spelt("größe", k)] = [spelt(v, k) for v in ["hünenhaft", "klein", "möglich"] * 4]
+    made = {spelt(name + "ü", k): frame for k, (name, frame) in enumerate(made.items())}
+    folder = written(tmp_path / "d", made)
+    told = {"target": "y", "labels": [spelt("übel", 1), spelt("schön", 0)], "drop": [spelt("größe", 0)]}
+    for way in (lambda **o: pf.data.from_frames(made, **o), lambda **o: pf.Federation.from_folder(folder, **o)):
+        fed = way(target="y")
+        assert fed.meta["inputs"][2:] == ["größe=hünenhaft", "größe=klein", "größe=möglich"]
+        assert class_of(fed, "") == ["schön", "übel"]
+        assert sorted(fed.names) == ["northü", "southü", "westü"]
+        assert way(**told).meta["inputs"] == ["a", "b"]
+        assert fed.without([spelt("westü", 0)]).n == 2
+        fitted = pf.fit(torch.nn.Linear(5, 2), fed, pf.FedAvg(lr=0.1), rounds=1)
+        frame = next(iter(made.values()))
+        assert len(fitted.predict(spelt("westü", 0), frame)) == N
+    assert settled(folder, target="y").preparation.names[2:] == fed.meta["inputs"][2:]
+
+
+# what lies beside files
+
+LEFT = [
+    "._north.csv",
+    ".~lock.north.csv#",
+    "~$north.csv",
+    "~$north.xlsx",
+    "._south.xlsx",
+    "Thumbs.db",
+    "desktop.ini",
+    *(".DS_Store", ".#north.csv", ".north.csv.swp", "north.csv~", "~north.tmp", "Icon\r"),
+]
+PLACES = ["__MACOSX", "@eaDir", "$RECYCLE.BIN", ".Spotlight-V100", "System Volume Information"]
+APPLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X" + bytes(50)
+
+
+def test_what_systems_leave_beside_files_blocks_no_folder(tmp_path, refused):
+    folder = written(tmp_path / "d", frames(Y))
+    before = pf.Federation.from_folder(folder, target="y")
+    for name in LEFT:
+        (folder / name).write_bytes(APPLE)
+    for name in PLACES:
+        (folder / name).mkdir()
+        (folder / name / "._north.csv").write_bytes(APPLE)
+    for way in (pf.Federation.from_folder, lambda f, **o: pf.data.load(f, **o).partition(seed=0)):
+        fed = way(folder, target="y")
+        assert fed.names == before.names
+        assert fed.train.x.equal(before.train.x)
+    with refused("._north.csv", "macOS", "no table"):
+        pf.Federation.from_files([folder / "north.csv", folder / "._north.csv"])
+
+
+def test_what_systems_leave_among_images_is_none(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    for name in NAMES[:2]:
+        for label in ("ill", "well"):
+            place = tmp_path / name / label
+            place.mkdir(parents=True)
+            for k in range(3):
+                image.new("RGB", (4, 4), (10 * k, 0, 0)).save(place / f"{k}.png")
+            for left in LEFT:
+                (place / left).write_bytes(APPLE)
+        (tmp_path / name / "__MACOSX").mkdir()
+        (tmp_path / name / "__MACOSX" / "._0.png").write_bytes(APPLE)
+    for left in (*LEFT, "__MACOSX"):
+        (tmp_path / left).mkdir() if left in PLACES else (tmp_path / left).write_bytes(APPLE)
+    fed = pf.data.load(tmp_path, size=4).partition(seed=0)
+    assert fed.names == NAMES[:2]
+    assert len(fed.train.x) + len(fed.test.x) == 12
+    assert class_of(fed, "") == ["ill", "well"]
+
+
+# what spreadsheets write
+
+
+@pytest.mark.parametrize("sep", [";", "\t", ",", "|"])
+@pytest.mark.parametrize("line", ["sep={}\r\n", "SEP={}\n", '"sep={}"\n', "\ufeffsep={}\r\n"])
+def test_excels_line_on_what_parts_the_cells_is_read(tmp_path, sep, line):
+    made = frames(Y)
+    plain = pf.data.from_frames(made, "y")
+    for name, frame in made.items():
+        text = frame.to_csv(index=False, sep=sep, decimal="," if sep == ";" else ".")
+        (tmp_path / f"{name}.csv").write_text(line.format(sep) + text, encoding="utf-8", newline="")
+    fed = pf.Federation.from_folder(tmp_path, target="y")
+    assert fed.meta["inputs"] == plain.meta["inputs"]
+    assert fed.train.x.equal(plain.train.x)
+    (tmp_path / "west.csv").write_text(line.format(sep) + f"a{sep}b{sep}y\n1{sep}x{sep}ill\n1{sep}2{sep}\n", newline="")
+    with pytest.raises(DataError, match=r"west\.csv, line 4, column 'y'"):
+        pf.Federation.from_folder(tmp_path, target="y", drop=["b"])
+
+
+HEADLESS = [
+    {"age": range(46, 46 + N), "chol": [6.86, 5.5, 4.2] * 4, "sex": ["m", "f"] * 6, "y": ["well", "ill"] * 6},
+    {"pid": [f"P{k:03d}" for k in range(N)], "age": range(46, 46 + N), "y": ["well", "ill"] * 6},
+    {"pid": [f"P{k:03d}" for k in range(N)], "at": ["2024-03-14"] * N, "age": range(46, 46 + N), "y": ["Xa", "Xb"] * 6},
+    {"age": range(46, 46 + N), "chol": ["", 5.5, 4.2] * 4, "y": ["well", "ill"] * 6},
+    {"age": range(46, 46 + N), "chol": ["NA", 5.5, 4.2] * 4, "y": ["well", "ill"] * 6},
+    {"sex": ["m", "f"] * 6, "ward": ["icu", "surgery"] * 6, "y": ["well", "well", "ill"] * 4},
+    {"age": [46, 46, *range(50, 48 + N)], "weight": [46, *range(70, 69 + N)], "y": ["well", "ill"] * 6},
+    {"chol": ["6,86", "5,5", "4,2"] * 4, "age": range(46, 46 + N), "y": ["well", "ill"] * 6},
+]
+
+
+@pytest.mark.parametrize("columns", HEADLESS)
+@pytest.mark.parametrize("sep", [",", ";", "\t"])
+def test_a_missing_header_is_said_and_no_patient_stands_in_the_message(tmp_path, columns, sep):
+    made = pd.DataFrame(columns)
+    for name in NAMES:
+        made.to_csv(tmp_path / f"{name}.csv", index=False, header=False, sep=sep)
+    first = [*map(str, made.iloc[0])]
+    read = {name: pd.read_csv(tmp_path / f"{name}.csv", sep=sep) for name in NAMES}
+    for way in (
+        lambda: pf.data.load(tmp_path, target="outcome"),
+        lambda: pf.data.load(tmp_path),
+        lambda: settled(tmp_path, target="outcome"),
+        lambda: pf.data.from_frames(read, "outcome"),
+    ):
+        with pytest.raises(DataError) as error:
+            way()
+        line = str(error.value).replace(str(tmp_path), "")
+        assert "names" in line
+        assert "row of data" in line
+        assert not [cell for cell in first if cell and cell in line.replace("row of data", "").split("'")], line
+        assert not [cell for cell in first if len(cell) > 1 and cell not in ("NA",) and cell in line], line
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ["0", "1", "y"],
+        ["1", "2", "y"],
+        ["2019", "2020", "y"],
+        ["0", "z", "y"],
+        ["id", "x", "y"],
+        ["Na", "K", "y"],
+    ],
+)
+@pytest.mark.parametrize("labels", [["y", "n"], ["ill", "well"], ["0", "1"]])
+def test_names_that_are_numbers_or_values_are_names(tmp_path, header, labels):
+    if header[0].isdigit() and labels == ["y", "n"]:
+        return  # a column of numbers called 0 and a class called as its column
+    made = {
+        name: pd.DataFrame(dict(zip(header, [*ROWS[k].T, labels * 6], strict=True))) for k, name in enumerate(NAMES)
+    }
+    assert pf.Federation.from_folder(written(tmp_path / "d", made)).meta["inputs"] == header[:2]
+    assert pf.data.from_frames(made).meta["inputs"] == header[:2]
+
+
+NOTATIONS = [
+    "6'860",
+    "6’860",
+    "6.860,5",
+    "6,860.5",
+    "6\u00a0860",
+    "6\u202f860,5",
+    "\u22126.8",
+    "–6.8",
+    "5 %",
+    "5\u00a0%",
+    "€ 5",
+    "7 mg",
+]
+
+
+@pytest.mark.parametrize("cell", NOTATIONS)
+@pytest.mark.parametrize("sep", [",", ";"])
+@pytest.mark.parametrize("rest", [0, 3])
+def test_another_notation_at_one_site_is_called_that(tmp_path, refused, cell, sep, rest):
+    """Where only some cells of the site are in it, too, and no gaps are proposed."""
+    values = [
+        [f"{k}.5" for k in range(N)],
+        [f"{k}.25" for k in range(N)],
+        [cell.replace("6", str(k % 7 + 1)) for k in range(N)],
+    ]
+    values[2][: rest or 0] = ["8"] * rest
+    made = frames(Y, chol=values)
+    folder = written(tmp_path / "d", made, sep=sep)
+    for way in (
+        lambda: pf.data.load(folder, target="y"),
+        lambda: settled(folder, target="y"),
+        lambda: pf.data.from_frames(made, "y"),
+    ):
+        with refused("'chol'", "another notation", "west") as error:
+            way()
+        assert "gaps" not in str(error.value)
+
+
+@pytest.mark.parametrize("cell", ["inf", "-inf", "#VALUE!", "#N/A", "#WERT!", "n.a.", "k.A.", "unbekannt"])
+def test_texts_that_stand_for_gaps_are_named_with_the_setting_that_takes_them(tmp_path, refused, cell):
+    made = frames(Y, chol=[["1.5", "2", cell, "4"] * 3, ["1", "2", "3"] * 4, ["5"] * N])
+    folder = written(tmp_path / "d", made)
+    for way in (lambda **o: pf.data.load(folder, target="y", **o), lambda **o: pf.data.from_frames(made, "y", **o)):
+        with refused("'chol'", f'gaps = ["{cell}"]', "north"):
+            way()
+        assert way(gaps=[cell])
+
+
+@pytest.mark.parametrize("cell", [[1.0, 2.0], np.zeros(3), (1, 2), {"a": 1}, {1, 2}, b"x", torch.zeros(2)])
+def test_a_cell_that_is_no_cell_is_named_by_site_and_column(refused, cell):
+    made = frames(Y)
+    made["south"]["emb"] = [cell] * N
+    for name in ("north", "west"):
+        made[name]["emb"] = 1.0
+    with refused("'south'", "'emb'", type(cell).__name__):
+        pf.data.from_frames(made, "y")
+    fed = pf.data.from_frames(made, "y", drop=["emb"])
+    assert fed.meta["inputs"] == ["a", "b"]
+    fitted = pf.fit(torch.nn.Linear(2, 2), fed, pf.FedAvg(lr=0.1), rounds=1)
+    assert len(fitted.predict("south", made["south"])) == N
