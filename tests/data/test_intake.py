@@ -147,7 +147,9 @@ def test_names_without_an_order_are_classes_by_the_alphabet_at_every_door(tmp_pa
     for fed in feds:
         assert [*class_of(fed, "")] == ["ill", "well"]
         assert by_name(fed) == [sorted(y) for y in Y]
-    assert [*settled(tmp_path / "d", target="y").preparation.labels] == ["ill", "well"]
+    known = settled(tmp_path / "d", target="y").preparation
+    assert known is not None
+    assert known.labels == ("ill", "well")
 
 
 def test_names_and_numbers_do_not_mix(refused):
@@ -230,7 +232,9 @@ def test_codes_beyond_2_53_stay_exact(tmp_path, n):
         assert [*class_of(fed, "")] == codes
         assert by_name(fed) == [sorted(v) for v in y]
         assert fed.meta["inputs"][2:] == [f"ward={code}" for code in codes]
-    assert [*settled(folder, target="y").preparation.labels] == codes
+    known = settled(folder, target="y").preparation
+    assert known is not None
+    assert known.labels == tuple(codes)
     for labels in ([*map(int, codes)], codes):
         fed = pf.Federation.from_arrays([(ROWS[k], np.array(labels * (N // n))) for k in range(3)])
         assert by_name(fed) == [sorted(v) for v in y]
@@ -283,7 +287,9 @@ def test_both_spellings_of_a_name_are_one(tmp_path, odd):
         fitted = pf.fit(torch.nn.Linear(5, 2), fed, pf.FedAvg(lr=0.1), rounds=1)
         frame = next(iter(made.values()))
         assert len(fitted.predict(spelt("westü", 0), frame)) == N
-    assert settled(folder, target="y").preparation.names[2:] == fed.meta["inputs"][2:]
+    known = settled(folder, target="y").preparation
+    assert known is not None
+    assert known.names[2:] == fed.meta["inputs"][2:]
 
 
 # what lies beside files

@@ -468,7 +468,7 @@ class Column:
         if not 0 < len(odd) <= LISTED or any(LIMIT.fullmatch(t) or len(t) > SHORT for t in odd):
             return HINTS[self.kind]
         listed = ", ".join(f'"{t}"' for t in odd)
-        return f"numbers and texts; gaps = [{listed}] in [columns] takes them for missing values, categories for values"
+        return f"{HINTS[self.kind]} (here gaps = [{listed}])"
 
     @property
     def shown(self) -> str:

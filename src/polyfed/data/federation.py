@@ -538,7 +538,7 @@ class Federation:
             return read(paths, target, task, **options)
         if target is not None and kinds <= {".npz"}:
             raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
-        return of_arrays(paths, task, **options)
+        return of_arrays(paths, target, task, **options)
 
     @classmethod
     def from_folder(
@@ -576,9 +576,9 @@ class Federation:
 READERS: dict[str, Callable[..., Federation]] = {}  # of files that hold more than numbers, by ending; `tables` adds CSV
 
 
-def of_arrays(paths: Sequence[Path], task: str = "auto", **options: Any) -> Federation:
+def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
     """A federation from files that hold numbers alone, taken as they are. options: those of `from_arrays`"""
-    clients = readers.read_clients(paths)
+    clients = readers.read_clients(paths, target)
     tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
     options.setdefault("names", [c.name for c in clients])
     options["meta"] = {"dataset": "files", **(options.get("meta") or {})}

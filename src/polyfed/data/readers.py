@@ -430,10 +430,21 @@ def client_files(path: str | Path) -> list[Path]:
 TASKS = ("auto", "binary", "classification", "regression", "tokens")
 
 
-def read_clients(paths: Sequence[str | Path]) -> list[ClientFile]:
-    """One client per npz file (see `Federation.from_files`)."""
+def read_clients(paths: Sequence[str | Path], target: str | None = None) -> list[ClientFile]:
+    """One client per npz file (see `Federation.from_files`), or CSV file of numbers alone. target: its column"""
     clients: list[ClientFile] = []
     for path in map(Path, paths):
+        if path.suffix.lower() == ".csv":
+            header, values = read_csv(path)
+            if target is not None and target not in header:
+                raise DataError(f"{path}: no column {target!r}; it has {', '.join(header)}")
+            if len(header) < 2:
+                raise DataError(f"{path}: found one column, expected inputs and a target")
+            t = header.index(target) if target is not None else len(header) - 1
+            with np.errstate(over="ignore"):  # infinite then, which is refused with the client's name
+                x = np.delete(values, t, axis=1).astype(np.float32)
+            clients.append(ClientFile(path.stem, (x, values[:, t])))
+            continue
         if path.suffix.lower() != ".npz":
             raise DataError(f"{path}: {EXPECTED}")
         z = read_npz(path, ["x", "y"])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyfed import report
 from polyfed.algorithms.local import Local
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError, DataError
+from polyfed.base.errors import ConfigError, DataError, few
 from polyfed.base.randomness import client_keys
 from polyfed.base.values import COUNTED, Limits
 from polyfed.compute.batches import padded
@@ -260,6 +260,8 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
         test_fraction=of.test_fraction,
         seed=run.settings.seed,
     )
+    if any(isinstance(label, str) for label in found.meta.get("labels", ())):
+        raise DataError(f"newcomers: found labels {few(found.meta['labels'])}, expected their numbers in the run")
     fits(old, found)
     return scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
 
