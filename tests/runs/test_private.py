@@ -481,3 +481,22 @@ def test_a_step_is_known_for_one_however_large_the_model_and_its_rehearsal(input
 def test_noise_beyond_the_integers_is_refused_before_training(privacy, line):
     with pytest.raises(ConfigError, match=line):
         prepare(net(), federation(), pf.FedAvg(), settings(1, PRIVATE | {"sums": "open"} | privacy)).run()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"clip": 0.05},
+        {"unit": "site"},
+        {"delta": 1e-6},
+        {"noise": "server"},
+        {"noise": "own"},
+        {"absent": 1},
+        {"per": "run"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_without_epsilon_a_setting_that_then_does_nothing_is_refused(given):
+    (key,) = given
+    with pytest.raises(ConfigError, match=rf"privacy.epsilon .*found None, expected a number, where {key} is given"):
+        Privacy(sums="secure", **given)
