@@ -153,7 +153,7 @@ class Found:
         lost = np.isnan(own).all(0)
         found = {}
         for c, k in self.place.items():
-            change = self.test[:, k] - own
+            change = np.where(np.isnan(self.test[:, k]) & ~np.isnan(own), -math.inf, self.test[:, k] - own)
             mean = np.array([mean_of(column) for column in change.T])
             found[c] = np.where(lost, 0.0, np.where(np.isnan(mean), -math.inf, mean))
         return found

@@ -13,7 +13,7 @@ from polyfed.compute.batches import alike, padded
 from polyfed.compute.split import Split, restored, trained
 from polyfed.compute.stacked import BLOCK
 from polyfed.compute.task import Task
-from polyfed.metrics.metric import Seen
+from polyfed.metrics.metric import Seen, marked
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
 
     task: the model, its loss and its metrics     w: [s, p] the clients' models     split: the samples
     clients: [s] positions in `split`
-    Returns [s] each; NaN for a client without samples, or where a metric has no value.
+    Returns [s] each, as `marked` has them: NaN for a client without samples, or where a metric has no value.
     """
     totals: dict[str, Tensor] = {}
     kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in task.scores) else None
@@ -35,7 +35,7 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
     with np.errstate(invalid="ignore", divide="ignore"):
         means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
     means |= {m.name: np.sqrt(means[m.name]) for m in task.scores if m.root and m.name in means}
-    return means | (_whole(task, kept, counts) if kept else {})
+    return marked(means | (_whole(task, kept, counts) if kept else {}), counts, task.scores)
 
 
 def _whole(task: Task, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -71,6 +71,7 @@ def _scored(
             x, y = split.client(int(c))
             output, unit = task.outputs(w[i], x), split.units([int(c)])
             loss = task.criterion.mean(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
+            loss = loss * torch.nan if bool(output.isnan().any()) else loss  # whatever a loss of the user's own says
             found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
             sums = {"loss": loss} | {k: v.sum() for k, v in _score(task, found).items()}
             yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
@@ -137,7 +138,7 @@ def judged(
         for (o, y), unit in zip(exact, units, strict=True)
     ]
     found = {m.name: np.array([m.of(s) for s in seen]) for m in task.scores if m.compute}
-    return {"loss": np.array(losses), **found}
+    return marked({"loss": np.array(losses), **found}, np.array([len(y) for y in targets]), task.scores)
 
 
 def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:

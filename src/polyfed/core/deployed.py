@@ -2,7 +2,7 @@
 of one once training is over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
 from polyfed.core.engine import Engine
 from polyfed.core.explosion import Exploded, guarded
+from polyfed.metrics.metric import diverged
 
 
 class Deployed:
@@ -50,6 +51,12 @@ class Deployed:
     def personal(self, ids: np.ndarray) -> Tensor:
         """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
         return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
+
+    def refuse_diverged(self, values: Mapping[str, np.ndarray], split: str) -> None:
+        """Raise Diverged, with the client's name, where the scores of some model are not finite."""
+        if (found := diverged(values)) is not None:
+            who = f"client {self.names[found[1]]!r}, whose {split} {found[0]} is not finite,"
+            raise Diverged(f"round {self.t}: {who} diverged (NaN or infinity); try a smaller lr")
 
     def scored(self, split: str) -> dict[str, np.ndarray]:
         """The metrics [n] of what every client would deploy now; nothing is billed."""

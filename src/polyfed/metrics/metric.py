@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsFloat
@@ -221,6 +221,11 @@ class Metric(Configured):
         given: Any = value
         return self.sign * given if self.sign else -abs(given - self.aim)
 
+    @property
+    def lost(self) -> float:
+        """The value of a model that has diverged: infinitely bad. A score that samples do not have is NaN."""
+        return -math.inf if self.sign > 0 else math.inf
+
     def fits(self, seen: Seen) -> bool:
         """True where it can be computed from such outputs and targets.
 
@@ -248,10 +253,12 @@ class Metric(Configured):
         Returns
         -------
         float
-            NaN where the samples have no such score.
+            NaN where the samples have no such score; `lost` where outputs are not finite.
         """
-        if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
+        if not len(seen.target) or self.compute is None:
             return math.nan
+        if not bool(seen.output.isfinite().all()):
+            return self.lost
         values = self.computed(seen)
         mean = float((values.double().numpy() if hasattr(values, "double") else values).mean())
         return math.sqrt(mean) if self.root else mean
@@ -298,11 +305,19 @@ def short(value: float) -> str:
 
 
 def mean_of(values: np.ndarray) -> float:
-    """The mean over the clients that have a value; NaN if none does."""
+    """The mean over the clients that have a value, infinite if a model diverged; NaN if none has one."""
     return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
 
-def having(metric: Metric, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[n]: the metric's value for every client, NaN where it is not finite."""
-    found = values[metric.name]
-    return np.where(np.isfinite(found), found, np.nan)
+def marked(values: Mapping[str, np.ndarray], counts: np.ndarray, metrics: Iterable[Metric]) -> dict[str, np.ndarray]:
+    """Scores [n] of models, with `Metric.lost` in every one of a client whose model has diverged: it has samples, and
+    its loss is no finite number or another score is infinite. NaN is left for what a client does not have."""
+    known = {m.name: m for m in metrics}
+    infinite = np.isinf(np.stack([*values.values()])).any(0)
+    gone = (counts > 0) & (infinite | ~np.isfinite(values["loss"]))
+    return {k: np.where(gone, known[k].lost if k in known else np.inf, v) for k, v in values.items()}
+
+
+def diverged(values: Mapping[str, np.ndarray]) -> tuple[str, int] | None:
+    """(score, client) of the first model that has diverged, of scores as `marked` has them."""
+    return next(((k, int(np.flatnonzero(np.isinf(v))[0])) for k, v in values.items() if np.isinf(v).any()), None)

@@ -37,7 +37,7 @@ def paper_table(studies: Sequence[Study]) -> Table:
         No study is given, or two of them cannot be told apart by data set, partition and metric.
     """
     names = _titles(studies)
-    merit = [{k: m for k, g in s.verdicts.merits.items() if math.isfinite(m := g.mean())} for s in studies]
+    merit = [s.verdicts.means for s in studies]
     order = [sorted(of, key=lambda k, of=of: -of[k]) for of in merit]
     rank = {k: np.mean([o.index(k) / len(o) for o in order if k in o]) for o in order for k in o}
     if not rank:

@@ -124,9 +124,9 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
 
 def _common(study: Study, reference: str) -> str | None:
     """The best of the common models, where it is not what the others are held against."""
-    values, role = study.verdicts.merits, study.verdicts.roles
-    known = [k for k in values if role[k] == "common" and k != reference and math.isfinite(values[k].mean())]
-    return max(known, key=lambda k: values[k].mean()) if known else None
+    means, role = study.verdicts.means, study.verdicts.roles
+    known = [k for k in means if role[k] == "common" and k != reference]
+    return max(known, key=lambda k: means[k]) if known else None
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
@@ -305,7 +305,7 @@ def _unpaired(study: Study) -> str:
 def _ranked(study: Study, labels: list[str]) -> str:
     """Several personalised methods and nothing to hold them against: the best and the next."""
     scale = _scale(study)
-    order = sorted(labels, key=lambda k: -study.verdicts.merits[k].mean())
+    order = sorted(labels, key=lambda k: -study.verdicts.means.get(k, -math.inf))
     best, second = order[:2]
     seeds = study.verdicts.paired(best, second)
     if not seeds:

@@ -59,8 +59,7 @@ def compare_table(study: Study) -> Table:
         bytes, time, rounds, clusters.
     """
     scale = words.Scale(study.metric)
-    available = {k: g for k, g in study.verdicts.merits.items() if study.role(k) != "oracle"}
-    known = {k: m for k, g in available.items() if math.isfinite(m := g.mean())}
+    known = {k: m for k, m in study.verdicts.means.items() if study.role(k) != "oracle"}
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
     reference = next((v.reference for v in study.verdicts.clients.values() if v.reference), None)
     own = reference if reference and study.role(reference) in ALONE else None

@@ -95,8 +95,9 @@ class Verdicts:
 
     @cached_property
     def means(self) -> dict[str, float]:
-        """{method: the mean of its merits}, of those that have one."""
-        return {k: m for k, g in self.merits.items() if math.isfinite(m := g.mean())}
+        """{method: the mean of its merits}, of those that have one: none of a method of which a run diverged."""
+        gone = {r.label for r in self.study.runs if r.status == "diverged"}
+        return {k: m for k, g in self.merits.items() if math.isfinite(m := g.mean()) and k not in gone}
 
     @cached_property
     def ranked(self) -> list[str]:

@@ -33,7 +33,7 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.messages import size
-from polyfed.metrics.metric import Seen, having, mean_of
+from polyfed.metrics.metric import Seen, mean_of
 from polyfed.native import kernel
 from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
@@ -308,7 +308,7 @@ def summary(run: Result) -> Summary:
     """The run in a few numbers, as summary.json holds them."""
     metric, asked = run.metric, run.metrics
     scores = {
-        split: {m.name: Spread.of(m, having(m, found)) for m in asked if m.name in found}
+        split: {m.name: Spread.of(m, found[m.name]) for m in asked if m.name in found}
         for split, found in run.final.items()
     }
     final = {split: found[metric.name] for split, found in scores.items()}

@@ -219,13 +219,13 @@ class Spread(_File):
 
     @classmethod
     def of(cls, metric: Metric, values: np.ndarray) -> "Spread":
-        """The spread of a metric's values [n]; NaN where a client has none."""
+        """The spread of a metric's values [n]; NaN where a client has none. Of infinite ones there is no mean."""
         known = values[~np.isnan(values)]
         if not len(known):
             return cls(mean=math.nan, std=math.nan, worst=math.nan, best=math.nan, clients=0)
-        merit = metric.merit(known)
+        merit, whole = metric.merit(known), bool(np.isfinite(known).all())
         return cls(
-            mean=mean_of(values), std=float(known.std()), worst=float(known[merit.argmin()]),
+            mean=mean_of(values), std=float(known.std()) if whole else math.nan, worst=float(known[merit.argmin()]),
             best=float(known[merit.argmax()]), clients=len(known),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
-from polyfed.metrics.metric import having, mean_of
+from polyfed.metrics.metric import mean_of
 from polyfed.runs.folder import RunFolder, fingerprint
 from polyfed.runs.result import Live, Result, splits
 from polyfed.runs.resume import check_same, versions_since
@@ -144,12 +144,14 @@ class Session:
                     store.checkpoint(self.result())
 
     def _evaluate(self, splits: list[str]) -> list[Record]:
-        """The records of this round; attackers have no metrics."""
+        """The records of this round; attackers have no metrics. Raises Diverged where a model has no finite score."""
         judged, records = self.judged or Trained.of(self.loop), list[Record]()
         for name in splits:
             self.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in judged.scored(name).items()}
             self.evaluated[name] = self.loop.t
             records.append(record(self.result(), name))
+        for name in splits:
+            self.loop.refuse_diverged(self.final[name], name)
         if records:
             records[0] = records[0].model_copy(update=grouping(self.result()))
         return records
@@ -185,7 +187,7 @@ def watched(data: Any) -> list[str]:
 def record(run: Result, split: str) -> Record:
     """One line of the history: the mean over clients of every metric, its spread, and the cost so far."""
     metrics, metric = run.final[split], run.metric
-    values = having(metric, metrics)
+    values = metrics[metric.name]
     down, up = run.trained.ledger.totals()
     spread = Spread.of(metric, values)
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)

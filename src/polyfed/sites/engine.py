@@ -281,6 +281,8 @@ class RemoteEngine:
         for of in self.metrics:
             value = (reply.head.metrics or {}).get(of.name)
             least, most = (-LARGEST if of.least is None else of.least), (LARGEST if of.most is None else of.most)
+            if value is not None and math.isinf(value):  # without a quorum it ends the run
+                return "" if self.quorum is None else "diverged (NaN or infinity)"
             if value is not None and not math.isnan(value) and not least <= value <= most:
                 return f"found {of.name} {value:g}, expected a number from {least:g} to {most:g}"
         return ""

@@ -47,6 +47,7 @@ from polyfed.privacy.settings import Privacy, privacy_of
 from polyfed.runs.folder import version_of
 from polyfed.runs.private import planned
 from polyfed.runs.rehearsal import Forms, forms, sums
+from polyfed.runs.schema import finite
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import wire as m
@@ -590,7 +591,7 @@ class Site:
         self._permit_evaluation(join, asked, self._whole(asked, tensors))
         found = client.evaluate(asked, tensors)
         line = {"round": asked.round, "split": asked.split, **(found.head.metrics or {})}
-        client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
+        client.vault.add("metrics.jsonl", json.dumps(finite(line)))
         return found
 
     def _permit_evaluation(self, join: m.Join, asked: m.Evaluate, asks: str) -> None:

@@ -91,6 +91,8 @@ def numbers(head: Strict, tensors: State, names: Sequence[str]) -> list[float]:
             return [*head.rows]
         case m.Measured():
             said = head.metrics or {}
+            if any(map(np.isinf, said.values())):  # it must not leave the mean
+                raise Refusal("its model diverged (NaN or infinity)")
             there = [name in said and np.isfinite(said[name]) for name in names]
             return [v for name, ok in zip(names, there, strict=True) for v in (said[name] if ok else 0.0, float(ok))]
         case _:

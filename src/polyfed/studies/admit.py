@@ -358,6 +358,7 @@ class _Admitting:
                 if t and self.newcomers[0].trains:
                     self.loop.step()
                 found = self.loop.scored(split)
+                self.loop.refuse_diverged(found, split)
                 down, up = self._moved()
                 for i, name in enumerate(self.loop.names):
                     sizes = {"down_bytes": int(down[i]), "up_bytes": int(up[i])}

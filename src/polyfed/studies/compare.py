@@ -107,21 +107,23 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per method: runs, mean and std over seeds of the clients' mean, the worst client, bytes, seconds."""
+        """One row per method: runs, mean and std over seeds of the clients' mean, the worst client, bytes, seconds. No
+        mean where a run diverged."""
         rows: list[dict[str, Any]] = []
         split = self.split
         for name in dict.fromkeys(r.label for r in self.results):
             runs = [r.summary for r in self.finished if r.label == name and r.summary is not None]
             ends = {k: [getattr(s.final[split], k) for s in runs if split in s.final] for k in ("mean", "worst")}
-            means = np.array([v for v in ends["mean"] if np.isfinite(v)])
+            failed = sum(r.label == name for r in self.failures)  # seeds on which it diverged do not leave its mean
+            means = np.array([v for v in ends["mean"] if np.isfinite(v)] if not failed else [])
             rows.append(
                 {
                     "label": name,
                     "runs": len(runs),
-                    "diverged": sum(r.label == name for r in self.failures),
+                    "diverged": failed,
                     f"{'train_' * (split == 'train')}{self.metric.name}": means.mean() if len(means) else np.nan,
                     "std": means.std(ddof=1) if len(means) > 1 else np.nan,
-                    "worst_client": mean_of(np.array(ends["worst"])) if runs else np.nan,
+                    "worst_client": mean_of(np.array(ends["worst"])) if runs and not failed else np.nan,
                     "down_bytes": np.mean([s.down_bytes for s in runs]) if runs else np.nan,
                     "up_bytes": np.mean([s.up_bytes for s in runs]) if runs else np.nan,
                     "seconds": np.mean([s.seconds for s in runs]) if runs else np.nan,

@@ -26,7 +26,7 @@ from polyfed.base.settings import settings_of
 from polyfed.compute.split import Split
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import LEARNT, Federation
-from polyfed.metrics.metric import having, mean_of
+from polyfed.metrics.metric import mean_of
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
 from polyfed.runs.ownership import locked
@@ -334,7 +334,7 @@ class _Legs:
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Result) -> _Leg:
-        return _Leg(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
+        return _Leg(row, run.metric.merit(run.final["validation"][run.metric.name]), run)
 
     def _add(self, regime: str, value: float, run: Result | None, ended: str, start: Result | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""

@@ -1,0 +1,144 @@
+"""A model that has blown up never leaves a mean: "no samples", "undefined" and "not finite" are three things.
+
+One site has inputs of 1e12: one step takes its model to numbers whose squares are no numbers any more, while the weights
+are still finite.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.base.errors import Diverged
+from polyfed.compute import evaluation
+from polyfed.compute.check import check
+from polyfed.compute.task import Task
+from polyfed.metrics.metric import Seen, marked, mean_of
+from polyfed.metrics.scores import KNOWN, metrics_of
+from polyfed.report import read
+from polyfed.runs.schema import Spread
+
+NUMBERS = [m.name for m in KNOWN.values() if m.kind == "numbers"]
+CLASSES = [m.name for m in KNOWN.values() if m.kind in ("classes", "two classes")]
+
+
+def sites(scale: float = 1e12, classes: bool = False, empty: bool = False) -> pf.Federation:
+    """Four sites, the last with inputs of this size; the second has no test samples, if asked for."""
+    rng, pairs = np.random.default_rng(0), []
+    for i in range(4):
+        x = rng.normal(size=(40, 3)).astype(np.float32)
+        y = x @ [1.0, -1, 0.5] + 0.3 * rng.normal(size=40)
+        pairs.append((x * (scale if i == 3 else 1), (y > 0).astype(np.int64) if classes else y.astype(np.float32)))
+    given = [(x[:10], y[:10]) for x, y in pairs]
+    return pf.Federation.from_arrays(
+        [(x[10:], y[10:]) for x, y in pairs], [None if empty and i == 1 else t for i, t in enumerate(given)],
+        names=["a", "b", "c", "d"],
+    )  # fmt: skip
+
+
+def fit(method, fed, rounds=1, **how):
+    torch.manual_seed(0)
+    return pf.fit(nn.Linear(3, fed.outputs), fed, method, rounds=rounds, batch_size=None, local_steps=1, seed=0, **how)
+
+
+@pytest.mark.parametrize("evaluate_every", [0, 1])
+def test_a_run_whose_model_blows_up_at_one_site_has_diverged_there(evaluate_every, tmp_path):
+    with pytest.raises(Diverged, match=r"round 1: client 'd', whose \w+ \w+ is not finite, diverged"):
+        fit(pf.Local(lr=1e-3), sites(), evaluate_every=evaluate_every, out=tmp_path / "a")
+    run = read(tmp_path / "a").runs[0]
+    assert run.status == "diverged"
+    end = run.summary.final[run.split]
+    assert math.isnan(end.mean)
+    assert math.isnan(end.worst), "the worst client is the one without a finite score"
+    assert not any(r.round == 1 and math.isfinite(r["rmse"]) for r in run.records), "a mean over the other three"
+    clients = pd.read_csv(tmp_path / "a/clients.csv").set_index("client")
+    assert np.isinf(clients.loc["d", "test_rmse"])
+    assert np.isfinite(clients.loc[["a", "b", "c"], "test_rmse"]).all()
+
+
+def test_a_site_without_samples_is_no_divergence():
+    run = fit(pf.Local(lr=1e-3), sites(1.0, empty=True))
+    assert run.status == "finished"
+    assert np.isnan(run.final["test"]["rmse"]).tolist() == [False, True, False, False]
+    assert math.isclose(run.records[-1]["rmse"], np.nanmean(run.final["test"]["rmse"]))
+
+
+def test_a_score_that_is_not_defined_is_no_divergence():
+    """AUC of one class: a site's samples, and not its model, are why there is none."""
+    fed = sites(1.0, classes=True)
+    fed.test.y[fed.test.offsets[3] :] = 1
+    run = fit(pf.FedAvg(lr=0.1), fed, metrics="auc,accuracy")
+    assert run.status == "finished"
+    assert np.isnan(run.final["test"]["auc"]).tolist() == [False, False, False, True]
+    assert math.isfinite(run.records[-1]["auc"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize(("name", "outputs"), [*((n, 1) for n in NUMBERS), *((n, 2) for n in CLASSES)])
+def test_no_metric_has_a_better_mean_where_a_model_blows_up(name, outputs, bad):
+    """Whatever a diverged model puts out, the mean over sites is infinitely bad, and the worst is that site."""
+    fed, (metric,) = sites(1.0, classes=outputs == 2), metrics_of(name)
+    task = Task(nn.Linear(3, outputs), "mse" if outputs == 1 else "cross-entropy", device="cpu", metrics=(metric,))
+    check(task, fed.train, fed.classes)
+    w = task.w0.expand(4, -1).clone()
+    w[2] = bad
+    if math.isfinite(bad) and outputs == 2:
+        w[2, ::2] = -bad
+    split = fed.test.to("cpu", task.dtype)
+    found = evaluation.metrics(task, w, split, np.arange(4))
+    fine = evaluation.metrics(task, task.w0.expand(4, -1).clone(), split, np.arange(4))
+    if outputs == 2 and math.isfinite(bad):  # sure of itself, and finite: as bad as it is
+        assert np.isfinite(found["loss"]).all()
+        return
+    merit = metric.merit(found[name])
+    assert np.isneginf(merit).tolist() == [False, False, True, False]
+    assert np.isinf(found["loss"]).tolist() == [False, False, True, False]
+    assert metric.merit(mean_of(found[name])) == -math.inf < metric.merit(mean_of(fine[name]))
+    spread = Spread.of(metric, found[name])
+    assert (spread.clients, math.isnan(spread.mean), math.isnan(spread.worst)) == (4, True, True)
+
+
+def test_what_is_marked():
+    """Per client: no samples, an undefined score, a loss that is NaN, a score that is infinite, all well."""
+    auc, loss = np.array([np.nan, np.nan, 0.9, -np.inf, 0.8]), np.array([np.nan, 1.0, np.nan, 1.0, 1.0])
+    found = marked({"loss": loss, "auc": auc}, np.array([0, 5, 5, 5, 5]), metrics_of("auc"))
+    assert np.array_equal(found["auc"], [np.nan, np.nan, -np.inf, -np.inf, 0.8], equal_nan=True)
+    assert np.array_equal(found["loss"], [np.nan, 1, np.inf, np.inf, 1], equal_nan=True)
+    (rmse,) = metrics_of("rmse")
+    assert KNOWN["mae"].of(Seen(torch.tensor([[np.nan]]), torch.tensor([[1.0]]))) == rmse.lost == np.inf
+
+
+def test_a_method_that_blows_up_never_ranks_better(tmp_path):
+    """Not for one seed either: it would leave out the split on which it failed."""
+    fed = [sites(1.0), sites(1e12)]
+    torch.manual_seed(0)
+    methods = {"wild": pf.Local(lr=1e-3), "calm": pf.Local(lr=0.0)}
+    found = pf.compare(
+        nn.Linear(3, 1), lambda seed: fed[seed], methods, rounds=1, batch_size=None, local_steps=1, seeds=2,
+        out=tmp_path / "c",
+    )  # fmt: skip
+    assert [(r.label, r.seed) for r in found.failures] == [("wild", 1)]
+    table = found.table.set_index("label")
+    assert table.loc["wild", "diverged"] == 1
+    assert table.loc["wild", ["rmse", "worst_client"]].isna().all()
+    verdicts = read(tmp_path / "c").verdicts
+    assert verdicts.ranked == ["calm", "wild"]
+    assert "wild" not in verdicts.means
+    assert verdicts.mean.best == "calm"
+
+
+def test_tune_does_not_choose_a_value_that_blows_up():
+    torch.manual_seed(0)
+    fed = sites(1e12).with_validation(0.3, 0)
+    found = pf.tune(
+        nn.Linear(3, 1), fed, pf.Local(lr=1e-3), setting="lr", grid=[0.0, 1e-3], batch_size=None, local_steps=1,
+        rounds=1, extend=0, train_on=0,
+    )  # fmt: skip
+    rows = found.table.set_index("lr")
+    assert rows.loc[1e-3, "ended"] == "diverged"
+    assert rows.loc[0.0, "best"]
+    assert not rows.loc[1e-3, "best"]
