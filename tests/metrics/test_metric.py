@@ -52,11 +52,11 @@ def test_a_metric_per_client_sees_each_clients_own_samples(module, loss, common,
         assert np.array_equal(found[name], plain[name], equal_nan=True)
 
 
-def test_a_model_whose_outputs_are_not_finite_has_no_value():
+def test_a_model_whose_outputs_are_not_finite_is_infinitely_bad():
+    """And not without a value, which a mean would leave out."""
     task, split = Task(mlp(), metrics=[MEDIAN]), split_of(5)
-    assert np.isnan(
-        evaluation.metrics(task, torch.full_like(task.w0, torch.inf)[None], split, np.arange(1))["median"][0]
-    )
+    found = evaluation.metrics(task, torch.full_like(task.w0, torch.inf)[None], split, np.arange(1))["median"][0]
+    assert found == MEDIAN.lost == -np.inf
 
 
 def test_which_way_is_better():

@@ -1,7 +1,6 @@
 """A model that has blown up never leaves a mean: "no samples", "undefined" and "not finite" are three things.
 
-One site has inputs of 1e12: one step takes its model to numbers whose squares are no numbers any more, while the weights
-are still finite.
+One site has inputs of 1e12: after one step its model's weights are finite, and the squares of its outputs are not.
 """
 
 import math

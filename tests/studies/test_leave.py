@@ -1,6 +1,7 @@
 """leave: the run without a site is, bit for bit, the run of a federation that never had it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,41 @@ def test_a_run_without_a_site_is_that_of_a_federation_that_never_had_it(tmp_path
         assert verify(left).equal
 
 
+def contents(folder):
+    """Every file's bytes, without the times of day in log.txt."""
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {k: re.sub(rb"\d{4}-\d\d-\d\d.\d\d:\d\d:\d\d\S*", b"", v) if k.endswith("log.txt") else v
+            for k, v in found.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_byte_of_the_new_folder_comes_of_the_rows_of_who_left(cli, tmp_path, monkeypatch, several):
+    """Other rows of the client, as many, lead to the same files: models, scores, digests, ledgers, pages, all."""
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    found, had = [], []
+    for k in range(2):
+        data = sites(tmp_path / "data")
+        if k:
+            rows = dict(np.load(data / "oslo.npz"))
+            x = next(key for key in rows if rows[key].ndim == 2)
+            np.savez(data / "oslo.npz", **(rows | {x: 3 * rows[x][::-1] - 1}))
+        seeds = ("--seeds", 2) if several else ("--seeds", 1)
+        methods = ("local", "fedavg") if several else ("scaffold",)
+        how = ("--data", "data", "--rounds", 2, "--batch-size", 8, "--model", "linear", *seeds, "--quiet")
+        assert cli("compare", *methods, *how, "--out", "had").status == 0
+        said = cli("leave", "had", "--client", "oslo", "--quiet", "--out", "left")
+        assert said.status == 0, said.err
+        found.append(contents(tmp_path / "left"))
+        had.append((tmp_path / "left-cost.csv").read_bytes())
+        for name in ("had", "left", "data"):
+            shutil.rmtree(tmp_path / name)
+    assert found[0].keys() == found[1].keys()
+    assert [name for name in found[0] if found[0][name] != found[1][name]] == []
+    assert any(name.endswith("clients.csv") for name in found[0])
+    assert had[0] != had[1], "the comparison with what was before does come of these rows, and lies elsewhere"
+    assert not any("cost" in name or "leave" in name for name in found[0])
+
+
 def test_what_follows_from_all_hospitals_is_worked_out_from_those_that_stay():
     """Pooled standardisation: mean 0 and variance 1 over the training rows of the three, not of the four."""
     parts = Parts(resolve(None, {"data": {"name": "heart-disease"}}, ["fedavg"]))
@@ -80,7 +116,7 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
     cli("compare", "local", "fedavg", "--rounds", 3, "--seeds", 3, "--quiet", "--out", "four")
     said = cli("leave", "four", "--client", "va", "--client", "switzerland", "--quiet", "--out", "two")
     assert said.status == 0, said.err
-    table = pd.read_csv(tmp_path / "two/leave.csv")
+    table = pd.read_csv(tmp_path / "two-cost.csv")
     assert table.groupby("method")["client"].agg(list).to_dict() == {
         m: ["cleveland", "hungarian", "mean"] for m in ("fedavg", "local")
     }
@@ -103,7 +139,7 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
         rows.bytes_before == rows.bytes_after
     ).all()  # FedAvg's messages do not depend on how many clients there are
     assert {(r, s) for r, s in zip(table.seeds, table.method, strict=True)} == {(3, "fedavg"), (3, "local")}
-    page = (tmp_path / "two/leave.html").read_text()
+    page = (tmp_path / "two-cost.html").read_text()
     assert "What does the leaving of va and switzerland cost?" in page
     assert page.count("the mean of those who stay changes by") == 2
     assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") in page
@@ -143,7 +179,7 @@ def test_a_run_from_python_takes_its_data_and_model_again(tmp_path):
     pf.fit(linear(), federation().without(["lima"]), pf.FedAvg(0.1), rounds=2, local_steps=rest, out=tmp_path / "new")
     assert digests(found.folder) == digests(tmp_path / "new")
     assert found.table["client"].tolist() == ["bern", "kyoto", "oslo", "mean"]
-    assert (found.folder / "leave.csv").exists()
+    assert (tmp_path / "run-without-lima-cost.csv").exists()
 
 
 def test_what_cannot_leave_is_refused_in_one_line(tmp_path, cli):

@@ -236,8 +236,9 @@ class Admit(Command):
 class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
     """Train again without some clients, every other draw the same, and report what that costs those who stay.
 
-    The new folder is, bit for bit, that of a federation that never had them; the old one stays as it is. Models are
-    trained anew from the start: there is no approximate unlearning.
+    The new folder is, bit for bit, that of a federation that never had them; the old one stays as it is. What it costs
+    is written beside the new one, as FOLDER-cost.html and .csv. Models are trained anew from the start: there is no
+    approximate unlearning.
 
     [dim]polyfed leave runs/a --client va[/dim]
     """

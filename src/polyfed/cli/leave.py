@@ -29,9 +29,9 @@ def leave(o: Leave) -> int:
 
     def said(folder: Path) -> None:
         found = compared(run, folder, names)
-        found.save()
+        page = found.save()
         stdout.print()
         show_table(found.summary())
-        say(f"\nwhat it costs: {folder / 'leave.html'}\nthe runs without {', '.join(names)}: {folder}")
+        say(f"\nwhat it costs: {page}\nthe runs without {', '.join(names)}: {folder}")
 
     return execute(without(resolve(config), names, everyone), o.out, o.force, o.quiet, left=said)

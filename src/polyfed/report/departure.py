@@ -44,7 +44,7 @@ def departure_table(found: "Departure") -> Table:
     notes = (
         f"{found.split.capitalize()} {scale.header}; change: without {who}, positive when better. {over}; "
         "colour: clear jointly over the clients.",
-        f"Trained anew from the initial model, so nothing of {who} is in it; polyfed verify repeats it.",
+        f"Before: trained with {who}. After: trained anew without, from the initial model; polyfed verify repeats it.",
     )
     return Table(f"What the leaving of {who} costs", columns, tuple(rows), notes)
 

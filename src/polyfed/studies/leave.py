@@ -25,9 +25,10 @@ from polyfed.report.read import read
 from polyfed.runs import ownership as files
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
-from polyfed.runs.folder import RunFolder, csv_text, safe
+from polyfed.runs.folder import csv_text, safe
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
+from polyfed.runs.ownership import put_out
 from polyfed.runs.private import refuse_private
 from polyfed.runs.result import Result, position
 from polyfed.runs.schema import About, Client
@@ -73,18 +74,19 @@ class Departure:
         return departure_table(self)
 
     def save(self) -> Path:
-        """Write leave.csv and leave.html into the folder of the runs without those who left.
+        """Write the table and the page beside the folder of the runs without those who left, as FOLDER-cost.csv and
+        FOLDER-cost.html: the scores of before are those of models that were trained with them.
 
         Returns
         -------
         Path
-            The table's file.
+            The page.
         """
-        store = RunFolder(self.folder)
-        with store.locked():
-            store.write("leave.csv", csv_text(self.table))
-            store.write("leave.html", departure_page(self))
-        return self.folder / "leave.csv"
+        files = {"csv": csv_text(self.table), "html": departure_page(self)}
+        places = {kind: self.folder.with_name(f"{self.folder.resolve().name}-cost.{kind}") for kind in files}
+        for kind, text in files.items():
+            put_out(places[kind], text.encode())
+        return places["html"]
 
 
 def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks: Sequence[Callback]) -> Departure:
