@@ -78,7 +78,7 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
 
 
 def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_path):
-    """Attackers count in no cluster; lambda is chosen by other seeds' validation data and by no test data; Local under
+    """Attackers count in no cluster; lambda is chosen by validation data and by no test data; Local under
     attack has the accuracies of the benign devices without."""
     bench = Bench(tmp_path, seeds=2)
     small = replace(problems.synthetic(bench), rounds=2)
@@ -98,7 +98,7 @@ def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_pat
         return replace(run, clients=run.clients.assign(**values))
 
     known = {lam: Comparison([told(lam, 0, lam, 1 / lam), told(lam, 1, 1 / lam, lam)]) for lam in runs}
-    assert [attacks.elsewhere(known, (0, 1), seed) for seed in (0, 1)] == [0.5, 9]
+    assert [attacks.best_validated(known, [seed]) for seed in (0, 1)] == [9, 0.5]
 
     plain = attacks.attacked(small, "local", 0.0, pf.Local(0.1))(bench, 0)
     forged = bench.compare("forged", small.model, small.federation, {"Local": pf.Local(0.1)}, seeds=[0], rounds=2,
