@@ -34,67 +34,44 @@ def _momentum(momentum: float, **more: Any) -> dict[str, Any]:
 
 
 RELEASED = {
-    "apfl": Released(
-        {"lr": 0.1, "alpha": 0.5},
+    "apfl": Released({"lr": 0.1, "alpha": 0.5},
         {"batch_size": 50, "local_epochs": 1, "weight_decay": 1e-4, "lr_decay": 1 / 1.01},
         "MLOPTPSU/FedTorch: README.md (lr, alpha, batch), run_mpi.py (the others)",
-        "outputs mixed in place of parameters, with the new common model; decay of v_i, not of the mixture; drop-out",
-    ),
-    "ditto": Released(
-        {"lr": 0.05, "lam": 1.0, "personal_epochs": 0},
-        {"batch_size": 16, "local_steps": 2},
+        "outputs mixed in place of parameters, with the new common model; decay of v_i, not of the mixture; drop-out"),
+    "ditto": Released({"lr": 0.05, "lam": 1.0, "personal_epochs": 0}, {"batch_size": 16, "local_steps": 2},
         "litian96/ditto: run_fashion_clean_ditto_lam1.sh, flearn/trainers_MTL/ditto.py",
-        "a plain mean over clients that are drawn by their numbers of samples",
-    ),
-    "fedala": Released(
-        {"lr": 0.005, "eta": 1.0, "share": 0.8, "settled": 0.1},
+        "a plain mean over clients that are drawn by their numbers of samples"),
+    "fedala": Released({"lr": 0.005, "eta": 1.0, "share": 0.8, "settled": 0.1},
         {"batch_size": 10, "local_epochs": 1},
         "TsingZ0/FedALA: system/main.py, system/flcore/clients/clientALA.py; settled in a copy's system/utils/ALA.py",
-        "samples in a fixed order, without the last batch where it is short",
-    ),
-    "fedbn": Released(
-        {"lr": 0.01},
-        {"batch_size": 32, "local_epochs": 1},
+        "samples in a fixed order, without the last batch where it is short"),
+    "fedbn": Released({"lr": 0.01}, {"batch_size": 32, "local_epochs": 1},
         "med-air/FedBN: federated/fed_digits.py",
-        "BatchNorm's statistics, which a model of polyfed.models.with_statistics has",
-    ),
-    "fedntd": Released(
-        {"lr": 0.01, "beta": 1.0, "tau": 1.0},
+        "BatchNorm's statistics, which a model of polyfed.models.with_statistics has"),
+    "fedntd": Released({"lr": 0.01, "beta": 1.0, "tau": 1.0},
         _momentum(0.9, weight_decay=1e-5, batch_size=50, local_epochs=5, lr_decay=0.99),
         "Lee-Gihun/FedNTD: config/fedntd.json, algorithms/BaseServer.py",
-        "10 of 100 clients a round",
-    ),
-    "fedpac": Released(
-        {"lr": 0.01, "head_lr": 0.1, "head_epochs": 1, "body_epochs": 5, "lam": 1.0},
+        "10 of 100 clients a round"),
+    "fedpac": Released({"lr": 0.01, "head_lr": 0.1, "head_epochs": 1, "body_epochs": 5, "lam": 1.0},
         _momentum(0.5, weight_decay=5e-4, batch_size=50),
         "JianXu95/FedPAC: options.py, methods/fedpac.py",
-        "the client's own centre of a class that has no common one",
-    ),
-    "fedproto": Released(
-        {"lr": 0.01, "lam": 1.0, "pull": "code"},
-        _momentum(0.5, batch_size=4, local_epochs=1),
+        "the client's own centre of a class that has no common one"),
+    "fedproto": Released({"lr": 0.01, "lam": 1.0, "pull": "code"}, _momentum(0.5, batch_size=4, local_epochs=1),
         "yuetan031/FedProto: lib/update.py; batch, lr and lam in a copy's lib/options.py",
-        "class means of the features seen on the way; no last batch that is short",
-    ),
-    "fedrep": Released(
-        {"lr": 0.01, "head_epochs": 10, "body_epochs": 1},
+        "class means of the features seen on the way; no last batch that is short"),
+    "fedrep": Released({"lr": 0.01, "head_epochs": 10, "body_epochs": 1},
         _momentum(0.5, weight_decay=1e-4, batch_size=10),
         "copies of lgcollins/FedRep, whose own was not at hand: scripts/FedRep_cifar10_2shards.sh, models/Update.py",
-        "no decay of biases; a last solve of the heads of all clients",
-    ),
-    "moon": Released(
-        {"lr": 0.01, "mu": 5.0, "tau": 0.5},
+        "no decay of biases; a last solve of the heads of all clients"),
+    "moon": Released({"lr": 0.01, "mu": 5.0, "tau": 0.5},
         _momentum(0.9, weight_decay=1e-5, batch_size=64, local_epochs=10),
         "QinbinLi/MOON: README.md (CIFAR-10: lr, mu, epochs), main.py (the others)",
-        "a projection head of two layers; a random network as the last model at first contact",
-    ),
-    "pfedme": Released(
-        {"lr": 0.005, "personal_lr": 0.09, "lam": 15.0, "inner_steps": 5, "beta": 1.0},
+        "a projection head of two layers; a random network as the last model at first contact"),
+    "pfedme": Released({"lr": 0.005, "personal_lr": 0.09, "lam": 15.0, "inner_steps": 5, "beta": 1.0},
         {"batch_size": 20, "local_steps": 20, "weight_decay": 1e-3},
         "CharlieDinh/pFedMe: main.py, FLAlgorithms/users/userpFedMe.py; the decay (mu) in copies of its optimiser",
-        "theta_i goes on from the last batch's; absent clients train too; means weighted by samples",
-    ),
-}
+        "theta_i goes on from the last batch's; absent clients train too; means weighted by samples"),
+}  # fmt: skip
 
 
 @checked
