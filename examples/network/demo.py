@@ -62,10 +62,13 @@ def main() -> int:
     run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
     for name in files:
         run("keys", "add", name, "--keys", keys, "--out", str(folder / "hospitals"))
-    experiment = Path(given.experiment)
+    experiment, policy = Path(given.experiment), folder / "policy.toml"
     if given.secure:
         experiment = folder / experiment.name
         experiment.write_text(Path(given.experiment).read_text() + '\n[privacy]\nsums = "secure"\n')
+        listed = subprocess.run([*POLYFED, "keys", "list", "--keys", keys], check=True, capture_output=True, text=True)
+        pins = [line.split()[-1] for line in listed.stdout.splitlines()[1:]]
+        policy.write_text(f'sums = "secure"\npeers = {pins}\n'.replace("'", '"'))
     server = ["server", str(experiment), "--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
     processes, threads = [], {"OMP_NUM_THREADS": "1"}
     try:
@@ -80,6 +83,8 @@ def main() -> int:
                 str(folder / name),
             ]
             site += ["--allow", "pooled", "--yes", "policy", "--quiet"]
+            if given.secure:  # each site's operator has asked the others for the digits of their keys
+                site += ["--policy", str(policy)]
             say(site)
             processes.append(subprocess.Popen([*POLYFED, *site], env=os.environ | threads))
         say(server)

@@ -211,3 +211,20 @@ def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(patients
     text = [line for line in sites.lines if "What leaves the site" in line][-1]
     assert 'gaps = ["59.8"]' in text
     assert 'categories = {"ward": ["A", "B"]}' in text
+
+
+def test_scores_leave_in_steps_of_what_least_count_rows_change():
+    """An accuracy of 126 rows is one of 26 numbers, whatever the model was made for; a loss is known to a share of it."""
+    scores = {Policy().rounded({"accuracy": k / 126}, 126)["accuracy"] for k in range(127)}
+    assert len(scores) == 26
+    assert all(abs(Policy().rounded({"a": k / 126}, 126)["a"] - k / 126) <= 2.5 / 126 + 1e-4 for k in range(127))
+    large = {Policy().rounded({"loss": v}, 126)["loss"] for v in np.linspace(64, 128, 5000)}
+    assert len(large) <= 27
+    assert Policy(least_count=1).rounded({"a": 1 / 3}, 126)["a"] == 0.3333
+
+
+def test_the_operator_reads_what_a_policy_without_epsilon_protects_from(data, tmp_path):
+    _, sites, _ = run(tmp_path / "run", data, Policy())
+    assert any("models up for the purpose can read rows" in line for line in sites.lines)
+    _, sites, _ = run(tmp_path / "private", data, Policy(epsilon=1.0), private())
+    assert not any("makes models up" in line for line in sites.lines)

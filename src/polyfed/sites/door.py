@@ -22,12 +22,13 @@ from polyfed.sites.wire import Message, misfit
 class Door:
     """What may leave by a site's policy, and by the consent of its operator.
 
-    hide: makes the numbers of an answer a part of a sum, where sums are secure
+    hide: makes the numbers of an answer a part of a sum, where sums are secure     rows: of the part that scores are of
     """
 
     policy: Policy
     consent: Consent
     hide: Callable[[Message[Any], Message[Strict]], Message[Strict]] | None = None
+    rows: int = 0
 
     def out(
         self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None
@@ -70,5 +71,5 @@ class Door:
     def _scores(self, found: m.Measured) -> m.Measured:
         if self.consent.metrics == "none" or found.metrics is None:
             return m.Measured(metrics=None, parameters=found.parameters)
-        metrics = self.policy.rounded(found.metrics)
+        metrics = self.policy.rounded(found.metrics, self.rows)
         return found.model_copy(update={"metrics": metrics, "aggregate": self.consent.metrics == "aggregate"})

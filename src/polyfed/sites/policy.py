@@ -5,6 +5,7 @@ The thresholds are those of statistical disclosure control: no category, class o
 leaves, no step of training is made from fewer than `least_batch`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,12 @@ class Policy(Table):
         doc="What the audit between sites is told of each column: nothing; rows, gaps and rows of each value; or also "
         "quantiles in two digits, none with fewer than least-count rows beyond it.",
     )
-    digits: int = setting(4, ge=1, le=17, doc="Significant digits of scores that leave; 17: all.")
+    digits: int = setting(
+        4,
+        ge=1,
+        le=17,
+        doc="Significant digits of scores that leave; 17: all. They leave in steps of what least-count rows change.",
+    )
     clip: float | None = setting(
         None,
         gt=0,
@@ -246,9 +252,16 @@ class Policy(Table):
         steps = int(work.taken(np.array([rows]), t, client_keys([site]), seed)[0])
         self.most("most_steps", steps, f"{steps} local steps")
 
-    def rounded(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Scores with as many digits as may leave."""
-        return {name: float(f"{value:.{self.digits}g}") for name, value in metrics.items()}
+    def rounded(self, metrics: Mapping[str, float], rows: int = 0) -> dict[str, float]:
+        """Scores as they may leave: in steps of what `least_count` of the rows can change, and so many digits."""
+
+        def stepped(value: float) -> float:
+            if self.least_count == 1 or not rows or not math.isfinite(value):
+                return value
+            step = self.least_count / rows * 2.0 ** math.ceil(math.log2(max(1.0, abs(value))))
+            return round(value / step) * step
+
+        return {name: float(f"{stepped(value):.{self.digits}g}") for name, value in metrics.items()}
 
     def clipped(self, sent: State, received: State) -> State:
         """What is sent, its change no longer than `clip` times what was received; by tensor, about the one received

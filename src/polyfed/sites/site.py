@@ -80,6 +80,10 @@ AUDIT = {
     "counts": "rows, gaps, and rows of each value that many have, of each column",
     "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
 }
+HONEST = (
+    "no epsilon: the policy's bounds protect from a server that sends the models of this method; one that makes "
+    "models up for the purpose can read rows from what the site answers"
+)
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
@@ -166,7 +170,9 @@ class Site:
         self._permit(asked)
         forms = self._forms(asked) if isinstance(asked, m.Train) else None
         found = self._found(asked, tensors, data)
-        return Door(self.policy, self.consent, self._hide(asked)).out(Message(asked, tensors), found, forms)
+        split = self._going().client.data.get(asked.split) if isinstance(asked, m.Evaluate) else None
+        rows = 0 if split is None else len(split.x)
+        return Door(self.policy, self.consent, self._hide(asked), rows).out(Message(asked, tensors), found, forms)
 
     def _hide(self, asked: m.Request) -> Callable[[Message[Any], Message[Strict]], Message[Strict]] | None:
         """What makes an answer a part of a sum; None where replies are open."""
@@ -376,6 +382,8 @@ class Site:
         )
         if t.privacy is not None:
             refuse_rows(method)
+        elif self.policy.least_count > 1:
+            work = (*work, HONEST)
         private = _private_words(join, t.privacy)
         text = words(Terms(title, about, work, up, needs, discloses, self.policy.words(), private), self.consent)
         terms = mark(text, join)
