@@ -214,7 +214,7 @@ def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(patients
 
 
 def test_scores_leave_in_steps_of_what_least_count_rows_change():
-    """An accuracy of 126 rows is one of 26 numbers, whatever the model was made for; a loss is known to a share of it."""
+    """An accuracy of 126 rows is one of 26 numbers, and a loss is known to a share of it."""
     scores = {Policy().rounded({"accuracy": k / 126}, 126)["accuracy"] for k in range(127)}
     assert len(scores) == 26
     assert all(abs(Policy().rounded({"a": k / 126}, 126)["a"] - k / 126) <= 2.5 / 126 + 1e-4 for k in range(127))
