@@ -242,10 +242,10 @@ class Policy(Table):
         others = len(marks) - len(pinned)
         known = f"of whom {others} have keys that are not pinned"
         self.least("least_sites", join.cohort - others, f"sums over {join.cohort} sites, {known}")
-        if p.epsilon is not None and p.noise == "shared" and p.absent < (short := others + self.absent):
-            key, why = ("peers", known) if others else ("absent", "of whom that many may be missing")
-            what = f"noise that {join.cohort} sites share, {why}, with privacy.absent = {p.absent}"
-            self.forbid(key, f"{what} ({short} or more would do)")
+        missing = min(self.absent, p.absent)  # as a sum with less noise than planned is not opened
+        if others and p.epsilon is not None and p.noise == "shared" and p.absent < others + missing:
+            what = f"noise that {join.cohort} sites share, {known}, with privacy.absent = {p.absent}"
+            self.forbid("peers", f"{what} ({others + self.absent} or more would do)")
 
     def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
         """Refuse more local steps in round `t` than `most_steps`."""
