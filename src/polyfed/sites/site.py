@@ -181,8 +181,9 @@ class Site:
             return None
         scores = [LOSS, *self._begun.client.task.scores] if self._begun is not None else []
         names = sorted(of.name for of in scores)
-        cohort = self._drawn(asked) if isinstance(asked, m.Train) else []
-        return lambda asked, found: self.hidden.masked(asked, found, names, p, cohort)
+        if isinstance(asked, m.Train):
+            self.hidden.within(asked, self._drawn(asked))
+        return lambda asked, found: self.hidden.masked(asked, found, names, p)
 
     def _drawn(self, asked: m.Train) -> list[str]:
         """The cohort of a round, by the terms."""

@@ -253,19 +253,17 @@ class Hidden:
                 "is asked for the sum at one model over two groups of sites, whose difference others could read"
             )
 
-    def masked(
-        self,
-        asked: Message[m.Request],
-        found: Message[Strict],
-        names: Sequence[str],
-        privacy: Privacy,
-        cohort: Sequence[str],
-    ) -> Message[m.Masked]:
-        """An answer with its numbers hidden. names: of metrics     cohort: by the terms, of this exchange"""
-        site, head = self._met(), asked.head
-        if isinstance(head, m.Train) and sorted(head.cohort) != sorted(cohort):
-            asks, terms = (", ".join(sorted(names)) for names in (head.cohort, cohort))
+    def within(self, asked: m.Train, cohort: Sequence[str]) -> None:
+        """Refuse a sum over other sites than those of the terms. cohort: theirs, of this round"""
+        if sorted(asked.cohort) != sorted(cohort):
+            asks, terms = (", ".join(sorted(names)) for names in (asked.cohort, cohort))
             raise Refusal(f"is asked for a sum over {asks}, and has agreed to {terms}")
+
+    def masked(
+        self, asked: Message[m.Request], found: Message[Strict], names: Sequence[str], privacy: Privacy
+    ) -> Message[m.Masked]:
+        """An answer with its numbers hidden. names: of metrics"""
+        site, head = self._met(), asked.head
         context = self._context(asked.head, shared(asked), privacy)
         if isinstance(head, m.Train):
             model = state_digest(asked.tensors) if asked.tensors else ""
