@@ -442,6 +442,19 @@ class AuditLog(Command):
     b: Path = argument("The other end's.", ..., "B")
 
 
+class Attack(Command):
+    """Attack a site's own file under its own policy, as a server that means harm would; nothing leaves this machine.
+
+    Prints what each attack has read, and which key of the policy has stopped it.
+
+    [dim]polyfed attack bern.csv --policy policy.toml --allow pooled[/dim]
+    """
+
+    data: Path = argument("The site's own CSV file; its last column is the target.", ..., "FILE")
+    policy: Path | None = option("The site's policy. Default: the default one.", None, "FILE")
+    allow: list[str] | None = option("As polyfed client takes it.", None, "A,B,...")
+
+
 class DataList(Command, group="data"):
     """List the data sets that polyfed knows by name.
 
