@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -94,3 +96,22 @@ def test_another_users_process_is_seen_to_run(cli, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(os, "kill", lambda pid, signal, error=error: (_ for _ in ()).throw(error))
         assert cli("status", str(tmp_path)).out.startswith(said)
+
+
+def test_tls_and_silence_cannot_be_turned_off():
+    """No option of either end, and what the user's environment says of Flower's reports home does not count."""
+    from typer.main import get_command
+
+    from polyfed.cli import app
+
+    commands = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    for name in ("server", "client"):
+        options = [option for p in commands[name].params for option in p.opts]
+        assert options
+        assert not [o for o in options if re.search("insecure|http|tls|ssl|plain|verify|telemetry|update", o)]
+    pytest.importorskip("flwr", reason="needs the extra [flower]")
+    names = "FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"
+    script = f"import polyfed.sites.flower_api, os; print(*(os.environ[name] for name in {names}))"
+    env = os.environ | dict(zip(names, "10", strict=True))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.split() == ["0", "1"]
