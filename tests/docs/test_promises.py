@@ -1,9 +1,9 @@
 """Every sentence of the pages that promises something without exception has a test that holds it: promises.tsv.
 
 A promise is a sentence with one of `WORDS`, outside of code and quotations. A line of the table is a page, words of the
-sentence (one phrase may stand for several sentences of its page) and the tests that fail where it is not so. On pages of
-experiments "no" and "only" tell what came out, which the records hold: there the other words count. A row that names its
-own test, as all of traps.md do, needs no line.
+sentence (which may stand in several of the page) and the tests that fail where it is not so. On pages of experiments
+"no" and "only" tell what came out, which the records hold: there the other words count. A row that names its own test,
+as all of traps.md do, needs no line.
 """
 
 import ast
