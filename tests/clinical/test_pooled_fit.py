@@ -345,9 +345,9 @@ def test_secure_sums_of_two_sites_are_refused():
 @pytest.mark.parametrize(
     ("model", "outcome", "silent"),
     [("logistic", 1.0, True), ("logistic", 0.0, True), ("poisson", 0.0, True), ("poisson", 1.0, False),
-     ("cox", 0.0, True), ("cox", 1.0, False), ("linear", 1.0, False)],
+     ("cox", 0.0, True), ("cox", 1.0, False), ("linear", 1.0, False), ("linear", 0.0, False)],
 )  # fmt: skip
-@pytest.mark.parametrize("errors", ["model", "robust"])
+@pytest.mark.parametrize("errors", ["model", "robust", "clusters"])
 def test_through_secure_sums_a_site_of_one_outcome_says_what_it_says_in_the_open(model, outcome, silent, errors):
     """Nothing beside an intercept of its own: the fit is that without the site. Against one for all it counts."""
     sites, rng = synthetic(model), np.random.default_rng(3)
@@ -355,7 +355,9 @@ def test_through_secure_sums_a_site_of_one_outcome_says_what_it_says_in_the_open
     y = [rng.permutation(y[0]), np.full(len(x), outcome)] if model == "cox" else [np.full(len(x), outcome), *y[1:]]
     every = [*sites, (x + 0.3 * rng.normal(size=x.shape) * x.std(0), *y)]
     for intercepts in ["site", "common"] if model != "cox" else [None]:
-        how = {"intercepts": intercepts, "errors": errors}
+        groups = [np.arange(len(s[1])) // 3 for s in every]
+        how = {"clusters": groups} if errors == "clusters" else {"errors": errors}
+        how["intercepts"] = intercepts
         found, plain = clinical.fit(every, model, **how, sums="secure"), clinical.fit(every, model, **how)
         for name in ("coefficients", "meta", "heterogeneity"):
             table = getattr(found, name)
@@ -363,7 +365,12 @@ def test_through_secure_sums_a_site_of_one_outcome_says_what_it_says_in_the_open
             assert table.notna().all(axis=None), "a fit without residuals has no standard error, and weighs nothing"
         assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
         assert found.totals == plain.totals
+        assert (found.test is None) == (plain.test is None)
+        if found.test is not None and plain.test is not None:
+            assert found.test.df == plain.test.df
+            assert found.test.statistic == pytest.approx(plain.test.statistic, abs=TIGHT)
         if intercepts != "common":
+            how |= {"clusters": groups[:-1]} if errors == "clusters" else {}
             without = clinical.fit(sites, model, **how, sums="secure").coefficients.to_numpy(float)
             same = np.allclose(found.coefficients.to_numpy(float), without, rtol=1e-6, atol=1e-9)
             assert same == silent

@@ -155,14 +155,17 @@ def test_a_code_of_a_gap_is_one_far_from_all_others():
     for codes_of, others, seen in (
         (["-9"] * 3, ages, True),
         (["-9"], ages, False),  # once may be a slip
+        (["-9"], np.repeat(ages, 2), False),
+        (["-9"] * 3, np.setdiff1d(np.arange(-30, 30), [-9, -8, -7, -1]), False),  # among other negative ones
         (["-1"] * 3, ages, True),
         (["-1"] * 3, np.arange(0, 60), False),  # next to 0
-        (["-9"] * 3, np.arange(-30, 30), False),  # among other negative ones
         (["999"] * 3, ages, True),
         (["99"] * 3, ages, False),  # an age
         (["0"] * 9, np.arange(100, 160), True),
         (["0"] * 3, np.arange(100, 160), False),  # of fewer than a twentieth of the rows
         (["0"] * 9, np.arange(10, 160, 2), False),  # not far from the others
+        (["0"] * 9, np.r_[20, np.repeat(np.arange(95, 106), 9)], False),  # nor from the least of them
+        (["0"] * 9, np.r_[40, np.repeat(np.arange(95, 106), 9)], True),
         (["9"] * 4, np.resize([1, 2, 3, 4], 60), True),  # of codes: twice as large and more than 2 beyond
         (["9"] * 4, np.resize([1, 2, 3, 4, 5], 60), False),
         (["999"] * 3, np.arange(15), False),  # too few to say what is far

@@ -208,7 +208,7 @@ def test_force_takes_what_is_ours_by_name_and_by_mark_and_nothing_else(tmp_path)
     ours = planted(tmp_path / "a")
     theirs = {path: f"of {path}" for path, mine in ours.items() if not mine}
     assert {str(p.relative_to(tmp_path / "a")) for p in files.our_files(tmp_path / "a")} == {p for p in ours if ours[p]}
-    for act in (files.set_aside, files.forget_old, files.set_aside, files.discard, files.settle):
+    for act in (files.set_aside, files.forget_old, files.set_aside, files.discard, files.settle, files.settle):
         act(tmp_path / "a")
         assert {path: (tmp_path / "a" / path).read_text() for path in theirs} == theirs, act.__name__
         assert (tmp_path / "elsewhere/config.toml").read_text() == "of another folder"

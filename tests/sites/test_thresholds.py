@@ -1,6 +1,8 @@
 """A site's policy, every threshold from both sides: what is asked for up to it is allowed, and nothing beyond."""
 
+from base64 import b64encode
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from test_policy import NAMES, run
 import polyfed as pf
 from polyfed.base.errors import Forbidden
 from polyfed.privacy.settings import Privacy
+from polyfed.sites.keys import full_fingerprint
 from polyfed.sites.policy import Policy
 
 
@@ -18,24 +21,25 @@ def agreed_to(tmp_path_factory):
     """What a site holds its policy against, of a run of FedAvg in steps of 8 on 48 rows."""
     kept, place = [], tmp_path_factory.mktemp("terms")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Policy, "terms", lambda self, *given: kept.append(given))
+        terms = signature(Policy.terms)
+        patch.setattr(Policy, "terms", lambda *given, **named: kept.append(terms.bind(*given, **named).arguments))
         (place / "data").mkdir()
         for name in NAMES:
             lines = [f"{i},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(60)]
             (place / "data" / f"{name}.csv").write_text("\n".join(["age,pressure,outcome", *lines]) + "\n")
         run(place, place / "data", OPEN, '[columns]\nstandardise = "client"')
-    join, e, about, rarest, scores = kept[0]
-    assert (e.training.batch_size, about.counts.train, about.counts.test, scores) == (8, 48, 12, True)
-    return join, e, about, rarest, scores
+    found = {name: value for name, value in kept[0].items() if name != "self"}
+    assert (found["e"].training.batch_size, found["about"].counts.train, found["about"].counts.test) == (8, 48, 12)
+    return found | {"scores": True, "read": True}
 
 
-def refused(policy, terms, join=None, training=None, method=None, counts=None, rarest=None, scores=True):
+def refused(policy, terms, join=None, training=None, method=None, counts=None, **more):
     """The setting by which a policy refuses terms, "" where it takes them; given is what differs."""
-    old, e, about, rare, _ = terms
+    old, e, about = (terms[name] for name in ("join", "e", "about"))
     e = e._replace(training=replace(e.training, **(training or {})), method=method or e.method)
     about = about.model_copy(update={"counts": about.counts.model_copy(update={"test": 99} | (counts or {}))})
     try:
-        policy.terms(old.model_copy(update=join or {}), e, about, rare if rarest is None else rarest, scores)
+        policy.terms(**(terms | {"join": old.model_copy(update=join or {}), "e": e, "about": about} | more))
     except Forbidden as error:
         return error.key
     return ""
@@ -122,7 +126,7 @@ def test_a_list_of_names_allows_these_alone(key, agreed_to):
     )  # fmt: skip
     for given in named if key == "columns" else ():
         columns = replace(
-            agreed_to[0].columns, standardise="none", task="survival" if "time" in given else "auto", **given
+            agreed_to["join"].columns, standardise="none", task="survival" if "time" in given else "auto", **given
         )
         assert refused(replace(OPEN, columns=every), agreed_to, join={"columns": columns}) == "columns", given
 
@@ -158,6 +162,24 @@ def test_privacy_is_what_the_policy_asks_for_or_the_run_is_refused(agreed_to):
         ({"least_sites": 6}, {}, ""),
     ):
         assert refused(replace(OPEN, **policy), agreed_to, **(cohort | given)) == said, (policy, given)
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_only_sites_with_pinned_keys_count_in_a_secure_sum(n, agreed_to):
+    """As many as least-sites, itself among them; without pins an operator has to have read the keys."""
+    others = [f"ssh {b64encode(bytes([k] * 32)).decode()}" for k in range(n - 1)]
+    keys = {f"site-{k}": key for k, key in enumerate(others)} | {agreed_to["about"].site: "ssh AAAA"}
+    asked = {"join": {"cohort": n, "keys": keys}, "training": private(epsilon=None, clip=None)}
+    for least in range(3, n + 1):
+        for pinned in range(n):
+            pins = [full_fingerprint(key)[:12] for key in others[:pinned]]
+            policy = replace(OPEN, least_sites=least, peers=pins)
+            said = "" if pinned + 1 >= least else "least_sites"
+            assert refused(policy, agreed_to, **asked) == said, (least, pinned)
+            shorter = replace(policy, peers=[pin[:11] for pin in pins])
+            assert refused(shorter, agreed_to, **asked) == "least_sites", "eleven digits may be another's"
+    for read, said in ((True, ""), (False, "peers")):
+        assert refused(replace(OPEN, least_sites=3), agreed_to, **asked, read=read) == said
 
 
 def test_no_change_leaves_that_is_longer_than_clip_times_what_was_received():
