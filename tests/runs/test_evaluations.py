@@ -75,3 +75,17 @@ def test_no_split_is_evaluated_twice_after_one_round(monkeypatch):
     stopped = run(rounds=3, evaluate_every=2, callbacks=[lambda now: now.round == 1])  # not due
     assert seen == [(0, "test"), (1, "test"), (1, "train")]
     assert stopped.trained.t == 1
+
+
+def test_what_is_reported_is_the_last_round_and_not_the_best(tmp_path):
+    """Steps so long that every evaluation is another one, and the best of them an earlier one."""
+    rng = np.random.default_rng(0)
+    fed = pf.Federation.from_arrays([(rng.normal(size=(40, 3)), rng.integers(0, 2, 40)) for _ in range(3)])
+    torch.manual_seed(0)
+    how = {"rounds": 12, "evaluate_every": 1, "batch_size": None, "out": tmp_path / "run"}
+    found = pf.fit(nn.Linear(3, 2), fed, pf.FedAvg(30.0), **how)
+    means = [float(record["accuracy"]) for record in pf.Run.open(tmp_path / "run").records if record.split == "test"]
+    assert max(means[:-1]) > means[-1]
+    assert float(found.clients["test_accuracy"].mean()) == pytest.approx(means[-1])
+    head, row = pf.report.compare_table(pf.report.read(tmp_path / "run")).to("csv").splitlines()
+    assert float(dict(zip(head.split(","), row.split(","), strict=True))["accuracy_mean"]) == pytest.approx(means[-1])
