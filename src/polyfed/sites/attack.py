@@ -246,8 +246,8 @@ class Attacks:
         return models, levels
 
     def thresholds(self, asked: dict[str, list[Message[Any]]]) -> Read:
-        site = self.site()
-        if by := self.begun(site, asked):
+        site, steps = self.site(), {"name": "fedavg", "lr": 1000.0}  # longer than single precision rounds such models
+        if by := self.begun(site, asked, algorithm=steps):
             return Read("a line that moves", 0, 40, "rows", by)
         moves, by = self.steps(site, asked, self.cuts(site, asked)[0])
         apart = [self.layers(site, b - a) for a, b in itertools.pairwise(moves)]

@@ -1,0 +1,64 @@
+"""The adversaries read what there is to read of a site without a policy, and under a policy what its page says."""
+
+import numpy as np
+import pytest
+
+from polyfed.cli import main
+from polyfed.sites.attack import OPEN, attacked
+from polyfed.sites.policy import Policy
+
+FREE = Policy(most_joins=10**6, most_agreements=10**6)  # no limit to how often
+STRICT = Policy(least_count=10, pooled="none", models=["linear"], digits=3, most_rounds=50)
+PRIVATE = Policy(epsilon=1.0)
+MODELS = ("a model of thresholds", "a line that moves")  # which epsilon alone bounds
+
+
+@pytest.fixture
+def file(tmp_path):
+    rng, lines = np.random.default_rng(1), ["name,age,crp,bmi,outcome"]
+    for i in range(180):
+        age = rng.normal(60, 9)
+        lines.append(
+            f"P{i} Doe,{age:.1f},{rng.gamma(2, 5):.2f},{rng.normal(26, 4):.2f},{'ill' if age > 60 else 'well'}"
+        )
+    (tmp_path / "oslo.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "oslo.csv"
+
+
+def read(file, policy, place):
+    place.mkdir()
+    return {r.attack: r for r in attacked(file, policy, frozenset({"pooled"}), place)}
+
+
+def test_without_a_policy_every_attack_but_those_by_noise_reads(file, tmp_path):
+    found = read(file, OPEN, tmp_path / "open")
+    nothing = {name for name, r in found.items() if not r.read}
+    assert nothing <= {"one question twice", "sums with keys of the server's"}
+
+
+@pytest.mark.parametrize("policy", [Policy(), FREE], ids=["default", "no limit to joins"])
+def test_the_default_policy_leaves_models_made_for_it_alone(policy, file, tmp_path):
+    found = read(file, policy, tmp_path / "default")
+    assert {name for name, r in found.items() if r.read} <= {*MODELS}
+    assert found["sums with keys of the server's"].by == "peers"
+    assert found["steps on one row"].by == "least-batch"
+
+
+def test_a_private_policy_leaves_nothing(file, tmp_path):
+    found = read(file, PRIVATE, tmp_path / "private")
+    assert not any(r.read for r in found.values())
+    assert {found[name].by for name in MODELS} == {"epsilon"}
+
+
+def test_a_list_of_linear_models_refuses_a_model_of_thresholds(file, tmp_path):
+    found = read(file, STRICT, tmp_path / "strict")
+    assert {name for name, r in found.items() if r.read} <= {"a line that moves"}
+    assert found["a model of thresholds"].by == "models"
+
+
+def test_the_command_prints_a_table(file, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["polyfed", "attack", str(file), "--allow", "pooled"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "| sums with keys of the server's | 0 of 1 replies | peers |" in capsys.readouterr().out
