@@ -177,12 +177,8 @@ class Policy(Table):
         for name, rows in found.items():
             self.least("least_count", rows, f"{what} {name!r}, some of too few rows")
 
-    def terms(
-        self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool, read: bool = True
-    ) -> None:
-        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site
-        read: whether an operator reads them, and so the others' keys
-        """
+    def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
+        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
         t, c, counts = e.training, join.columns, about.counts
         self.least("least_rows", counts.train, f"training on {counts.train} rows")
         self.batch(t.batch_size, counts.train)
@@ -195,7 +191,7 @@ class Policy(Table):
             self.forbid(
                 "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
             )
-        self._privacy(join, t.privacy, about.site, read)
+        self._privacy(join, t.privacy)
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
@@ -208,13 +204,13 @@ class Policy(Table):
             if scores and rows:
                 self.least("least_count", rows, f"scores on {rows} rows for {part}")
 
-    def _privacy(self, join: Join, p: Privacy | None, site: str, read: bool) -> None:
-        """Refuse what a server could read or find out beyond `sums`, `peers`, `least_sites` and `epsilon`."""
+    def _privacy(self, join: Join, p: Privacy | None) -> None:
+        """Refuse what a server could read or find out beyond `sums`, `least_sites` and `epsilon`."""
         if p is None or p.sums == "open":
             if self.sums == "secure":
                 self.forbid("sums", "replies that the server can read (privacy.sums = open)")
         else:
-            self._peers(join, p, site, read)
+            self.least("least_sites", join.cohort, f"sums over {join.cohort} sites")
         if p is not None and self.clip is not None:
             self.forbid("clip", "integers to sum, whose changes [privacy] clips, if anything does")
         if self.epsilon is not None:
@@ -230,9 +226,13 @@ class Policy(Table):
                     f"noise of the {'server' if p.noise == 'server' else 'sites together'} (privacy.noise = {p.noise})",
                 )
 
-    def _peers(self, join: Join, p: Privacy, site: str, read: bool) -> None:
-        """Refuse sums that keys hide which nobody has looked at, or too few of those that somebody has."""
-        self.least("least_sites", join.cohort, f"sums over {join.cohort} sites")
+    def hiding(self, join: Join, p: Privacy | None, site: str, read: bool) -> None:
+        """Refuse sums that are hidden by keys which nobody has looked at, or by too few of those that somebody has.
+
+        read: whether an operator reads the terms, and so the keys
+        """
+        if p is None or p.sums == "open":
+            return
         marks = {name: full_fingerprint(key) for name, key in join.keys.items() if name != site}
         pins = [pin.lower() for pin in self.peers or () if len(pin) >= DIGITS]
         if self.peers is None and not read:
