@@ -53,7 +53,9 @@ FIELDS: dict[str, Chosen] = {
     "Agreed.settled": Chosen("protocol (columns of the terms)", "most-agreements, most-cells", "sums; see pooled"),
     "Pooled.what": Chosen("pooled, --allow", "most-cells", "sums of least-count rows or more; medians: a column"),
     "Pooled.columns": Chosen("pooled, --allow", "most-cells", "counts, with pooled = medians"),
-    "Pooled.tensors": Chosen("pooled, --allow", "most-cells", "for each agreement two questions of sums, one of squares"),
+    "Pooled.tensors": Chosen(
+        "pooled, --allow", "most-cells", "for each agreement two questions of sums, one of squares"
+    ),
     "Audit.joined": Chosen("audit", "most-agreements, most-cells", "what the policy's audit says, once"),
     "Begin.run": Chosen("protocol (one run a vault)", "most-runs", NOTHING),
     "Begin.loss": Chosen("text", "most-agreements", MODEL),

@@ -177,8 +177,12 @@ class Policy(Table):
         for name, rows in found.items():
             self.least("least_count", rows, f"{what} {name!r}, some of too few rows")
 
-    def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
-        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
+    def terms(
+        self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool, read: bool = True
+    ) -> None:
+        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site
+        read: whether an operator reads them, and so the others' keys
+        """
         t, c, counts = e.training, join.columns, about.counts
         self.least("least_rows", counts.train, f"training on {counts.train} rows")
         self.batch(t.batch_size, counts.train)
@@ -192,6 +196,7 @@ class Policy(Table):
                 "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
             )
         self._privacy(join, t.privacy)
+        self._hiding(join, t.privacy, about.site, read)
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
@@ -226,11 +231,8 @@ class Policy(Table):
                     f"noise of the {'server' if p.noise == 'server' else 'sites together'} (privacy.noise = {p.noise})",
                 )
 
-    def hiding(self, join: Join, p: Privacy | None, site: str, read: bool) -> None:
-        """Refuse sums that are hidden by keys which nobody has looked at, or by too few of those that somebody has.
-
-        read: whether an operator reads the terms, and so the keys
-        """
+    def _hiding(self, join: Join, p: Privacy | None, site: str, read: bool) -> None:
+        """Refuse sums that are hidden by keys which nobody has looked at, or by too few of those that somebody has."""
         if p is None or p.sums == "open":
             return
         marks = {name: full_fingerprint(key) for name, key in join.keys.items() if name != site}

@@ -400,8 +400,7 @@ class Site:
     def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
         consent = self.consent
         read = consent.ask is not None or bool(consent.agreed)
-        self.policy.terms(join, whole, about, file.rarest(about.file), consent.metrics != "none")
-        self.policy.hiding(join, whole.training.privacy, self.name, read)
+        self.policy.terms(join, whole, about, file.rarest(about.file), consent.metrics != "none", read)
 
     def _consent(self, join: m.Join, text: str, terms: str) -> None:
         """Ask the operator, unless these terms were agreed to before."""
