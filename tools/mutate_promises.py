@@ -27,11 +27,27 @@ WARM = (
     "polyfed.sites.server",
     "sklearn.metrics",
 )
+GUESSES = " ".join(
+    f"tests/studies/test_privacy_audit.py::test_{name}"
+    for name in (
+        "two_hundred_right_guesses_show_epsilon_four",
+        "guesses_at_random_show_nothing",
+        "randomised_response_is_bounded_from_below_in_nineteen_of_twenty",
+    )
+)
+WIDE = " ".join(
+    f"tests/sites/test_secure_sums.py::test_{name}"
+    for name in ("wide_numbers_come_back_to_the_bit", "what_would_wrap_is_refused_with_its_number")
+)
 GONE = "the source is another now"
 TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed/privacy/secure.py": "tests/privacy/test_secure.py",
     "polyfed/privacy/guard.py": "tests/privacy/test_guard.py",
     "polyfed/privacy/ledger.py": "tests/privacy/test_privacy_ledger.py",
+    "polyfed/privacy/accounts.py": f"tests/privacy/test_accounts.py {GUESSES}",
+    "polyfed/privacy/shares.py": "tests/privacy/test_shares.py",
+    "polyfed/privacy/masks.py": "tests/privacy/test_masks.py tests/privacy/test_secure.py",
+    "polyfed/privacy/fixed.py": f"tests/privacy/test_fixed.py {WIDE}",
     "polyfed/privacy/noise.py": "tests/privacy/test_noise.py",
     "polyfed/sites/policy.py": "tests/sites/test_thresholds.py",
     "polyfed/runs/ownership.py": "tests/runs/test_folder_files.py -k force_takes",

@@ -171,8 +171,9 @@ def test_a_code_of_a_gap_is_one_far_from_all_others():
         (["999"] * 3, np.arange(15), False),  # too few to say what is far
     ):
         sites = {"a": [*codes_of, *others.astype(str)], "b": others.astype(str)}
-        found = [f for f in of(sites) if f"dose is {codes_of[0]} in {len(codes_of)} of" in f]
-        assert bool(found) == seen, (codes_of, others[:3], found)
+        for some in (sites, {"a": sites["a"]}):
+            found = [f for f in of(some) if f"dose is {codes_of[0]} in {len(codes_of)} of" in f]
+            assert bool(found) == seen, (codes_of, others[:3], found)
 
 
 def test_what_leaves_a_site_of_a_column_is_of_as_many_rows_as_its_policy_asks_for():

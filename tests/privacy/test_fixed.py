@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from polyfed.privacy.fixed import PLACES, OutOfRange, decode, encode, largest
+from polyfed.privacy.fixed import PLACES, OutOfRange, decode, encode, largest, narrow, wide
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,3 +41,27 @@ def test_what_does_not_fit_is_refused_with_the_number(value):
 def test_the_largest_numbers_of_all_clients_fit_in_the_sum():
     most = largest(24, 488.0)
     assert int(encode(torch.full((1, 1), most, dtype=torch.float64), 24, 488).item()) * 488 < 2**63
+
+
+@pytest.mark.parametrize("total", [1.0, 488.0, 1e6])
+def test_a_number_is_taken_up_to_the_largest_and_not_beyond(total):
+    most = largest(24, total)
+    for share, fits in ((0.999, True), (1.0, True), (1.001, False), (3.0, False)):
+        for sign in (1, -1):
+            x = torch.tensor([[0.5, sign * share * most]], dtype=torch.float64)
+            if fits:
+                assert int(encode(x, 24, total)[0, 1].abs()) * total <= 2**62
+            else:
+                with pytest.raises(OutOfRange):
+                    encode(x, 24, total)
+
+
+def test_the_lattice_is_as_fine_as_the_floats_are_about_one():
+    for dtype, step in ((torch.float32, 1.2e-7), (torch.float64, 1e-12)):
+        assert 2.0 ** -PLACES[dtype] <= step
+        assert largest(PLACES[dtype], 1000) > 1000
+
+
+def test_numbers_of_two_words_are_rounded_to_the_nearest():
+    steps = [0.25, 0.75, 1.0, -0.25, -0.75, 2.0**60 + 0.75, -(2.0**70)]
+    assert narrow(wide([k * 2.0**-64 for k in steps])) == [float(round(k)) * 2.0**-64 for k in steps]

@@ -93,3 +93,9 @@ def test_what_is_sealed_opens_whole_or_not_at_all():
     assert unseal(b"k" * 32, sealed, b"bern to oslo") == b"share"
     assert unseal(b"k" * 32, sealed, b"bern to riga") is None
     assert unseal(b"k" * 32, sealed[:-1] + bytes([sealed[-1] ^ 1]), b"bern to oslo") is None
+
+
+def test_every_byte_of_a_key_decides_the_stream():
+    first = words(bytes(32), 100)
+    for k in range(32):
+        assert not np.intersect1d(first, words(bytes(k) + b"\x01" + bytes(31 - k), 100)).size

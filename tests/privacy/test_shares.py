@@ -67,3 +67,19 @@ def test_too_few_shares_are_refused():
         join("bern", {h: found.shares[h] for h in HOLDERS[:2]}, HOLDERS, 3, found.commitments)
     with pytest.raises(RunError, match="threshold: found 5"):
         split("bern", SECRET, HOLDERS, 5, [bytes(32)] * 4)
+
+
+def test_a_secret_of_any_32_bytes_below_the_prime_comes_back():
+    for secret in (bytes(32), b"\x80" + bytes(31), b"\xff" * 31 + b"\x00", (PRIME - 1).to_bytes(32, "big")):
+        found = split("bern", secret, HOLDERS, 2, [b"\x07" * 32])
+        shares = {name: found.shares[name] for name in HOLDERS[1:3]}
+        assert join("bern", shares, HOLDERS, 2, found.commitments) == secret
+    assert PRIME > 2**256 - 2**8
+
+
+def test_a_commitment_is_to_dealer_holder_and_share_together():
+    made = [commitment(*of) for of in (
+        ("bern", "oslo", b"s"), ("riga", "oslo", b"s"), ("bern", "riga", b"s"), ("bern", "oslo", b"t"),
+        ("bernoslo", "", b"s"), ("ber", "noslo", b"s"), ("bern", "", b"oslos"), ("oslo", "bern", b"s"),
+    )]  # fmt: skip
+    assert len(set(made)) == len(made)
