@@ -1,10 +1,11 @@
 """The pages of the site that are made from the code: one per method, the settings, the reference, and files of the
-repository's root.
+repository's root; and the tables of results, from the CSV files of docs/tables.
 
 mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file as a hook); `pages` needs no mkdocs, so that
 the tests can check every link without it.
 """
 
+import csv
 import importlib
 import inspect
 import re
@@ -324,6 +325,18 @@ def included(text: str) -> str:
     return re.sub(r"<!-- file: (\S+\.py) -->", block, text)
 
 
+def tabled(text: str, page: str) -> str:
+    """With the CSV file of every line [Table](FILE.csv) as a table; a column whose name ends in < is aligned left."""
+
+    def table(link: re.Match[str]) -> str:
+        with (ROOT / "docs" / page).parent.joinpath(link[1]).open(newline="") as file:
+            heads, *rows = csv.reader(file)
+        lines = [[head.removesuffix("<") for head in heads], [":--" if h.endswith("<") else "--:" for h in heads], *rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+    return re.sub(r"^\[Table\]\((\S+\.csv)\)$", table, text, flags=re.M)
+
+
 # Markdown
 
 
@@ -378,6 +391,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri == "design.md":
         return design(markdown)
+    markdown = tabled(markdown, page.file.src_uri)
     shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()}
     file = shown.get(page.file.src_uri)
     return (
