@@ -13,7 +13,7 @@ conformance table; the first test that fails ends it, and is then run without th
 says nothing and is left out. A test that runs for longer than --timeout counts as caught only where it takes less than
 a quarter of that undisturbed; otherwise the mutant is undecided. Left alone are settings and their checks, what a
 method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. Mutations of the
-compiled kernel are listed in mutate_native.py. What survived is judged in docs/mutations.md.
+compiled kernel are listed in mutate_native.py. What survived is judged in docs/notes/mutations.md.
 """
 
 import argparse

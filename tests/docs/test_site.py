@@ -55,7 +55,7 @@ def generator() -> types.ModuleType:
 @cache
 def site() -> dict[str, str]:
     """{path: Markdown} of every page."""
-    names = [p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")]
+    names = [p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md") if "notes" not in p.parts]
     written = {name: generator().tabled((DOCS / name).read_text(), name) for name in names}
     made = generator().pages()
     assert not written.keys() & made.keys()
