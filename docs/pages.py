@@ -331,7 +331,11 @@ def tabled(text: str, page: str) -> str:
     def table(link: re.Match[str]) -> str:
         with (ROOT / "docs" / page).parent.joinpath(link[1]).open(newline="") as file:
             heads, *rows = csv.reader(file)
-        lines = [[head.removesuffix("<") for head in heads], [":--" if h.endswith("<") else "--:" for h in heads], *rows]
+        lines = [
+            [head.removesuffix("<") for head in heads],
+            [":--" if h.endswith("<") else "--:" for h in heads],
+            *rows,
+        ]
         return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
     return re.sub(r"^\[Table\]\((\S+\.csv)\)$", table, text, flags=re.M)
