@@ -9,7 +9,7 @@ swapped    20 clients of scikit-learn's digits in four groups, each with a pair 
 
 FPFC runs with several lam, IFCA with the true number of groups (two for the hospitals), FedACS as it is. Folders that
 are there are read back, so that it can be interrupted. --docs replaces the marked part of coalitions.md in that folder
-and the pictures in images/.
+and the pictures in images/; run tools/tables.py on the page afterwards.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 Populations are drawn again and again, two methods are trained in closed form or by Newton, and the interval is held
 against the gain that these methods have on average over training sets, on new patients of the site (`truth`). Prints
-tables for docs/verdicts-statistics.md (--docs writes them there); finished parts are kept in --out, so that it can be
-resumed.
+tables for docs/verdicts-statistics.md (--docs writes them there, tools/tables.py moves them to files); finished
+parts are kept in --out, so that it can be resumed.
 
     python benchmarks/coverage.py --out coverage.jsonl --docs docs/verdicts-statistics.md
 

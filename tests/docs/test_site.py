@@ -5,10 +5,12 @@ another; lines of sh blocks that begin with polyfed are commands and must succee
 test-long` runs the walk with it, the usual tests leave that block out.
 """
 
+import csv
 import importlib
 import importlib.util
 import inspect
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -116,6 +118,39 @@ def test_every_setting_of_every_recipe_is_in_its_table_with_whose_it_is():
             for s in r.settings(size):
                 row = rf"^\| {re.escape(f'{cell(s.key)} | {cell(s.value)}')} \| (every|.*{size}.*) \| {s.source} \|$"
                 assert re.search(row, table, re.M), (r.name, s)
+
+
+def test_every_file_of_a_table_stands_on_one_page_and_has_whole_rows():
+    linked = [
+        (DOCS / page.relative_to(DOCS)).parent.joinpath(target).resolve()
+        for page in DOCS.rglob("*.md")
+        for target in re.findall(r"^\[Table\]\((\S+)\)$", page.read_text(), re.M)
+    ]
+    assert sorted(linked) == sorted((DOCS / "tables").rglob("*.csv"))
+    for file in linked:
+        with file.open(newline="") as lines:
+            heads, *rows = csv.reader(lines)
+        assert rows, file
+        assert {len(row) for row in rows} == {len(heads)}, file
+
+
+def test_a_table_moved_to_a_file_is_the_same_table_on_the_site(tmp_path, monkeypatch):
+    """A large table of numbers moves; one in a block of code, a small one and one of sentences stay."""
+    tool = runpy.run_path(str(ROOT / "tools" / "tables.py"))
+    large = "| a | b\\|c |\n| :-- | --: |\n" + "".join(f"| m{k} | {k} ± 0.{k} |\n" for k in range(20))
+    sentences = "| a |\n| :-- |\n" + "| a cell of many words that is a sentence of its own |\n" * 9
+    text = f"# Page\n\n## One (`x`)\n\n{large}\n```\n{large}```\n\n| a |\n| --: |\n| 1 |\n\n{sentences}\n{large}"
+    page, files = tool["moved"](text, DOCS / "experiments" / "page.md")
+    assert [file.relative_to(DOCS).as_posix() for file in files] == ["tables/page/one.csv", "tables/page/one-2.csv"]
+    assert page.count("[Table](") == 2
+    monkeypatch.setattr(generator(), "ROOT", tmp_path)
+    for file, rows in files.items():
+        to = tmp_path / file.relative_to(ROOT)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with to.open("w", newline="") as lines:
+            csv.writer(lines).writerows(rows)
+    (tmp_path / "docs" / "experiments").mkdir()
+    assert generator().tabled(page, "experiments/page.md") == text
 
 
 def test_prose_of_a_docstring_shows_every_character():
