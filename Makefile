@@ -33,7 +33,7 @@ fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case
 test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled kernel
 	POLYFED_NATIVE=0 $(BIN)/python -m pytest -n 2 --fast
 
-test-long: .venv/ready-dev   ## all certificates, changed or not, then the reproductions that take minutes to hours
+test-long: .venv/ready-dev   ## every case of every test, then the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -n 2 --all
 	$(BIN)/python -m pytest -m long
 

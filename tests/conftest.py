@@ -2,18 +2,14 @@
 the command line, called in this process: `cli(...)` gives the exit status and what was printed.
 
 `--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
-`--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
-
-What takes long, the tests of the folders of `CERTIFICATES` and `WHOLE` that slow.txt names and any that is marked
-`steady`, is run where a file that it reaches has changed since its file last passed, which steady.txt knows; comments
-and docstrings do not count. Outside of those folders it is any file of the package, or of the docs for theirs.
-`--all`, as in `make test-long`, runs all of them, and writes it anew. What is chosen by -k or by name is run.
+What `make test` leaves to `make test-long` stands in nightly.txt: of a function with cases all but a few, spread over
+the list, and of one without cases the whole, with the processor seconds that it took. `--all`, -k and names of tests
+run everything. `--measure` writes both files anew. Nothing is believed because it passed before.
 """
 
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,31 +18,23 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from graph import digest, digest_of_all
 from polyfed.cli import call
 
 torch.set_num_threads(1)
 os.fsync = lambda handle: None  # tests kill processes, not machines: what was written is there
 
 TESTS = Path(__file__).parent
-SLOW = TESTS / "slow.txt"
-LIMIT = 0.25
-STEADY = TESTS / "steady.txt"
-TRAINING = {"native", "compute", "core", "engines", "algorithms", "threats", "models"}  # rooms that decide numbers
-CERTIFICATES = {  # folders of tests, and the rooms and packages in which a change calls for their slow ones again
-    "compute": {"native", "compute"},
-    "algorithms": TRAINING,
-    "papers": TRAINING | {"recipes", "polyfed_papers"},
-    "recipes": {"recipes", "polyfed_papers"},
-}
-WHOLE = {"clinical", "conformance", "engines", "report", "studies", "threats"}  # which go by all files that they reach
+SLOW, NIGHTLY = TESTS / "slow.txt", TESTS / "nightly.txt"
+LIMIT = 0.25  # seconds of a first case, from which slow.txt names its function
+DEAR = 4.0  # seconds of all cases together, from which nightly.txt does
+KEPT = 3  # cases of a function in nightly.txt that `make test` runs
 
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="the first case of every test that slow.txt does not name")
     parser.addoption("--without", default="", help="A,B: packages that tests do not find, nor processes of theirs")
-    parser.addoption("--measure", action="store_true", help="write slow.txt anew")
-    parser.addoption("--all", action="store_true", help="certificates too whose files have not changed")
+    parser.addoption("--measure", action="store_true", help="write slow.txt and nightly.txt anew")
+    parser.addoption("--all", action="store_true", help="also what nightly.txt leaves out")
 
 
 def pytest_configure(config):
@@ -54,8 +42,6 @@ def pytest_configure(config):
         hide(config, without.split(","))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch())
-    if config.getoption("--all") and not picked(config) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Steady())
 
 
 def picked(config) -> bool:
@@ -76,10 +62,6 @@ def function_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
-def folder_of(nodeid: str) -> str:
-    return nodeid.split("/")[1]
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """The cases of a file go to one worker, which makes once what they share; of the conformance table, a method's."""
@@ -93,82 +75,60 @@ def pytest_xdist_make_scheduler(config, log):
     return Files(config, log)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    node.workerinput["same"] = [] if node.config.getoption("--all") else unchanged()
-
-
 @pytest.hookimpl(trylast=True)  # of the cases that markers and -k have left
 def pytest_collection_modifyitems(config, items):
-    measure, slow = config.getoption("--measure"), set(SLOW.read_text().split())
-    if not measure and not config.getoption("--all") and not picked(config):
-        same = config.workerinput["same"] if hasattr(config, "workerinput") else unchanged()
-        skip = pytest.mark.skip("nothing that it reaches has changed since it passed (make test-long)")
-        for item in items:
-            by_time = function_of(item.nodeid) in slow and folder_of(item.nodeid) in CERTIFICATES.keys() | WHOLE
-            if (by_time or item.get_closest_marker("steady")) and item.nodeid.split("::")[0] in same:
-                item.add_marker(skip)
-    if measure or config.getoption("--fast"):
-        slow = set() if measure else slow
-        first = {function_of(item.nodeid): item for item in reversed(items)}
-        kept = [item for name, item in first.items() if name not in slow]
-        wanted = {id(item) for item in kept}
-        left = [item for item in items if id(item) not in wanted]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if id(item) in wanted]
+    measure, fast = config.getoption("--measure"), config.getoption("--fast")
+    kept = items
+    if not (measure or config.getoption("--all") or picked(config)):
+        kept = [item for cases in by_function(kept).values() for item in daily(cases)]
+    if fast:
+        slow = set(SLOW.read_text().split())
+        kept = [cases[0] for name, cases in by_function(kept).items() if name not in slow]
+    wanted = {id(item) for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in wanted])
+    items[:] = [item for item in items if id(item) in wanted]
 
 
-def passed() -> dict[str, str]:
-    """The state in which a file of certificates last passed."""
-    return dict(line.split() for line in STEADY.read_text().splitlines())
+def by_function(items) -> dict[str, list]:
+    found: dict[str, list] = {}
+    for item in items:
+        found.setdefault(function_of(item.nodeid), []).append(item)
+    return found
 
 
 @cache
-def unchanged() -> list[str]:
-    """Files of certificates that would pass as they last did."""
-    return [file for file, of in passed().items() if of == state(file)]
+def nightly() -> dict[str, float]:
+    """Functions that `make test` does not run whole, and the processor seconds that their cases took together."""
+    lines = NIGHTLY.read_text().splitlines() if NIGHTLY.exists() else []
+    return {name: float(seconds) for seconds, name in (line.split() for line in lines)}
 
 
-def state(file: str) -> str:
-    """Of a file of tests, by its path from the root, and of what it reaches."""
-    path, folder = TESTS.parent / file, folder_of(file)
-    if not path.is_file():
-        return ""
-    if folder in CERTIFICATES.keys() | WHOLE:
-        return digest(path, CERTIFICATES.get(folder, TRAINING), folder in WHOLE)
-    return digest_of_all(path)
-
-
-class Steady:
-    """The certificates' files, all of whose tests have passed."""
-
-    def __init__(self):
-        self.failed = dict[str, bool]()
-
-    def pytest_runtest_logreport(self, report):
-        file = report.nodeid.split("::")[0]
-        if folder_of(file) in CERTIFICATES.keys() | WHOLE or "mark.steady" in (TESTS.parent / file).read_text():
-            self.failed[file] = self.failed.get(file, False) or report.failed
-
-    def pytest_sessionfinish(self):
-        known = passed() | {file: state(file) for file, failed in self.failed.items() if not failed}
-        STEADY.write_text(
-            "".join(f"{file} {of}\n" for file, of in sorted(known.items()) if (TESTS.parent / file).is_file())
-        )
+def daily(cases: list) -> list:
+    """The cases of a function that `make test` runs: those of nightly.txt at even distances, the first among them."""
+    if function_of(cases[0].nodeid) not in nightly():
+        return cases
+    count = min(KEPT, len(cases)) if len(cases) > 1 else 0
+    return [cases[k * len(cases) // count] for k in range(count)]
 
 
 class Stopwatch:
-    """Seconds of each test, with what is set up for it."""
+    """Processor seconds of each test, with what is set up for it and the processes that it starts."""
 
     def __init__(self):
-        self.seconds: Counter[str] = Counter()
+        self.cases: dict[str, list[float]] = {}
 
-    def pytest_runtest_logreport(self, report):
-        self.seconds[function_of(report.nodeid)] += report.duration
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item):
+        before = os.times()
+        yield
+        spent = sum(os.times()[:4]) - sum(before[:4])
+        self.cases.setdefault(function_of(item.nodeid), []).append(spent)
 
     def pytest_sessionfinish(self):
-        slow = sorted(n for n, seconds in self.seconds.items() if seconds > LIMIT and not n.endswith("::runTest"))
+        slow = sorted(n for n, of in self.cases.items() if of[0] > LIMIT and not n.endswith("::runTest"))
         SLOW.write_text("".join(f"{name}\n" for name in slow))
+        dear = sorted((n, sum(of)) for n, of in self.cases.items() if sum(of) > DEAR)
+        NIGHTLY.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in dear))
 
 
 @pytest.fixture(autouse=True)

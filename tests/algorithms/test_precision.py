@@ -86,7 +86,6 @@ def narrow(federation, method, **settings) -> set[str]:
     return seen.found
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.name)
 def test_no_number_of_a_float64_run_goes_through_float32(cls, federation):
     assert [narrow(federation, uneven(cls(), turned), fraction=0.7) for turned in (False, True)] == [set(), set()]

@@ -159,7 +159,6 @@ PORTABLE = ("--portable",)
 MACHINES = {"plain": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "newest": {}}
 
 
-@pytest.mark.steady
 @pytest.mark.skipif(not AVX2, reason="needs x86 with AVX2")
 def test_portable_gives_the_same_bits_whatever_the_machine_chooses(tmp_path):
     """A resumed run takes the setting over from config.toml."""
@@ -173,7 +172,6 @@ def test_portable_gives_the_same_bits_whatever_the_machine_chooses(tmp_path):
     assert "from-round" not in config
 
 
-@pytest.mark.steady
 @pytest.mark.skipif(not AVX2, reason="needs x86 with AVX2")
 def test_a_run_of_another_instruction_set_comes_out_again_to_rounding(tmp_path):
     """Two of torch's, MKL's and the kernel's own, on one machine: they do count where a run is not portable."""
@@ -194,7 +192,6 @@ def test_portable_in_a_program_that_has_torch_already_is_refused(cli, small):
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.steady
 def test_portable_starts_the_program_again_where_torch_is_loaded_already(tmp_path, small):
     early = (sys.executable, "-c", "import torch; from polyfed.cli import main; main()")
     words = ("run", str(small), "--algorithm", "fedavg", "--set", "portable=true", "--out", "a", "-q")

@@ -61,7 +61,6 @@ def torchs(name: str, data, i: int, clip: float | None, pull: float, decay: floa
     return parameters_to_vector(net.parameters()).detach()
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("clip", [None, CLIP])

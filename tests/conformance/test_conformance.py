@@ -35,7 +35,6 @@ def test_the_table_has_the_methods():
     assert first <= {m.name for m in METHODS.values()}
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
 @each_name
 def test_row(name, row):
@@ -47,7 +46,6 @@ def test_row(name, row):
 # what an author's method need not hold to, or what the table has no time for
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("name", PLAIN)
 def test_chunks_of_images_do_not_change_the_models(name):
     """Convolutions are computed client by client, where the table's network is computed for a whole chunk."""
@@ -80,7 +78,6 @@ def test_what_is_sent_is_what_the_paper_says(name):
                 assert (extra <= times * 4 * told.numbers + whole + more).all()
 
 
-@pytest.mark.steady
 @each_name
 def test_what_a_newcomer_is_billed_is_what_the_method_states(name):
     """Each exchange as in training. A method whose model is there at entry has no exchanges: only downloads."""
@@ -113,7 +110,6 @@ def test_a_newcomers_amount_of_work_is_the_runs():
     assert found.table["alone"].tolist() == found.table[found.metric.name].tolist()
 
 
-@pytest.mark.steady
 @each_name
 def test_float64_throughout(name, monkeypatch):
     """Whatever a float64 run sends, keeps and deploys is what extended precision gives, to a few rounding errors.
@@ -214,7 +210,6 @@ def ids(deaths: list[tuple[str, str, int]]) -> list[str]:
     return [f"{m}-{when}-{t}" for m, when, t in deaths]
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize(("name", "when", "t"), DEATHS, ids=ids(DEATHS))
 def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, undisturbed):
     resumes(name, graves[name, when, t], undisturbed(name))

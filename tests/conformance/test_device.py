@@ -51,7 +51,6 @@ def held(t: torch.Tensor) -> torch.Tensor:
     return t.held if isinstance(t, There) else t
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "cnn") for name in PLAIN), *((name, None) for name in READ)], ids=lambda x: x or "chain"
 )

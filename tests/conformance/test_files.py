@@ -70,7 +70,6 @@ def whole(name: str):
         return train(METHODS[name])
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize(("name", "when", "t"), DEATHS, ids=[f"{m}-{when}-{t}" for m, when, t in DEATHS])
 def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, files):
     run = train(METHODS[name], out=graves[name, when, t], checkpoint_every=1, resume=True)
@@ -112,7 +111,6 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(raw)
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize(("name", "file"), [("ditto", "tensors.safetensors"), ("scaffold", "meta.json")])
 def test_a_damaged_newest_checkpoint_falls_back(name, file, how, crashed, files, tmp_path):

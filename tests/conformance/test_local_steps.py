@@ -97,7 +97,6 @@ def test_newcomers_train_with_the_runs_optimiser(name, tmp_path):
     assert not torch.equal(pf.admit(run, new, exchanges=2).personal, with_adam)
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_uses_the_optimiser_or_says_why_not(name):
     """Whoever does not refuse it sends other models than under plain SGD: it is nowhere silently left out."""

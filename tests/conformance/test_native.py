@@ -11,7 +11,6 @@ PLAIN = [m for m in CHAINS if "(" not in m]
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not built here")
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize(
     ("name", "kind", "dtype", "tolerance", "batch_size"),
     [(m, kind_of(METHODS[m]), torch.float32, 1e-6, BATCH) for m in PLAIN]

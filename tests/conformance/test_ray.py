@@ -31,7 +31,6 @@ FEW = ("fedavg", "scaffold", "ditto", "fedcet", "fpfc", "ifca", "fedslr", "fedbu
 NAMED = [pytest.param(m, id=name, marks=[] if name in FEW else pytest.mark.long) for name, m in METHODS.items()]
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("method", NAMED)
 def test_actors_compute_what_one_machine_does(method):
     """Server, private rows and models: the same bits where rows travel, the same to rounding where sums do."""

@@ -21,7 +21,6 @@ PLAIN = {name: m for name, m in METHODS.items() if "(" not in name}  # test_stor
 each_method = pytest.mark.parametrize("method", PLAIN.values(), ids=PLAIN.keys())
 
 
-@pytest.mark.steady
 @each_method
 def test_sites_compute_the_same_bits_as_one_machine(method, tmp_path):
     """Server state, private tensors and metrics; and the ledger has the bytes that were carried."""
@@ -65,7 +64,6 @@ class Without(Schedule):
         return ids[ids != self.who] if t == self.at else ids
 
 
-@pytest.mark.steady
 @each_method
 def test_a_round_that_somebody_misses_is_one_of_those_who_are_left(method):
     """In any exchange of the round: what it would have been had they never been asked; none of it is kept otherwise."""

@@ -46,7 +46,6 @@ def in_torch(monkeypatch):
     waits(METHODS["fedavg"], 1, "linear")  # what torch does the first time only
 
 
-@pytest.mark.steady
 # cfl reads for every cluster that it finds, lpgd whether a step's eigenvectors were good enough, flora and fedex-lora
 # the rank of what they have merged, until factors of it are no smaller
 @pytest.mark.parametrize("name", [m for m in METHODS if not m.startswith(("cfl", "lpgd", "flora", "fedex-lora"))])

@@ -39,7 +39,6 @@ def cut(monkeypatch):
     monkeypatch.setattr(local, "SCORED", 1)
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_number_of_threads_changes_no_bit(name, work, cut):

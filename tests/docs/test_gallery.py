@@ -25,7 +25,6 @@ def methods_of_its_own():
         del REGISTRY[name]
 
 
-@pytest.mark.steady
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("file", FILES)
 def test_a_notebook_runs_and_its_page_has_the_outputs(file, tmp_path, monkeypatch, undrawn):

@@ -231,7 +231,6 @@ def walk(page: str, cli, folder: Path, long: bool) -> None:
             del REGISTRY[name]
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("page", WALKS)
 def test_a_walk_goes_as_printed(page, cli, tmp_path, capsys):
     walk(page, cli, tmp_path, long=False)

@@ -285,7 +285,6 @@ def test_without_fusion_every_client_reaches_its_own_update():
     assert np.abs(run.personal.numpy().reshape(3, 3, 2) - best).max() < 1e-8
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("words", ["probe", "lora:r=4"])
 @pytest.mark.parametrize("seed", range(5))
 def test_fpfc_finds_groups_with_permuted_labels(seed, words):

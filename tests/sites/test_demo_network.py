@@ -55,7 +55,6 @@ def compare(folder: Path, file: Path, data: Path) -> None:
             assert torch.equal(t, mine[key]), f"{name} {key}"
 
 
-@pytest.mark.steady
 def test_the_sites_have_the_models_that_one_machine_would_have_made_for_them(demo, tmp_path):
     folder, _, file = demo
     compare(folder, file, tmp_path / "data")

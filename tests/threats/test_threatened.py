@@ -191,7 +191,6 @@ OURS = [
 ]  # other tests make methods too
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_a_rule_that_takes_the_mean_changes_nothing(method):
     """On clients of one size every mean is plain: with the rule "mean" the server, and the models, are what they are
@@ -210,7 +209,6 @@ def asked(method):
     return run(method, model=layers_for(method), rounds=2).used
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_what_is_only_averaged_may_be_swapped_between_clients(method):
     """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients, and the
@@ -287,7 +285,6 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
 @pytest.mark.parametrize(
     ("method", "near"),
@@ -324,7 +321,6 @@ def test_a_median_within_each_cluster():
         assert np.allclose(model.numpy(), expected, atol=1e-12)
 
 
-@pytest.mark.steady
 @pytest.mark.parametrize("ratio", [0.2, 0.4])
 @pytest.mark.parametrize("method", [pf.FedRep(0.05), pf.FedPer(0.05), pf.FedBABU(0.05)], ids=lambda m: m.name)
 def test_a_median_keeps_the_shared_part_usable(method, ratio):
