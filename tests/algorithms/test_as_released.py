@@ -6,6 +6,8 @@ biases too, APFL's mixture is of parameters, and pFedMe's inner solve begins at 
 """
 
 import copy
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -352,3 +354,10 @@ def test_from_the_command_line_each_run_says_what_it_was_trained_with(cli, tmp_p
             assert table[kebab(key)] == value
         for key, value in RELEASED[name].method.items():
             assert table["algorithm"][kebab(key)] == value
+
+
+def test_a_program_may_begin_with_it():
+    """No other name of polyfed has been touched, which would bring the methods."""
+    code = "import polyfed as pf; print(pf.released('moon')[0])"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.startswith("MOON(")

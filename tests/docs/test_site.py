@@ -35,6 +35,7 @@ DOCS = ROOT / "docs"
 WALKS = [
     "index.md",
     "authors.md",
+    "released.md",
     "scores.md",
     "clinical.md",
     "how-to/tools.md",
