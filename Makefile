@@ -4,8 +4,8 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate mutate-promises torture \
-    torture-network fuzz wheel bench bench-gpu docs docs-release clean
+.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base test-oldest test-newest coverage \
+    mutate mutate-promises torture torture-network fuzz wheel bench bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -42,6 +42,28 @@ test-base: .venv/ready-dev   ## the command line without the extras, under the n
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/newest \
 	    typer rich packaging click
 	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
+
+build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies
+	mkdir -p build
+	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p' $< > $@
+
+test-oldest: OLDEST := -c build/constraints-oldest.txt
+test-oldest: build/constraints-oldest.txt   ## fast-test's tests under the oldest packages that pyproject.toml takes
+test-newest:   ## the same under the newest there are, whatever constraints.txt says
+test-oldest test-newest: test-%:  # in environments of their own, without the extras that hold some packages back
+	rm -rf build/venv-$*
+	$(PYTHON) -m venv build/venv-$*
+	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e . \
+	    pytest pytest-xdist hypothesis statsmodels lifelines
+	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,ray,cryptography
+
+coverage: .venv/ready-dev   ## which lines and branches of src the tests run, in build/coverage/report.txt
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report > build/coverage/report.txt
+	tail -n 3 build/coverage/report.txt
 
 mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
 	$(BIN)/python tools/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
