@@ -49,6 +49,16 @@ def test_the_same_message_again_costs_nothing_and_another_request_does(tmp_path)
     assert ledger.spent("bern", "hospitals") == 2 * PART
 
 
+def test_the_same_message_is_answered_again_once_all_is_spent(tmp_path):
+    ledger = Ledger(tmp_path / "ledger")
+    for k in range(4):
+        ledger.book([entry(k)], BUDGET)
+    before = (tmp_path / "ledger").read_bytes()
+    for again in (ledger, Ledger(tmp_path / "ledger")):
+        again.book([entry(k) for k in range(4)], BUDGET)
+    assert (tmp_path / "ledger").read_bytes() == before
+
+
 def test_all_sites_of_a_message_are_booked_or_none(tmp_path):
     ledger = Ledger(tmp_path / "ledger")
     with pytest.raises(Spent, match="'oslo'"):
@@ -65,6 +75,8 @@ def test_a_line_that_a_kill_has_cut_is_no_release(tmp_path):
         f.write(json.dumps(entry(1)._asdict())[:-7])
     ledger = Ledger(path)
     assert ledger.spent("bern", "hospitals") == PART
+    with path.open("a") as f:
+        f.write(json.dumps(entry(1, site="bern" * 99)._asdict())[:-7])  # longer than what comes in its place
     ledger.book([entry(1)], BUDGET)
     assert Ledger(path).spent("bern", "hospitals") == 2 * PART
 
