@@ -199,7 +199,7 @@ def test_a_lost_upload_leaves_the_clients_variates(method, name, monkeypatch):
 
         def torn(algorithm, received, round, tally):
             reduce = tally.reduce
-            tally.reduce = lambda up, at: reduce({k: t * np.nan for k, t in up.items()}, at)
+            tally.reduce = lambda up, *more: reduce({k: t * np.nan for k, t in up.items()}, *more)
             return whole(algorithm, received, round, tally)
 
         loop.engine.exchange = torn

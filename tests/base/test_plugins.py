@@ -1,11 +1,15 @@
 """Installed packages that add to polyfed: the one of docs/packages.md, put on sys.path as pip would leave it."""
 
+import subprocess
+import sys
 import tomllib
 
 import pytest
 from acme import changed, forget, install
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError
+from polyfed.base.plugins import SIBLINGS
 from polyfed.core.algorithm import REGISTRY
 
 NAMES = ["--algorithm", "halfway", "--data", "moons", "--model", "tanh", "--metrics", "hits"]
@@ -114,12 +118,38 @@ def test_what_fails_in_a_package_is_its_own(cli, put, option, old, new):
     assert f"{option.removeprefix('--')}.name: {'moons' if option == '--data' else 'tanh'}" in said.err
 
 
-def test_a_command_without_the_package_behind_it_names_it(cli, monkeypatch, tmp_path):
+def test_reproduce_without_the_papers_package_names_it(cli, monkeypatch):
     monkeypatch.setattr("polyfed.base.plugins._installed", lambda path: [])
-    for command, package in ((["reproduce"], "polyfed_papers"), (["regress", "digits"], "polyfed_clinical")):
-        said = cli(*command)
-        assert said.err.startswith(f"polyfed: polyfed {command[0]} needs the package {package}")
-        assert (said.status, said.err.count("\n")) == (2, 1)
+    said = cli("reproduce")
+    assert said.err.startswith("polyfed: polyfed reproduce needs the package polyfed_papers")
+    assert (said.status, said.err.count("\n")) == (2, 1)
+
+
+HIDDEN = """
+import sys
+sys.modules[sys.argv[1]] = None
+from polyfed.cli import call
+sys.exit(call(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(("package", "command"), [(p, c) for p, brought in SIBLINGS.items() for c in brought])
+def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, command):
+    ran = [
+        subprocess.run([sys.executable, "-c", HIDDEN, package, *words], capture_output=True, text=True)
+        for words in ((command, "any", "--thing", "3"), ("--help",))
+    ]
+    assert (ran[0].returncode, ran[0].stderr.count("\n")) == (2, 1)
+    assert ran[0].stderr.startswith(f"polyfed: polyfed {command} needs the package {package}")
+    assert ran[1].returncode == 0
+    assert f"Needs the package {package}" in " ".join(ran[1].stdout.split())
+
+
+def test_a_public_name_whose_package_is_hidden_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polyfed_games", None)
+    monkeypatch.setitem(sys.modules, "polyfed_games.run", None)
+    with pytest.raises(ConfigError, match="coalitions needs the package polyfed_games"):
+        pf.coalitions(None)
 
 
 def test_nobody_looks_for_packages_before_a_name_is_asked_for(cli, monkeypatch, undrawn):

@@ -1,8 +1,10 @@
 """The records of the experiments: choices at an edge of what was tried, and the boards' pages against them."""
 
+import csv
 import gzip
 import hashlib
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -48,13 +50,15 @@ def shown(cells, mean):
 
 
 def rows_of(page, setting_of):
-    """{(setting, method): cells} of a page's tables; setting_of: a heading -> its setting"""
+    """{(setting, method): cells} of the tables of a page, which are files beside it; setting_of: a heading -> its
+    setting"""
     rows, setting = {}, ""
     for line in (PAGES / page).read_text().splitlines():
         setting = setting_of(line) if line.startswith("#") else setting
-        cells = [cell.strip(" *") for cell in line.split("|")[1:-1]]
-        if len(cells) > 9:
-            rows[setting, cells[0]] = cells
+        if table := re.fullmatch(r"\[Table\]\((\S+\.csv)\)", line):
+            for cells in csv.reader((PAGES / table[1]).read_text().splitlines()):
+                if len(cells) > 9:
+                    rows[setting, cells[0].strip("* ")] = [cell.strip("* ") for cell in cells]
     return rows
 
 

@@ -225,8 +225,8 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
 
         def exchange(algorithm, received, round, tally):
             reduce = tally.reduce
-            tally.reduce = lambda up, at: reduce(
-                {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, at
+            tally.reduce = lambda up, *more: reduce(
+                {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, *more
             )
             return whole(algorithm, received, round, tally)
 
