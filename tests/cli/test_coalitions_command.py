@@ -32,7 +32,7 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
     assert page.is_file()
     assert (tmp_path / "c/coalitions.svg").is_file()
     for words in (("c", "c"), ("c", "--table", "csv"), ("c", "--out", "d.html")):
-        assert "c: holds coalitions; report takes such a folder alone" in cli("report", *words).err
+        assert "c: is no run; report takes such a folder alone" in cli("report", *words).err
     said = cli("coalitions", *SMALL, "--out", "c")
     assert "holds results already" in said.err
     said = cli("resume", "c", "--rounds", 5)

@@ -18,6 +18,7 @@ from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError
 from polyfed.data.csv_files import cells_of, read
 from polyfed.data.moments import ordered
+from polyfed.metrics.scores import ACCURACY
 from polyfed.sites import wire as m
 from polyfed.sites.consent import Consent
 from polyfed.sites.policy import Policy
@@ -266,7 +267,7 @@ class Attacks:
         for w in self.cuts(site, asked)[0]:
             head = asked["evaluate"][0].head.model_copy(update={"split": "train", "base": (-1, -1)})
             found, why = self.ask(site, Message(head, {"w": w.to(asked["train"][0].tensors["w"])}))
-            counts, by = ([*counts, found.head.metrics.get("accuracy", 0) * n] if found else counts), why or by
+            counts, by = ([*counts, found.head.metrics.get(ACCURACY.name, 0) * n] if found else counts), why or by
         one = sum(abs(abs(a - b) - 1) < 0.1 for a, b in itertools.pairwise(counts))
         return Read("scores of such lines", one, 39, "rows", by or "least-count")
 
