@@ -201,8 +201,7 @@ CASES = {
     "no header": (lambda tmp: folder(tmp, one="1,2,0\n2,1,1\n"), "header"),
     "a header and no rows": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n"), "'two' has no training samples"),
     "a label of 1e20": (
-        lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n", task="classification"),
-        r"1e\+20 is out of range"),
+        lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n", task="classification").classes, 2),
     # arrays and labels
     "two clients of one name": (lambda tmp: arrays(*SITES[:2], names=["a", "a"]), "called 'a'"),
     "one class in all": (lambda tmp: arrays(*[(x, 0 * y) for x, y in SITES]), "two classes"),
@@ -223,7 +222,7 @@ CASES = {
     "an index that pandas wrote": (lambda tmp: folder(tmp, one=",a,y\n0,1,0\n1,0,1\n"), "column 1 has no name"),
     "masked numbers": (lambda tmp: arrays((np.ma.masked_greater(SITES[0][0], 1), SITES[0][1])), "inputs are masked"),
     "labels written as 0.0 and 1.0": (
-        lambda tmp: sum("task='classification'" in n for n in folder(tmp, one="a,y\n1,0.0\n2,1.0\n3,1.0\n").notes), 1),
+        lambda tmp: folder(tmp, one="a,y\n1,0.0\n2,1.0\n3,1.0\n").classes, 2),
     # models and losses
     "a callable loss on [N, 1] and [N]": (
         lambda tmp: same(*(fit(REGRESSION, net(1), loss=loss, rounds=5) for loss in ("mse", F.mse_loss))), 0),
