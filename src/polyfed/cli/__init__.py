@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from inspect import cleandoc, signature
 from typing import Annotated, Any, Literal
@@ -50,11 +50,11 @@ GROUPS = {
 groups = {name: typer.Typer(no_args_is_help=True, help=about) for name, about in GROUPS.items()}
 
 
-def _declared(module: Any) -> Iterator[type[Command]]:
-    """The commands of a module, in the order of their declarations."""
+def _add(module: Any) -> None:
+    """Add the commands of a module, in the order of their declarations."""
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, Command) and found.__module__ == module.__name__:
-            yield found
+            groups.get(found.group, app).command(word(found))(callback(found))
 
 
 def _absent(name: str, package: str) -> None:
@@ -65,12 +65,10 @@ def _absent(name: str, package: str) -> None:
         raise ConfigError(f"polyfed {name} {plugins.missing(package)}")
 
 
-for declared in _declared(commands):
-    groups.get(declared.group, app).command(word(declared))(callback(declared))
+_add(commands)
 for package, brought in plugins.SIBLINGS.items():
     try:
-        for declared in _declared(plugins.sibling(f"{package}.commands", "")):
-            groups.get(declared.group, app).command(word(declared))(callback(declared))
+        _add(plugins.sibling(f"{package}.commands", ""))
     except ConfigError:
         for name in brought:
             _absent(name, package)
