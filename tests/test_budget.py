@@ -45,7 +45,9 @@ def test_a_limit_is_raised_by_a_line_of_the_changelog_alone():
     for commit in git("log", "--format=%H", "--", "budget.toml").split()[:-1]:
         before, after = (tomllib.loads(git("show", f"{at}:budget.toml")) for at in (f"{commit}^", commit))
         if keys := raised(before, after):
-            assert not unexplained(keys, git("show", "-U0", "--format=", commit, "--", "CHANGELOG.md")), commit
+            said = git("show", "-U0", "--format=", commit, "--", "CHANGELOG.md")
+            late = git("diff", "-U0", f"{commit}^", "HEAD", "--", "CHANGELOG.md")
+            assert not unexplained(keys, said + late), commit
 
 
 def test_a_raised_limit_is_seen_and_a_line_that_names_it_is_an_excuse():

@@ -23,8 +23,8 @@ WARM = (
     "polyfed.cli",
     "polyfed.face",
     "polyfed.algorithms",
-    "polyfed.sites.site",
-    "polyfed.sites.server",
+    "polyfed_sites.site",
+    "polyfed_sites.server",
     "sklearn.metrics",
 )
 GUESSES = " ".join(
@@ -49,7 +49,7 @@ TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed/privacy/masks.py": "tests/privacy/test_masks.py tests/privacy/test_secure.py",
     "polyfed/privacy/fixed.py": f"tests/privacy/test_fixed.py {WIDE}",
     "polyfed/privacy/noise.py": "tests/privacy/test_noise.py",
-    "polyfed/sites/policy.py": "tests/sites/test_thresholds.py",
+    "polyfed_sites/policy.py": "tests/sites/test_thresholds.py",
     "polyfed/runs/ownership.py": "tests/runs/test_folder_files.py -k force_takes",
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",
     "polyfed/data/audit.py": "tests/data/test_audit_thresholds.py",

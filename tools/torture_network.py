@@ -36,7 +36,7 @@ from secured import FOUR, SECURE, folder
 
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
-from polyfed.sites.gate import Gate, Port
+from polyfed_sites.gate import Gate, Port
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
 ROUNDS = 3

@@ -12,7 +12,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.optimizers import StepSizes
 from polyfed.core.algorithm import Down, Round
 from polyfed.core.uplinks import Tally
-from polyfed.sites.engine import RemoteEngine
+from polyfed_sites.engine import RemoteEngine
 
 NAMES = ("oslo", "bern", "riga")
 SAMPLES = torch.tensor([2.0, 5.0, 3.0])  # so that replies are added up in another order than that of the clients

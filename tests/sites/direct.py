@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polyfed.base.errors import RunError
-from polyfed.sites.wire import FORMAT, pack, size, unpack
+from polyfed_sites.wire import FORMAT, pack, size, unpack
 
 MOST = 1 << 30
 

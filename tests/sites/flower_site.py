@@ -20,12 +20,12 @@ from instances import BATCH, METHODS, federation, kind_of, model, steps
 
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
-from polyfed.sites import flower_api
-from polyfed.sites.client import Client
-from polyfed.sites.flower_site import Attendance
-from polyfed.sites.keys import site_key
-from polyfed.sites.vault import Vault
-from polyfed.sites.wire import REQUEST
+from polyfed_sites import flower_api
+from polyfed_sites.client import Client
+from polyfed_sites.flower_site import Attendance
+from polyfed_sites.keys import site_key
+from polyfed_sites.vault import Vault
+from polyfed_sites.wire import REQUEST
 
 
 def spoiled(reply: bytes, fault: str) -> bytes:

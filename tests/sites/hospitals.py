@@ -12,10 +12,10 @@ from polyfed.face import Run, fit
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 from polyfed.runs.result import Result
-from polyfed.sites.consent import Consent
-from polyfed.sites.policy import Policy
-from polyfed.sites.server import serve
-from polyfed.sites.site import Site
+from polyfed_sites.consent import Consent
+from polyfed_sites.policy import Policy
+from polyfed_sites.server import serve
+from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo", "riga")
 ALL = Consent(frozenset({"pooled", "labels", "signature", "prototypes", "mass", "moments", "mean"}))

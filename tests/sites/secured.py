@@ -8,10 +8,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from direct import Direct, raw
 from hospitals import ALL, NAMES, OPEN, SIZES, Sites, rows
 
-from polyfed.sites.consent import Consent
-from polyfed.sites.keys import fingerprint
-from polyfed.sites.policy import Policy
-from polyfed.sites.site import Site
+from polyfed_sites.consent import Consent
+from polyfed_sites.keys import fingerprint
+from polyfed_sites.policy import Policy
+from polyfed_sites.site import Site
 
 FOUR = (*NAMES, "wien")
 KEYS = {name: ec.generate_private_key(ec.SECP384R1()) for name in FOUR}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from polyfed.cli import main
-from polyfed.sites.attack import OPEN, attacked
-from polyfed.sites.policy import Policy
+from polyfed_sites.attack import OPEN, attacked
+from polyfed_sites.policy import Policy
 
 FREE = Policy(most_joins=10**6, most_agreements=10**6)  # no limit to how often
 STRICT = Policy(least_count=10, pooled="none", models=["linear"], digits=3, most_rounds=50)

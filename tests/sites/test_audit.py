@@ -7,7 +7,7 @@ import pytest
 from direct import Raw
 
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.sites.audit import SERVER, Audit, audited, compare, heading, mark, read
+from polyfed_sites.audit import SERVER, Audit, audited, compare, heading, mark, read
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from polyfed.base.errors import RunError
-from polyfed.cli.client import MADE, _ask
-from polyfed.cli.events import Events
 from polyfed.core.algorithm import REGISTRY
-from polyfed.sites.consent import RAW
+from polyfed_sites.cli.client import MADE, _ask
+from polyfed_sites.cli.events import Events
+from polyfed_sites.consent import RAW
 
 
 def test_what_may_be_allowed_is_what_is_asked_for():
@@ -111,7 +111,7 @@ def test_tls_and_silence_cannot_be_turned_off():
         assert not [o for o in options if re.search("insecure|http|tls|ssl|plain|verify|telemetry|update", o)]
     pytest.importorskip("flwr", reason="needs the extra [flower]")
     names = "FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"
-    script = f"import polyfed.sites.flower_api, os; print(*(os.environ[name] for name in {names}))"
+    script = f"import polyfed_sites.flower_api, os; print(*(os.environ[name] for name in {names}))"
     env = os.environ | dict(zip(names, "10", strict=True))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.split() == ["0", "1"]

@@ -10,8 +10,8 @@ from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_
 
 from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
-from polyfed.sites.site import Site
-from polyfed.sites.wire import FORMAT, size
+from polyfed_sites.site import Site
+from polyfed_sites.wire import FORMAT, size
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 SCAFFOLD = 'name = "scaffold"'

@@ -13,10 +13,10 @@ from pydantic import Field
 from test_one_field import data, private, run, step
 
 from polyfed.base.settings import kebab, settings_of
-from polyfed.sites import fields
-from polyfed.sites import wire as m
-from polyfed.sites.policy import Policy
-from polyfed.sites.site import Site
+from polyfed_sites import fields
+from polyfed_sites import wire as m
+from polyfed_sites.policy import Policy
+from polyfed_sites.site import Site
 
 assert data
 PRIVATE = Policy(epsilon=1.0, most_joins=10**6, most_agreements=10**6)

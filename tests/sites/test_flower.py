@@ -18,7 +18,7 @@ from direct import Raw
 from network import SITES, Federation, loops, private
 
 from polyfed.core.schedule import Asynchronous, Delays, Uniform
-from polyfed.sites.keys import Keys, split
+from polyfed_sites.keys import Keys, split
 
 
 @pytest.fixture(scope="module")

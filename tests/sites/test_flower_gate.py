@@ -13,8 +13,8 @@ import pytest
 from polyfed.base.errors import ConfigError
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
-from polyfed.sites import flower_api as flwr
-from polyfed.sites.gate import FEW, PIECE, SESSION, Gate
+from polyfed_sites import flower_api as flwr
+from polyfed_sites.gate import FEW, PIECE, SESSION, Gate
 
 
 def ask(path: str, method: str = "POST", body: bytes | None = None, **headers: str) -> int:
@@ -84,7 +84,7 @@ def test_a_body_of_unknown_size_or_of_no_sense_is_refused():
 
 def test_flowers_own_client_says_what_is_looked_at():
     """Names of calls, of their fields, and the header by which the server tells a site's processes apart."""
-    from polyfed.sites.gate import CALLS
+    from polyfed_sites.gate import CALLS
 
     for path, (kind, _) in CALLS.items():
         call = "".join(word.title() for word in path.rpartition("/")[2].split("-"))
@@ -107,11 +107,11 @@ def test_packages_that_are_hidden_from_tests_are_hidden_from_their_processes(tmp
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    monkeypatch.delitem(sys.modules, "polyfed.sites.flower_api", raising=False)
+    monkeypatch.delitem(sys.modules, "polyfed_sites.flower_api", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'polyfed\[flower\]'"):
-        importlib.import_module("polyfed.sites.flower_api")
+        importlib.import_module("polyfed_sites.flower_api")
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    for loaded in ("polyfed.sites.keys", "polyfed.cli.keys"):
+    for loaded in ("polyfed_sites.keys", "polyfed_sites.cli.keys"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     done = cli("keys", "list")
     assert (done.status, done.err.count("\n")) == (2, 1)

@@ -15,11 +15,11 @@ pytest.importorskip("flwr", reason="needs the extra [flower]")
 from direct import Raw, raw
 
 from polyfed.base.errors import RunError
-from polyfed.sites import flower_api as flwr
-from polyfed.sites import flower_site, pieces
-from polyfed.sites.audit import SERVER, Audit, read
-from polyfed.sites.flower import REFUSED, Flower, Hub
-from polyfed.sites.keys import Keys, site_key
+from polyfed_sites import flower_api as flwr
+from polyfed_sites import flower_site, pieces
+from polyfed_sites.audit import SERVER, Audit, read
+from polyfed_sites.flower import REFUSED, Flower, Hub
+from polyfed_sites.keys import Keys, site_key
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/network"))
 from demo import free_port
@@ -397,7 +397,7 @@ def test_who_only_connects_does_not_close_the_port_to_sites(there):
 
 
 def test_a_port_without_its_certificate_is_one_line(there, tmp_path):
-    from polyfed.sites.gate import Port
+    from polyfed_sites.gate import Port
 
     there.keys.certificate = tmp_path / "gone.pem"
     with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):

@@ -17,7 +17,7 @@ from hospitals import NAMES, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import DataError, Diverged, PolyfedError
 from polyfed.runs import stop
-from polyfed.sites.listening import Listening
+from polyfed_sites.listening import Listening
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'
@@ -148,7 +148,7 @@ def test_who_only_connects_takes_nobody_elses_place():
 
 def test_a_signal_is_obeyed_while_others_are_waited_for(tmp_path):
     """The round in hand cannot end without them: the wait ends soon after the first signal."""
-    flower = pytest.importorskip("polyfed.sites.flower", reason="needs the extra [flower]")
+    flower = pytest.importorskip("polyfed_sites.flower", reason="needs the extra [flower]")
     hub = SimpleNamespace(changed=threading.Condition(), found={}, runs=[])
     there = flower.Flower(hub, tmp_path)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()

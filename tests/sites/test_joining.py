@@ -8,9 +8,9 @@ from direct import Direct, raw
 from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import ConfigError, PolyfedError, Refusal
-from polyfed.sites.consent import Consent
-from polyfed.sites.site import Site
-from polyfed.sites.wire import FORMAT
+from polyfed_sites.consent import Consent
+from polyfed_sites.site import Site
+from polyfed_sites.wire import FORMAT
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.sites.keys import SOON, Keys, site_key, split, warning
+from polyfed_sites.keys import SOON, Keys, site_key, split, warning
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(keys, monkeypatch):
     def refuse(path, data):
         raise RunError(f"cannot write {path}")
 
-    monkeypatch.setattr("polyfed.sites.keys.write", refuse)
+    monkeypatch.setattr("polyfed_sites.keys.write", refuse)
     assert len(keys.word()) == 32 != keys.word()
     assert (keys.came("x", "10.0.0.7"), keys.came("x", "10.0.0.9")) == ([], ["10.0.0.7"])
 
@@ -282,7 +282,7 @@ def test_a_key_with_a_passphrase_is_of_no_use_without_it(keys, tmp_path):
 
 def test_the_passphrase_is_asked_for_twice_and_read_from_a_file(cli, keys, tmp_path, monkeypatch):
     words = iter([b"a word", b"a word", b"one", b"other"])
-    monkeypatch.setattr("polyfed.cli.keys.asked", lambda what: next(words))
+    monkeypatch.setattr("polyfed_sites.cli.keys.asked", lambda what: next(words))
     assert cli("keys", "add", "bern", "--passphrase", "--keys", keys.folder, "--out", tmp_path).status == 0
     done = cli("keys", "add", "oslo", "--passphrase", "--keys", keys.folder, "--out", tmp_path)
     assert (done.status, "two different ones" in done.err) == (2, True)

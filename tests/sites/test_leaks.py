@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 import polyfed.algorithms
 from polyfed.base import errors
 from polyfed.core.algorithm import REGISTRY
-from polyfed.sites.site import Site
-from polyfed.sites.wire import Request
+from polyfed_sites.site import Site
+from polyfed_sites.wire import Request
 
 OURS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
 METHODS = [name for name in OURS if name not in ("fedbn", "fedem", "fedrc", "knn-per")]  # which refuse a plain network

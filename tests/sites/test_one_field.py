@@ -10,8 +10,8 @@ from direct import Direct, raw
 from hospitals import ALL, OPEN, Sites, at_sites, experiment
 
 from polyfed.base.errors import PolyfedError
-from polyfed.sites.policy import Policy
-from polyfed.sites.site import Site
+from polyfed_sites.policy import Policy
+from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo")
 CLIENT = '[columns]\nstandardise = "client"\n'

@@ -16,9 +16,9 @@ from polyfed.compute.batches import Batches, Work
 from polyfed.compute.split import Split
 from polyfed.data.moments import ordered
 from polyfed.runs.config import Where, read_table
-from polyfed.sites.consent import Consent
-from polyfed.sites.policy import Policy, read
-from polyfed.sites.site import Site
+from polyfed_sites.consent import Consent
+from polyfed_sites.policy import Policy, read
+from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo")
 FEDAVG = 'name = "fedavg"\nlr = 0.1'

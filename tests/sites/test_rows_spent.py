@@ -9,9 +9,9 @@ from hospitals import ALL, OPEN
 from test_one_field import NAMES, private, run
 
 from polyfed.privacy.ledger import Ledger
-from polyfed.sites.policy import Policy
-from polyfed.sites.rows import Book
-from polyfed.sites.site import LEDGER, Site
+from polyfed_sites.policy import Policy
+from polyfed_sites.rows import Book
+from polyfed_sites.site import LEDGER, Site
 
 ROWS = 60
 

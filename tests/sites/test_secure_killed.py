@@ -8,7 +8,7 @@ from hospitals import experiment, on_one_machine, same
 from processes import Network, found_in, killing, repeated
 from secured import FOUR, SECURE, folder
 
-from polyfed.sites import sums
+from polyfed_sites import sums
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 FEDAVG = 'name = "fedavg"\nlr = 0.1'

@@ -13,7 +13,7 @@ from secured import FOUR, SECURE, Losing, Secured, folder
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.privacy.fixed import narrow, wide
-from polyfed.sites import sums
+from polyfed_sites import sums
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 NET = '[model]\nname = "mlp"\nhidden = [5]\n'

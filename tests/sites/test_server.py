@@ -9,7 +9,7 @@ from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine
 from polyfed.base.errors import RunError
 from polyfed.core.schedule import Replay
 from polyfed.face import Run
-from polyfed.sites.wire import Train
+from polyfed_sites.wire import Train
 
 CLIENT = '[columns]\nstandardise = "client"'
 FEDAVG = 'name = "fedavg"\nlr = 0.1'

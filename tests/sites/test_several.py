@@ -21,17 +21,17 @@ from hospitals import ALL, OPEN, experiment, folder, on_one_machine
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli import server
 from polyfed.runs import stop
-from polyfed.sites import wire as m
-from polyfed.sites.audit import SERVER, Audit
-from polyfed.sites.flower import Flower, Hub
-from polyfed.sites.flower_site import Attendance
-from polyfed.sites.keys import Keys, site_key
-from polyfed.sites.runs import OPEN as HELD
-from polyfed.sites.runs import Runs
-from polyfed.sites.server import is_over, serve
-from polyfed.sites.site import Site
-from polyfed.sites.status import status_page
-from polyfed.sites.wire import Message
+from polyfed_sites import wire as m
+from polyfed_sites.audit import SERVER, Audit
+from polyfed_sites.flower import Flower, Hub
+from polyfed_sites.flower_site import Attendance
+from polyfed_sites.keys import Keys, site_key
+from polyfed_sites.runs import OPEN as HELD
+from polyfed_sites.runs import Runs
+from polyfed_sites.server import is_over, serve
+from polyfed_sites.site import Site
+from polyfed_sites.status import status_page
+from polyfed_sites.wire import Message
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/network"))
 from demo import free_port

@@ -10,10 +10,10 @@ from test_private_sites import DP, study
 from test_private_sites import SECURE as TABLE
 
 from polyfed.base.errors import PolyfedError
-from polyfed.sites.keys import fingerprint
-from polyfed.sites.policy import Policy
-from polyfed.sites.sums import shared
-from polyfed.sites.wire import request
+from polyfed_sites.keys import fingerprint
+from polyfed_sites.policy import Policy
+from polyfed_sites.sums import shared
+from polyfed_sites.wire import request
 
 PINS = {name: fingerprint(key) for name, key in register().items()}
 

@@ -12,8 +12,8 @@ from test_policy import NAMES, run
 import polyfed as pf
 from polyfed.base.errors import Forbidden
 from polyfed.privacy.settings import Privacy
-from polyfed.sites.keys import full_fingerprint
-from polyfed.sites.policy import Policy
+from polyfed_sites.keys import full_fingerprint
+from polyfed_sites.policy import Policy
 
 
 @pytest.fixture(scope="module")

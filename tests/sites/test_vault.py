@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyfed.base.errors import RunError
-from polyfed.sites.vault import START, Vault
+from polyfed_sites.vault import START, Vault
 
 ZERO = {"w": torch.zeros(3)}
 

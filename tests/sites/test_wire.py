@@ -14,8 +14,8 @@ from hospitals import NAMES, OPEN, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import RunError
 from polyfed.core.messages import Form, form_of
-from polyfed.sites import wire
-from polyfed.sites.wire import misfit, pack, size, unpack
+from polyfed_sites import wire
+from polyfed_sites.wire import misfit, pack, size, unpack
 
 MOST = 1 << 20
 PRIVACY = ("peer", "peers", "keys", "cohort")  # left out where replies are open

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 OURS = "polyfed"  # the distribution, and its first package
-SIBLINGS = {"polyfed_clinical": ("regress",), "polyfed_games": ("coalitions",)}  # beside the core -> their commands
+SIBLINGS = {  # packages beside the core -> their commands
+    "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
+    "polyfed_clinical": ("regress",),
+    "polyfed_games": ("coalitions",),
+}
 
 
 @dataclass(frozen=True)

@@ -43,15 +43,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-GROUPS = {
-    "data": "List, fetch and inspect data sets.",
-    "keys": "Make, list and revoke the keys of a federation's sites.",
-}
-groups = {name: typer.Typer(no_args_is_help=True, help=about) for name, about in GROUPS.items()}
+groups: dict[str, typer.Typer] = {}
 
 
 def _add(module: Any) -> None:
-    """Add the commands of a module, in the order of their declarations."""
+    """Add the commands of a module and its groups of them, in the order of their declarations."""
+    for name, about in vars(module).get("GROUPS", {}).items():
+        groups[name] = typer.Typer(no_args_is_help=True, help=about)
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, Command) and found.__module__ == module.__name__:
             groups.get(found.group, app).command(word(found))(callback(found))

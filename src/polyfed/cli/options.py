@@ -108,7 +108,6 @@ class Shared(Command, idle={"force": "without --out"}):
     out: Path | None = option("Folder for the results. Default: runs/<time>-<name>.", panel=WHERE)
     force: bool = option("Replace the results in --out.", False, panel=WHERE)
     quiet: bool = option("Show no progress.", False, None, "--quiet", "-q", panel=WHERE)
-    keys: Path = option("Folder with the federation's keys; keep it safe.", Path("keys"), "DIR")
 
 
 class Experiment(Shared):

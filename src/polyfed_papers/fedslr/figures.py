@@ -15,13 +15,13 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from polyfed.base import plugins
 from polyfed.compute.layout import Layout
 from polyfed.recipes.recipe import Bench, Outcome
 from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened
-from polyfed.sites.wire import pack, size, unpack
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
 from polyfed_papers.fedslr.progress import column, over_rounds
@@ -33,6 +33,7 @@ PERSONAL = (
 )  # fmt: skip
 POINTS = {"factor": 100.0, "unit": " points"}
 
+FORM = ("polyfed_sites.wire", "fedslr: Figure 5's messages")  # as a real network has them
 RATE, LATENCY = 50e6, 5e-3  # bits per second of the common medium, seconds per message
 SETTINGS = (
     Setting("Figure 3", "accuracy less FedAvg's, in points, of every client; clients of all seeds together", "ours"),
@@ -261,15 +262,16 @@ def seconds(found: Comparison, label: str) -> np.ndarray:
 
 def exchange(down: dict[str, Tensor], up: dict[str, Tensor], repeats: int) -> list[float]:
     """Seconds of sending one message to another thread by TCP, of its answer, and of packing and unpacking both."""
+    form = plugins.sibling(*FORM)
 
     def send(wire: socket.socket, tensors: dict[str, Tensor]) -> None:
-        data = pack({}, tensors)
+        data = form.pack({}, tensors)
         wire.sendall(len(data).to_bytes(8, "little") + data)
 
     def receive(wire: socket.socket) -> None:
         with wire.makefile("rb") as stream:
             data = stream.read(int.from_bytes(stream.read(8), "little"))
-        unpack(data, len(data), "the other side")
+        form.unpack(data, len(data), "the other side")
 
     def answer() -> None:
         with door.accept()[0] as wire:
@@ -292,7 +294,7 @@ def exchange(down: dict[str, Tensor], up: dict[str, Tensor], repeats: int) -> li
 
 def measured(repeats: int, share: float) -> dict[str, dict[str, Any]]:
     """Messages of the paper's sizes on CIFAR-100 (or a share of them) through a real socket."""
-    dense = Layout(resnet("CIFAR-100")).p
+    dense, size = Layout(resnet("CIFAR-100")).p, plugins.sibling(*FORM).size
     sizes = {"SCAFFOLD": (2 * dense, 2 * dense), "FedAvg": (dense, dense), "FedSLR, first round": (dense, dense),
              "FedSLR, last round": (int(5.54e6), dense)}  # fmt: skip
     rows = {}

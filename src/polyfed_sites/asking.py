@@ -1,0 +1,155 @@
+"""How a server asks its sites and waits for them, whatever carries the messages. All waiting of a server is in here and
+in its transport.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from polyfed.base.errors import RunError
+from polyfed.base.part import Strict
+from polyfed.core.engine import Silent
+from polyfed.runs import stop
+from polyfed_sites.wire import Failed, Message, Request, reply
+
+ANOTHER = "it answers another message"
+PAUSE = 0.2  # seconds between looks at who is connected
+R = TypeVar("R", bound=Strict)
+Wrong = Callable[[str, Message[R]], str]  # (a site's name, its answer) -> what is wrong with it; "": nothing
+
+
+class Transport(Protocol):
+    """Carries messages to sites, by name.
+
+    most: bytes of tensors that are accepted in a reply     run: what sites know the run by
+    """
+
+    most: int
+    run: str
+
+    def sites(self) -> Sequence[str]:
+        """Names of the sites that are connected now."""
+        ...
+
+    def register(self) -> Mapping[str, str]:
+        """The public keys, as OpenSSH writes them, that the sites which are connected sign with."""
+        ...
+
+    def push(self, messages: Mapping[str, Message[Request]]) -> None:
+        """Pack and send; an earlier message to the same site that has not been answered is then of no use."""
+        ...
+
+    def pull(
+        self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
+    ) -> dict[str, bytes | str]:
+        """Replies (or the reason why there is none) of these sites as they come.
+
+        Returns when `enough` (default: all) of `names` have answered or failed, or when `seconds` are over; whoever has
+        done neither is not in the result and may be pulled later.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Asking:
+    """Asks sites and collects their answers, each at most twice.
+
+    seconds: how long all of them are waited for; after that, `say` says who is missing, and waiting goes on
+    """
+
+    def __init__(self, transport: Transport, seconds: float | None = None, say: Callable[[str], None] = lambda _: None):
+        self.transport, self.seconds, self.say = transport, seconds, say
+
+    def connected(self, sites: Sequence[str] | int | None) -> list[str]:
+        """Who takes part, once they are there: `sites`, or that many, or whoever is connected when the first one is."""
+        told = ""
+        while True:
+            there = [*self.transport.sites()]
+            if isinstance(sites, int):
+                enough, missing = len(there) >= sites, f"{sites} sites; {len(there)} connected"
+            else:
+                gone = [name for name in sites or () if name not in there]
+                enough, missing = bool(there) and not gone, ", ".join(gone) or "sites"
+            if enough:
+                return there[:sites] if isinstance(sites, int) else [*(sites or there)]
+            if missing != told:
+                self.say(f"waiting for {missing}")
+                told = missing
+            stop.waiting()
+            time.sleep(PAUSE)
+
+    def ask(self, messages: Mapping[str, Message[Request]]) -> None:
+        """Send, and do not wait."""
+        self.transport.push(messages)
+
+    def all(
+        self, messages: Mapping[str, Message[Request]], what: str, kind: type[R], wrong: Wrong[R] = lambda *_: ""
+    ) -> dict[str, Message[R]]:
+        """Send, and wait for the answers of all. Raises RunError, with every site that has refused."""
+        self.ask(messages)
+        found, _ = self.answers(messages, what, kind, wrong)
+        return {name: found[name] for name in messages}
+
+    def answers(
+        self,
+        messages: Mapping[str, Message[Request]],
+        what: str,
+        kind: type[R],
+        wrong: Wrong[R] = lambda *_: "",
+        enough: int | None = None,
+        one: bool = False,
+        take: Callable[[str, Message[R]], Message[R]] | None = None,
+    ) -> tuple[dict[str, Message[R]], dict[str, str]]:
+        """The answers to messages that were sent, and why others are missing.
+
+        what: that is asked for, in words     kind: of the answers; another one answers an earlier message
+        enough: how many answers will do once `seconds` are over (default: all)     one: whether the first answer will
+        do     take: what is kept of an answer; answers then come one by one
+        """
+        needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message[R]](), dict[str, str]()
+        waiting, again = dict(messages), dict[str, str]()
+        start = time.monotonic()
+        while waiting and not (one and found):
+            left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
+            for name, said in self.transport.pull([*waiting], 1 if one or take is not None else None, left).items():
+                answer = self._read(name, said, kind, wrong)
+                if isinstance(answer, Message):
+                    found[name] = answer if take is None else take(name, answer)
+                    del waiting[name]
+                elif name not in again:  # it may have been stopped, or lost on the way
+                    again[name] = " ".join(answer.split())[:500].removeprefix(f"{name}: ")
+                    self.ask({name: waiting[name]})
+                else:
+                    failed[name] = again[name]
+                    del waiting[name]
+            if self.seconds is None or not waiting or time.monotonic() < start + self.seconds:
+                continue
+            if len(found) >= needed and not one:
+                failed |= {name: again.get(name, f"no answer within {self.seconds:g} s") for name in waiting}
+                break
+            self.say(f"{what}: waiting for {', '.join(waiting)}")
+            start = time.monotonic()
+        for name, why in failed.items():
+            self.say(f"{what}: {name} is missing: {why}")
+        if len(found) < (1 if one else needed):
+            said = "; ".join(f"{name}: {why}" for name, why in failed.items())
+            raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
+        return found, failed
+
+    def _read(self, name: str, said: bytes | str, kind: type[R], wrong: Wrong[R]) -> Message[R] | str:
+        """An answer that counts, or why it does not."""
+        if isinstance(said, str):
+            return said
+        try:
+            found = reply(said, self.transport.most, name)
+            if isinstance(found.head, Failed):
+                return found.head.error
+            if not isinstance(found.head, kind):
+                return ANOTHER
+            answer = Message(found.head, found.tensors)
+            return wrong(name, answer) or answer
+        except RunError as e:
+            return str(e)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as e:  # a method's own test of numbers
+            return f"its reply is damaged ({type(e).__name__}: {e})"

@@ -1,0 +1,1 @@
+"""What the commands of real sites do; `polyfed_sites.commands` declares them."""

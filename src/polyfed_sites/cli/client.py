@@ -1,0 +1,75 @@
+"""polyfed client: a site of a federation."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from polyfed.base.errors import ConfigError, Refusal, closest
+from polyfed.cli.screen import asked
+from polyfed.data.readers import pictures
+from polyfed_sites.cli.events import Events
+from polyfed_sites.commands import MADE, Client
+from polyfed_sites.consent import Consent
+from polyfed_sites.flower_site import Attendance
+from polyfed_sites.keys import private, sign, site_key, warning
+from polyfed_sites.policy import FILE, Policy, read
+from polyfed_sites.runs import Runs
+from polyfed_sites.site import Site
+
+POLICY = "policy"  # what --yes says instead of a digest
+
+
+@private()
+def client(o: Client) -> None:
+    allowed = [word.strip() for words in o.allow or () for word in words.split(",")]
+    for word in allowed:
+        if word not in MADE:
+            raise ConfigError(f"--allow: found {word!r}{closest(word, MADE)}, expected {', '.join(MADE)}")
+    if o.data.is_dir() and not any(f.parent != o.data for f in pictures(o.data)):
+        raise ConfigError(f"--data: {o.data} has no images in it, expected a folder LABEL/IMAGE")
+    if not o.data.is_dir() and not o.data.is_file():
+        raise ConfigError(f"--data: {o.data} is not a file")
+    file = o.policy or o.key.with_name(FILE)
+    policy = read(file) if o.policy or file.exists() else Policy()
+    given, say = site_key(o.key, partial(_passphrase, o.passphrase)), Events(o.vault, o.quiet)
+    if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
+        say(f"note: {line}")
+    consent = Consent(frozenset(allowed), o.metrics, *_agreement(o))
+
+    def site(run: str) -> Site:
+        who = f"{run}: " if run else ""
+        said, shown = (lambda line, do=do: do(f"{who}{line}") for do in (say, say.show))
+        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy, partial(sign, given), o.backbone)
+
+    runs = Runs(given.site, site, o.stay)
+    Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()
+
+
+def _passphrase(file: Path | None) -> bytes:
+    return asked("Passphrase of the key: ") if file is None else file.read_bytes().strip()
+
+
+def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, frozenset[str], bool]:
+    """Arguments `ask`, `agreed` and `dry` of a `Consent`, by how the operator agrees."""
+    if o.dry_run:
+        return _leave, frozenset(), True
+    if o.yes in (None, POLICY):
+        return None if o.yes else _ask, frozenset(), False
+    digests = o.yes.split(",")
+    if not all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests):
+        then = "sixteen digits, as --dry-run shows them, or policy"
+        raise ConfigError(f"--yes: found {o.yes!r}, expected the digest of the terms: {then}")
+    return None, frozenset(digests), False
+
+
+def _leave(text: str) -> bool:
+    """The text has been shown; without an answer, the server goes on waiting for this site."""
+    raise SystemExit(0)
+
+
+def _ask(text: str) -> bool:
+    try:
+        return input("Join? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise Refusal("found no terminal to ask at; read the terms, then agree with --yes and their digest") from None
