@@ -1,8 +1,4 @@
-"""The audit between sites: units, codes, sentinels, limits of detection, repeated patients and rates of the outcome.
-
-`described` says of each column of a site's file what `flags` needs to hold sites against each other: counts and
-quantiles, no row. Thresholds leave clean sites alone; tests/data/test_site_audit.py simulates how often they do not.
-"""
+"""The audit between sites: units, codes, sentinels, limits of detection, repeated patients and rates of the outcome."""
 
 import json
 import math
@@ -22,6 +18,7 @@ from polyfed.data.readers import number
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 AT = np.array(QUANTILES)
+# Thresholds leave clean sites alone: tests/data/test_site_audit.py simulates how often they do not.
 LEAST = 8  # values of a site from which anything is said of their size
 FACTOR, DEVIATIONS, WIDTHS = 1.8, 5.0, 2.0  # least ratio of medians; its logarithm in errors, in widths of the column
 SHARE, RARE = 0.2, 1e-4  # rows of values that no other site has, and the chance of that among like sites
@@ -45,7 +42,7 @@ SAME = (  # texts that mean the same
 
 
 class Flag(NamedTuple):
-    """What should be looked at. column: None where whole rows are meant"""
+    """A finding to look at; `column` is None where it is about whole rows."""
 
     site: str
     column: str | None
@@ -56,7 +53,7 @@ class Flag(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Units in which one site's numbers are `factor` times those of another. of: parts of names of such columns"""
+    """Units in which one site's numbers are `factor` times another's; `of` lists parts of the names of such columns."""
 
     factor: float
     words: str
@@ -120,7 +117,7 @@ def _piled_at(size: np.ndarray, rows: np.ndarray) -> list[list[float] | None]:
 
 
 def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
-    """Rows of each number that looks like a code of a gap: far from all others. size: [K] ascending"""
+    """Rows of each number that lies far from all others, as codes of gaps do; `size` [K] is ascending."""
     if rows.max() < 2:
         return {}
     at = np.minimum(size.searchsorted(SENTINELS), len(size) - 1)
@@ -149,9 +146,7 @@ def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
 
 
 def withheld(part: Part, least: int, quantiles: bool) -> Part:
-    """What leaves a site of a column: no value of fewer than `least` rows, no quantile with fewer beyond it, and those
-    in two digits.
-    """
+    """The part of a column's description that leaves a site: nothing about fewer than `least` rows."""
 
     def often(rows: Mapping[str, int] | None) -> dict[str, int] | None:
         return {text: n for text, n in rows.items() if n >= least} if rows is not None else None
@@ -188,7 +183,7 @@ def parts_of(sheets: Sequence[Sheet], columns: Columns) -> dict[str, dict[str, P
 
 
 def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
-    """What differs between sites and should be looked at before anything is trained."""
+    """The differences between sites to look at before anything is trained."""
     said: list[Flag] = []
     apart = columns.apart
     for name, at in parts.items():
@@ -380,7 +375,7 @@ def _key(site: str) -> str:
 
 
 def _scatter(logs: Sequence[float]) -> float:
-    """How far sites' medians lie apart, robustly: half of the sites may be in another unit."""
+    """Distance between the sites' medians, robust: half of the sites may use another unit."""
     ordered = np.sort(np.array(logs))
     half = len(ordered) // 2 + 1
     return float(min(ordered[half - 1 :] - ordered[: len(ordered) - half + 1])) / 1.349

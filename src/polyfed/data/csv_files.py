@@ -1,7 +1,4 @@
-"""Sites' CSV files as they come: cells as text, and what each column turns out to hold over all sites.
-
-Columns are matched by name. Nothing is decided here: `tables` makes a data set of them, or says what stands in the way.
-"""
+"""Sites' CSV files as they come: cells as text, and the contents of each column over all sites, matched by name."""
 
 import datetime
 import math
@@ -57,10 +54,7 @@ LISTED, SHORT = 6, 20  # texts that may stand for a gap, and characters of one
 
 
 def canonical(text: str) -> str:
-    """Form in which a text is matched: a decimal by its number, true and false in any case, others as written.
-
-    1, 1.0, 01 and +1 match, and so do TRUE and True.
-    """
+    """Canonical form for matching: 1, 1.0, 01 and +1 are equal, and TRUE and True; other texts stay as written."""
     if found := DECIMAL.fullmatch(text):
         whole, part = found[2].lstrip("0") or "0", (found[3] or "").rstrip("0")
         number = f"{whole}.{part}" if part else whole
@@ -74,8 +68,9 @@ def spelt(texts: Sequence[str]) -> list[str]:
 
 
 def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
-    """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
+    """`spelt` in no order; `numbers` are those of the texts, if known."""
     numbers = numbers_of(texts) if numbers is None else numbers
+    # a decimal with a number of its own matches no other text
     if len(set(numbers.tolist())) == len(texts) and not np.isnan(numbers).any():
         return [*texts]
     _, at, count = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -97,7 +92,7 @@ def numbers_of(texts: Sequence[str]) -> np.ndarray:
 
 
 def places(values: Sequence[str]) -> dict[str, int]:
-    """Where a text, or else what it is matched by, stands among values."""
+    """Position among `values` of each text and of each canonical form."""
     return {canonical(v): k for k, v in enumerate(values)} | {v: k for k, v in enumerate(values)}
 
 
@@ -113,10 +108,7 @@ def in_order(texts: Iterable[str], orders: Iterable[Sequence[str]]) -> tuple[lis
 
 
 class Texts:
-    """The distinct cells of a column: all that can be said of a cell hangs on its text.
-
-    all: [K] in the order of their first rows     at: [N] which of them a row holds     comma: as in `Sheet`
-    """
+    """The distinct cells of a column: `all` [K], in order of first rows, and `at` [N], each row's index in it."""
 
     def __init__(self, cells: Sequence[str], comma: bool):
         self.comma, head = comma, cells[:HEAD]
@@ -163,7 +155,7 @@ class Texts:
         return text if self.comma and "." in text else canonical(self.plain(text))
 
     def missing(self, gaps: Collection[str], least: int = 1) -> np.ndarray:
-        """[K] mask of the texts that say that a value is missing. gaps: further ones, where `least` rows hold them"""
+        """[K] mask of the texts that stand for a missing value; `gaps` adds texts that at least `least` rows hold."""
         if not gaps and not self.odd.any():
             return self.odd
         there = {*gaps, *map(canonical, gaps)}
@@ -179,21 +171,16 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """One site's file: cells as text, without blanks around them, a list for each column.
+    """One site's file: columns of text cells, without blanks around them."""
 
-    where: how errors name the file     lines: [N] the line of every row     delimiter: what parts the cells
-    dropped: how many rows had no target, and are not here     client: whose it is, where that is not the file's name
-    least: fewest rows that hold a text which settings name for a gap or repair; of others they say nothing
-    orders: the values of columns in an order of their own, as an ordered Categorical has one
-    """
-
-    where: str
-    lines: list[int]
+    where: str  # the file's name in errors
+    lines: list[int]  # [N] the line of each row
     columns: dict[str, list[str]]
     delimiter: str = ","
-    dropped: int = 0
-    client: str = ""
-    least: int = 1
+    dropped: int = 0  # rows without a target, left out
+    client: str = ""  # the client's name, where it is not the file's
+    least: int = 1  # errors name no text of a gap or repair that fewer rows hold
+    # orders of values that columns bring along, as an ordered Categorical does
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
@@ -236,7 +223,7 @@ class Sheet:
         return np.array([at.get(t, at.get(found.key(t), -1)) for t in found.all], dtype=np.int64)[found.at]
 
     def missing(self, column: str, gaps: Collection[str] = ()) -> np.ndarray:
-        """[N] mask of the cells of a column that say that a value is missing. gaps: further texts that say so"""
+        """[N] mask of the cells of a column that stand for a missing value; `gaps` are further texts that do."""
         found = self.texts(column)
         return found.missing(gaps, self.least)[found.at]
 
@@ -258,10 +245,7 @@ def read(
     site: str | None = None,
     least: int = 1,
 ) -> Sheet:
-    """A file whose cells are parted by commas, semicolons or tabs, whichever its first line has most of, repaired.
-
-    site: whose it is, by which its repairs are named; None: as the file     least: as in `Sheet`
-    """
+    """A repaired file; commas, semicolons or tabs part its cells, whichever its first line has most of."""
     if path.is_dir():
         return _pictures(path)
     repairs = columns.site.get(nfc(path.stem if site is None else site), {})
@@ -289,8 +273,7 @@ def repaired(
 ) -> Sheet:
     """A site's rows with its repairs: texts by their table, then limits as values, then numbers by their arithmetic.
 
-    gaps: texts that say that a value is missing, which arithmetic leaves as they are
-    strict: whether a table may name only texts that are there. Raises DataError for a column that is not there.
+    Arithmetic leaves texts of `gaps` as they are. If `strict`, a table names only texts that are there.
     """
     changed: dict[str, list[str]] = {}
     for name in dict.fromkeys((*repairs, *(n for n in limits if n in sheet.columns))):
@@ -356,9 +339,9 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
 def sheet_of(
     frame: object, where: str = "rows", client: str = "", unread: Collection[str] = (), files: str | None = None
 ) -> Sheet:
-    """The rows of a DataFrame, or of a data set of the library datasets, as they would be read from a file.
+    """The rows of a DataFrame, or of a Hugging Face data set, as they would be read from a file.
 
-    client: as in `Sheet`     unread: columns that may hold lists, which are not used     files: as for `read_cells`
+    Columns in `unread` may hold lists; they are not used.
     """
     import pandas as pd  # here, because it is slow to import
 
@@ -413,44 +396,34 @@ def _text(value: object) -> str:
 
 
 class Seen(Cells):
-    """Cells that were read here. range: least and largest number     odd, empty: the first cell that is no number, or
-    has nothing in it: where, and what"""
+    """Cells that were read here."""
 
     range: tuple[float, float]
-    odd: tuple[str, str] | None = None
-    empty: tuple[str, str] | None = None
+    odd: tuple[str, str] | None = None  # (where, cell) of the first that is no number
+    empty: tuple[str, str] | None = None  # the same of the first gap
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Contents of a column over all sites.
-
-    kind: "number", "binary" (two numbers), "category", "constant", "empty", "date", "identifier", "text" (too many
-    texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
-    texts: distinct ones, one of those that match     declared: the values that it may have, where these are listed
-    range: least and largest number     gaps, cells: how many
-    numbers_rows: whether it numbers or names the rows of every site
-    unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
-    whole: whether all its cells are whole numbers, 1.0 like 1     lacking: sites without it
-    order: its values in the order that data sets give them; empty where their orders differ
-    odd, gap: the first cell that is no number, or empty: where, and what
-    """
+    """Contents of a column over all sites."""
 
     name: str
+    # number, binary (two numbers), category, constant, empty, date, identifier, text (too many for a category),
+    # notation (texts that look like numbers) or mixed (numbers and texts)
     kind: str
-    texts: Collection[str]
-    declared: Sequence[str] | None
+    texts: Collection[str]  # one of each group that matches
+    declared: Sequence[str] | None  # the values that it may have, where settings list them
     range: tuple[float, float] | None
     gaps: int
     cells: int
-    unmatched: int
-    respelt: int
-    whole: bool
-    odd: tuple[str, str] | None
-    gap: tuple[str, str] | None
-    lacking: tuple[Sheet, ...]
-    numbers_rows: bool
-    order: tuple[str, ...] | None
+    unmatched: int  # cells that match no declared value
+    respelt: int  # texts that match another one of their site
+    whole: bool  # all cells are whole numbers; 1.0 is one
+    odd: tuple[str, str] | None  # (where, cell) of the first that is no number
+    gap: tuple[str, str] | None  # the same of the first gap
+    lacking: tuple[Sheet, ...]  # sites without the column
+    numbers_rows: bool  # it numbers or names the rows of every site
+    order: tuple[str, ...] | None  # of its values, from the data; empty where sites disagree
 
     @cached_property
     def values(self) -> tuple[str, ...]:
@@ -461,7 +434,7 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """What it holds and what to do about it, of a kind that is not usable."""
+        """The contents of an unusable column and the remedy."""
         odd = [*compress(self.texts, np.isnan(numbers_of([*self.texts])))] if self.kind == "mixed" else []
         if odd and {t.lower() for t in odd} <= {"true", "false"}:
             return "numbers and true or false; write 1 and 0 everywhere, or repair one site's in columns.site"
@@ -512,7 +485,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         return None if row is None else (sheet.at(row, name), cells[row][:cut])
 
     def held(fits: Callable[[str], object]) -> bool:
-        """Whether all texts fit, but for those of fewer rows than settings may ask for."""
+        """True if all texts fit, except those of too few rows for settings to ask for."""
         if least == 1:
             return all(map(fits, written))
         rows = found.rows[~missing].tolist()
@@ -544,18 +517,15 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
 
 
 def _numbered(name: str, numbers: np.ndarray, texts: Sequence[str], least: int) -> bool:
-    """True for different whole numbers that number rows, beyond what a measurement would do by chance.
-
-    Of n rows on a range of R whole numbers, a measurement has no ties with a chance of (1 - 1/R) ... (1 - (n-1)/R) at
-    most. On a range too wide for ties, codes have `MANY` rows and a name, a length or a range that say so.
-    least: fewest rows that may decide
-    """
+    """True for distinct whole numbers that number rows; a measurement would hardly be without ties."""
     ends = np.sort(numbers)[least - 1 : len(numbers) - least + 1]
     if len(ends) < 2 or (numbers != np.round(numbers)).sum() >= least:
         return False
     n, wide = len(ends), float(ends[-1] - ends[0]) + 1
+    # n values drawn from R = `wide` numbers have no ties with a chance of (1 - 1/R) ... (1 - (n-1)/R) at most
     if np.log1p(-np.arange(n) / max(wide, n)).sum() < math.log(UNTIED):
         return True
+    # the range is too wide for ties: codes have many rows, and equal lengths, a huge range or a name that says so
     alike = wide > WIDE and len(texts) - max(Counter(map(len, texts)).values()) < least
     return len(texts) >= MANY and (alike or wide > CODES or bool(NAMED.search(name)))
 
@@ -571,7 +541,7 @@ def _compact(text: str) -> bool:
 
 
 def _notation(texts: Collection[str], mixed: bool = False) -> bool:
-    """True where more than half of the texts look like numbers. mixed: among numbers, where <5 is a limit"""
+    """True where more than half of the texts look like numbers; among numbers (`mixed`), <5 is a limit."""
     like = 0
     for text in texts:
         bare = UNIT.sub("", text).strip("()+-−– ") if mixed else text
@@ -580,7 +550,7 @@ def _notation(texts: Collection[str], mixed: bool = False) -> bool:
 
 
 def merged(name: str, parts: Sequence[Seen], sheets: Sequence[Sheet], columns: Columns) -> Column:
-    """A column over all sites. parts: what each file that has it holds in it"""
+    """A column over all sites, from its contents in each file that has it."""
     cells, gaps, numeric, unmatched, respelt = (
         sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched", "respelt")
     )

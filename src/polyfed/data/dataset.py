@@ -1,7 +1,5 @@
-"""A data set before it is divided among clients; `partition` makes a Federation of it.
-
-A `Dataset` is the samples as they are, with what a user must know about them; `partition` deals them out, cuts the
-test and validation sets and scales the inputs, in that order, so that no held-out sample touches a training one.
+"""A data set before it is divided among clients: `partition` deals the samples out, cuts the test and validation sets
+and scales the inputs, in that order, so that no held-out sample touches a training one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,7 @@ class Dataset:
     Parameters
     ----------
     name : str
-        Of the data set.
+        Name of the data set.
     x : array
         [N, ...] inputs, floats; or uint8 pixels, which `partition` turns into float32 in [0, 1].
     y : array
@@ -41,40 +39,39 @@ class Dataset:
     classes : int or None
         Number of classes; None for a regression.
     groups : array or None
-        [N] natural client of every sample (0, 1, ...).
+        [N] natural client of each sample (0, 1, ...).
     group_names : tuple of str or None
         One per natural client.
     group_clusters : array or None
         One per natural client.
     test_groups : array or None
-        [N_test] natural clients of the official test set, where it belongs to them.
+        [N_test] natural clients of the official test set, if it has any.
     times : array or None
         [N]: held-out samples are then a client's latest, and equal times stay together.
     normalise : tuple or None
-        (means, deviations), per channel or one for all: pixels in [0, 1] become (x - mean) / deviation, with constants
-        that are known beforehand.
+        Known (means, deviations), per channel or one for all: pixels in [0, 1] become (x - mean) / deviation.
     standardise : str or None
-        Whose training rows the inputs are scaled with: "pooled", "client" or "cluster".
+        Training rows that scale the inputs: "pooled", "client" or "cluster".
     scaling : str
         "z-score", "minmax" ([-1, 1]) or "unit" ([0, 1]).
     validation_fraction : float
-        What `partition` uses by default.
+        Default of `partition`.
     notes : tuple of str
-        Caveats, licence and attribution: they go into every run.
+        Caveats, licence and attribution, which go into every run.
     meta : dict
-        Further facts for the federation's meta.
+        More entries for the federation's meta.
     options : dict
-        What the data set was loaded with.
+        Options the data set was loaded with.
     preparation : Preparation or None
-        How the cells of tables become inputs; x is then what its `codes` gives.
+        Turns cells of tables into inputs; x then holds its `codes`.
     weights : array or None
-        [N] how much each sample counts in its client's training loss, 0 or more; see `Federation.from_arrays`.
+        [N] weights of samples in their client's training loss; see `Federation.from_arrays`.
     whose : array or None
-        [N] a number for each patient, or whatever samples are grouped by: no split parts samples of one.
+        [N] group of each sample, such as its patient: no split divides a group.
     texts : list of array or None
-        [N] the ids of each text, of which each part's rows are made by the `preparation`; x is then not used.
+        [N] the ids of each text, which `preparation` makes rows of; x is then unused.
     tokens : int or None
-        Classes of every token, as in `Federation`.
+        Number of classes of each token, as in `Federation`.
     """
 
     name: str
@@ -124,42 +121,36 @@ class Dataset:
         how : Partitioner, str or None
             A partitioner or its string form; None: the natural clients, where there are any.
         clients : int or None
-            Their number (not for natural clients).
+            Number of clients; not for natural ones.
         seed : int
-            Of the partition and of what is held out.
+            Seed of the partition and of the held-out samples.
         test : str or None
-            "own": `test_fraction` of each client's own samples; an official test set is left unused. "ratio":
-            `test_samples` official test samples in the client's own class ratio, by largest remainder, without
-            replacement within a client (clients may share them); where a class runs out, fewer and a note.
-            "ratio-floor": the same with every class's number rounded down, as FedSLR's released code does: fewer than
-            `test_samples` (59 of 100 on average for CIFAR-100 dealt out IID to 100 clients). "given": the official test
-            samples of the same natural client. "merged": official training and test samples together are dealt out,
-            then as "own" (PFLlib's protocol). "independent": the official test set dealt out by the same rule with
-            other draws (FPFC's protocol). None: "given" for natural clients that have one, else "ratio" for classes
-            with an official test set, else "own".
+            "own": `test_fraction` of each client's own samples; an official test set is unused. "ratio": `test_samples`
+            official test samples in the client's class ratio, by largest remainder, without replacement within a client
+            (clients may share them); fewer, with a note, where a class runs out. "ratio-floor": the same, rounded down
+            by class as in FedSLR's released code (59 of 100 on average for CIFAR-100 IID on 100 clients). "given": the
+            official test samples of the same natural client. "merged": official training and test samples dealt
+            out together, then as "own" (PFLlib). "independent": the official test set dealt out by the same rule with
+            other draws (FPFC). None: "given" for natural clients that have one, else "ratio" for classes with an
+            official test set, else "own".
         test_fraction : float
-            For "own" and "merged".
+            Share for "own" and "merged".
         validation_fraction : float or None
             Share of each client's remaining training samples; None: the data set's own, mostly 0.
         test_samples : int
-            For "ratio" and "ratio-floor".
+            Number for "ratio" and "ratio-floor".
         min_samples : int
             Least number of samples per client in an artificial partition; a client without any is always refused.
         without : sequence of str
-            Names of clients to leave out once the samples are dealt, before anything is computed from them; names that
-            no client has say nothing.
+            Clients left out once the samples are dealt, before anything is computed from them; unknown names are
+            ignored.
 
         Returns
         -------
         Federation
-            Its meta holds, but of packed texts, `indices` (per client, the positions in x it was given, test samples of
-            "merged" counted on from the end of x), `split_indices`, of tables the `preparation` and the names of the
-            `inputs`, and of standardised arrays the `scaling`.
-
-        Raises
-        ------
-        DataError
-            In one line, what cannot be done.
+            Its meta has `indices` (each client's positions in x; test samples of "merged" count on from the end of x)
+            and `split_indices`, except for packed texts; `preparation` and `inputs` (names) for tables; and `scaling`
+            for standardised arrays.
         """
         if how is None:
             if self.groups is None:
@@ -401,11 +392,7 @@ class Dataset:
 
 
 def scaled(federation: Federation, known: Mapping[str, Any], where: str) -> Federation:
-    """Newcomers' inputs scaled in place as those of the clients before them.
-
-    known: `scaling` in the meta of theirs     where: what holds it, for errors. Raises DataError where that took a
-    client's true cluster, or is damaged.
-    """
+    """Newcomers' inputs, scaled in place by the `scaling` that the earlier clients' meta holds."""
     parts = [s for s in (federation.train, federation.validation, federation.test) if s is not None]
     try:
         scope, shape = known["scope"], federation.input_shape

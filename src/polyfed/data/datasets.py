@@ -1,7 +1,4 @@
-"""Named data sets: `load("fashion-mnist").partition("dirichlet:0.5", clients=100)` gives a Federation.
-
-One loader per data set, found by its name; a folder of files is a data set as well.
-"""
+"""Named data sets: `load("fashion-mnist").partition("dirichlet:0.5", clients=100)` gives a Federation."""
 
 import inspect
 import os
@@ -46,13 +43,7 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 
 
 def names() -> tuple[str, ...]:
-    """The names that `load` knows.
-
-    Returns
-    -------
-    tuple of str
-        Sorted by their registration.
-    """
+    """The names that `load` knows, in the order of registration."""
     return tuple(LOADERS.names())
 
 
@@ -69,11 +60,6 @@ def about(name: str) -> str:
     -------
     str
         One line, and more where there is more to say.
-
-    Raises
-    ------
-    DataError
-        The name is unknown.
     """
     return inspect.getdoc(LOADERS.find(name)) or name
 
@@ -91,23 +77,12 @@ def options(name: str) -> dict[str, Any]:
     -------
     dict
         Option -> default.
-
-    Raises
-    ------
-    DataError
-        The name is unknown.
     """
     return {p.name: p.default for p in list(inspect.signature(LOADERS.find(name)).parameters.values())[1:]}
 
 
 def default_dir() -> Path:
-    """Where data files are looked for: $POLYFED_DATA, else .cache/polyfed in the home folder.
-
-    Returns
-    -------
-    Path
-        The folder, which need not exist.
-    """
+    """Folder of data files, which need not exist: $POLYFED_DATA, else .cache/polyfed in the home folder."""
     return Path(os.environ.get("POLYFED_DATA") or Path.home() / ".cache" / "polyfed")
 
 
@@ -122,17 +97,17 @@ def load(
     name : str or Path
         One of `names()`, or a path.
     data_dir : str, Path or None
-        Where downloaded files lie; None: `default_dir()`.
+        Folder of downloaded files; None: `default_dir()`.
     without : sequence of str
-        Clients whose files of a folder are not opened; those of a named data set `Dataset.partition` leaves out.
+        Clients whose files in a folder are not opened; for a named data set, `Dataset.partition` leaves them out.
     **options
-        The data set's own, see `options(name)`; keys in kebab-case are accepted. For a path they are those of the table
-        [columns], such as target, task, drop, labels, categories, missing, standardise (see `polyfed config columns`).
+        Options of the data set, see `options(name)`, also in kebab-case; for a path those of the table [columns], such
+        as target, task, drop, labels, categories, missing and standardise (see `polyfed config columns`).
 
     Returns
     -------
     Dataset
-        To be divided by its `partition`; of CSV files, prepared there from training rows alone.
+        `partition` divides it, and prepares tables from training rows alone.
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""A federation: the clients, what each of them may train, tune and be tested on, and where it all came from.
-
-Everything that trains or evaluates takes a `Federation`. It is made from arrays, torch data sets or a folder of files
-here, from a named data set by `datasets.Dataset.partition`, and from a formula by `synthetic`.
-"""
+"""A federation: the clients, and the samples that each of them trains, tunes and is tested on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,23 +40,22 @@ class Federation:
     Parameters
     ----------
     train : Split
-        Every client has some.
+        Training samples; every client has some.
     test : Split
-        A client may have none.
+        Test samples; a client may have none.
     names : tuple of str
-        [n] distinct: the identity of a client. Random draws are keyed by it, not by its position.
+        [n] distinct: random draws are keyed by a client's name, not by its position.
     validation : Split or None
-        Samples to tune on.
+        Samples for tuning.
     classes : int or None
         Number of classes; None for a regression.
     clusters : array or None
-        [n] int64 ground-truth group of every client, where there is one.
+        [n] int64 ground-truth groups, where known.
     meta : dict
-        Data set, partition, seed, notes (caveats a user must see). Where they exist, also `indices`, a list of
-        n arrays (the samples each client was given), `split_indices` (the same by train, validation and test), and
-        arrays of a synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
+        Data set, partition, seed and notes (caveats a user must see); where they exist, `indices` (n arrays, each
+        client's samples), `split_indices` (the same by split) and arrays of a synthetic problem (`optimum`, ...).
     tokens : int or None
-        Number of classes that every token may have, where targets are [N, T] (`classes` is then None); else None.
+        Number of classes of each token, where targets are [N, T] and `classes` is None.
     """
 
     train: Split
@@ -122,7 +117,7 @@ class Federation:
 
     @property
     def aim(self) -> str:
-        """What is predicted, in one line, as it was decided from all clients."""
+        """The task as it was decided from all clients, in one line."""
         named = next((note for note in self.notes if note.startswith(AIM)), "")
         kind = "a regression" if self.classes is None else f"{self.classes} classes"
         return named or (kind if self.tokens is None else f"{self.tokens} classes at every token")
@@ -133,22 +128,17 @@ class Federation:
         return tuple(self.meta.get("notes", ()))
 
     def reorder(self, order: Sequence[int] | np.ndarray) -> "Federation":
-        """The same federation with its clients in another order, or some of them.
+        """The same federation with its clients, or some of them, in another order.
 
         Parameters
         ----------
         order : sequence of int
-            Client `order[k]` comes to position k, with its name and all; a shorter order is a subset.
+            Client `order[k]` moves to position k; a shorter order is a subset.
 
         Returns
         -------
         Federation
             With copies of the samples.
-
-        Raises
-        ------
-        DataError
-            There is no such position, or none is given.
         """
         order = prepare.positions(order, self.n, "order")
         meta = dict(self.meta)
@@ -168,22 +158,17 @@ class Federation:
         )
 
     def without(self, names: Sequence[str]) -> "Federation":
-        """The same federation without some of its clients; what was computed from their samples stays as it is.
+        """The same federation without some of its clients; statistics computed from their samples stay as they are.
 
         Parameters
         ----------
         names : sequence of str
-            Who leaves.
+            Clients to leave out.
 
         Returns
         -------
         Federation
-            With the other clients, in their order.
-
-        Raises
-        ------
-        DataError
-            There is no such client, or none would stay.
+            The other clients, in their order.
         """
         names = [nfc(name) for name in names]
         for name in names:
@@ -197,7 +182,7 @@ class Federation:
         return self.reorder(stay)
 
     def with_validation(self, fraction: float, seed: int = 0) -> "Federation":
-        """The same federation with some of every client's training samples moved to validation.
+        """The same federation with a share of each client's training samples moved to validation.
 
         Drawn per client, keyed by (seed, client name); at least one sample stays in training.
 
@@ -211,7 +196,7 @@ class Federation:
         Returns
         -------
         Federation
-            With a validation split.
+            A federation with a validation split.
 
         Raises
         ------
@@ -236,13 +221,8 @@ class Federation:
     # looking at it
 
     def summary(self) -> "pd.DataFrame":
-        """Tabulate how many samples each client has.
-
-        Returns
-        -------
-        DataFrame
-            One row per client: client, train, validation, test (samples), cluster (where known), class_0, class_1, ...
-            (training samples by class; a regression has none).
+        """A table with one row per client: client, train, validation, test (samples), cluster (where known), and
+        class_0, class_1, ... (training samples by class, for a classification).
         """
         import pandas as pd  # here, because it is slow to import
 
@@ -260,15 +240,11 @@ class Federation:
         return pd.DataFrame(table)
 
     def describe(self) -> dict[str, Any]:
-        """Describe the data for a run folder.
+        """The JSON-able description for a run folder.
 
-        Returns
-        -------
-        dict
-            Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
-            of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
-            regression), clusters (list or None), notes, the classes of tokens where targets are [N, T], what newcomers'
-            data are prepared with, and columns that the audit flags.
+        Keys: dataset, partition, seed, test, options, classes, inputs (shape of one), outputs, clients (name, train,
+        validation, test, labels: training samples per class, None for a regression), clusters, notes, and where any
+        exist tokens, the preparation of newcomers' data, and flags of the audit.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
@@ -334,53 +310,50 @@ class Federation:
         ----------
         train : sequence of pair
             One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients, or a dict or named tuple of such
-            arrays for a model that takes them by name, see `models.named`. y: [N_i] class labels (names, matched by
-            name, in the order of an ordered Categorical or else of the alphabet; integers; or floats with integer
-            values when some client has integers, or `classes` or `task` says that they are labels), [N_i, ...] float
-            targets, which make it a regression, or with task="tokens" [N_i, T] a label for every token, -100 for those
-            that do not count.
+            arrays (see `models.named`). y: [N_i] class labels, [N_i, ...] float targets of a regression, or with
+            task="tokens" [N_i, T] a label for each token, -100 for those that do not count. Class labels are names (in
+            the order of an ordered Categorical, else of the alphabet), integers, or floats with integer values if some
+            client has integers or `classes` or `task` says so.
         test, validation : sequence of pair or None
-            The same, one entry per client; None or zero rows for a client without any.
+            One entry per client; None or zero rows for a client without any.
         names : sequence of str or None
             Distinct; by default client-0, client-1, ...
         classes : int or None
-            By default the largest label + 1, for labels 0 to C-1. Without it, labels 1 to C or -1 and 1 become 0 to
-            C-1; a note says so, and meta["labels"] lists them, or the names of classes.
+            By default the largest label + 1. Without it, labels 1 to C, or -1 and 1, become 0 to C-1, with a note;
+            meta["labels"] lists them, or the names of classes.
         clusters : sequence of int or None
-            [n] ground-truth groups, if known.
+            [n] ground-truth groups, where known.
         meta : dict or None
-            Further entries of `Federation.meta`.
+            More entries of `Federation.meta`.
         test_fraction : float
-            Used when `test` is None: that share of each client's samples is held out, drawn at random, keyed by (seed,
-            client name); at least one sample stays in training. 0 leaves the test split empty.
+            Without `test`, this share of each client's samples is held out, at random, keyed by (seed, client name);
+            at least one sample stays in training, and 0 leaves the test split empty.
         validation_fraction : float
-            Likewise, the share of what is left in training, when `validation` is None.
+            Without `validation`, likewise the share of the remaining training samples.
         seed : int
-            Seed of what is held out.
+            Seed of the held-out samples.
         task : str
-            "classification" or "regression" says what integer targets (or whole floats) are; "binary": two labels,
-            whatever they are, become 0 and 1; "auto" takes integers for labels, unless there are more than 20 with
-            gaps; "tokens": labels of every token, of `classes` classes, for the loss "tokens".
+            "classification" or "regression" settles integers and whole floats; "auto" takes integers for labels,
+            unless there are more than 20 with gaps; "binary" makes any two labels 0 and 1; "tokens": a label for each
+            token, of `classes` classes, for the loss "tokens".
         integer_inputs : bool or None
             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
-            bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
+            bits or more are kept, and bytes and booleans become floats.
         weights : sequence or None
-            Per client [N_i] numbers of 0 or more: how much each training sample counts in the client's loss. Only their
-            ratios within the client matter: they are scaled to be 1 on average over its training samples, and a loss
-            over b samples is sum_j weight_j loss_j / b. A client weighs as many samples as it has, and scores count
-            every sample the same.
+            Per client [N_i] weights, 0 or more, of samples in its training loss, scaled to be 1 on average: a loss over
+            b samples is sum_j weight_j loss_j / b. A client still weighs as many samples as it has, and scores are
+            unweighted.
 
         Returns
         -------
         Federation
-            With the samples in memory.
+            The federation, with its samples in memory.
 
         Raises
         ------
         DataError
-            In one line, naming the client: NaN or infinite numbers, a client without samples, labels out of range, one
-            class in the whole federation, duplicate names, shapes that differ between clients, x and y of different
-            length, arrays of objects.
+            Naming the client: NaN or infinite numbers, no samples, labels out of range, one class in the whole
+            federation, duplicate names, shapes that differ, x and y of different length, arrays of objects.
         """
         train = list(train)
         n = len(train)
@@ -464,25 +437,19 @@ class Federation:
         Parameters
         ----------
         train : sequence of Dataset
-            One torch data set per client, each item an (input, target) pair; or a dict or a Hugging Face data set,
-            of which `input` and `target` name the keys. Labels that have names (a ClassLabel; `classes` of a torch data
-            set) are matched by these, in their order.
+            One torch data set per client, each item an (input, target) pair or a dict; or a Hugging Face data set.
+            Labels with names (a ClassLabel; `classes` of a torch data set) are matched by name, in their order.
         test, validation : sequence of Dataset or None
-            The same, one entry per client; None for a client without any.
+            One entry per client; None for a client without any.
         input, target : str or None
             Keys of items that are dicts, such as "image" and "label".
         **options
-            Those of `from_arrays`.
+            Options of `from_arrays`.
 
         Returns
         -------
         Federation
-            With the samples in memory.
-
-        Raises
-        ------
-        DataError
-            Naming the client: an item that is not such a pair, and whatever `from_arrays` refuses.
+            The federation, with its samples in memory.
         """
         who = names_of(options.get("names"), len(list(train)))
 
@@ -502,35 +469,27 @@ class Federation:
     ) -> "Federation":
         """A federation from one CSV or npz file per client; the file's stem is the client's name.
 
-        CSV: as the command line takes it, with texts, gaps and columns in any order; prepared from training rows alone.
-        npz: arrays x and y, and optionally x_test and y_test (all clients or none), taken as they are; never unpickled.
-        Images of uint8 ([N, height, width] or [N, height, width, channels]) become float32 in [0, 1], [N, channels,
-        height, width].
+        CSV files may have texts, gaps and columns in any order; they are prepared from training rows alone. npz files
+        hold x and y, and all or none of them x_test and y_test; nothing is unpickled. Images of uint8, [N, height,
+        width] or [N, height, width, channels], become float32 in [0, 1], [N, channels, height, width].
 
         Parameters
         ----------
         paths : sequence of str or Path
-            The files.
+            One file per client.
         target : str or None
-            The target column of CSV files; None: the last one.
+            Target column of CSV files; None: the last one.
         task : str
-            As in the table [columns]; "auto": texts, and targets that are all written as integers, are class labels.
+            As in the table [columns]; "auto" takes texts, and targets all written as integers, for class labels.
         **options
-            Of CSV files those of the table [columns], such as drop, categories, missing, standardise and weights (see
-            `polyfed config columns`), names, and those of `Dataset.partition`, such as test_fraction and seed. Of
-            others those of `from_arrays`.
+            For CSV files names, options of the table [columns], such as drop, categories, missing, standardise and
+            weights (see `polyfed config columns`), and of `Dataset.partition`, such as test_fraction and seed; for npz
+            files options of `from_arrays`.
 
         Returns
         -------
         Federation
-            With the samples in memory.
-
-        Raises
-        ------
-        DataError
-            Naming the file, and line and column where there is one.
-        ConfigError
-            A setting of the columns is wrong.
+            The federation, with its samples in memory.
         """
         paths = [Path(path) for path in paths]
         kinds = {path.suffix.lower() for path in paths}
@@ -551,21 +510,16 @@ class Federation:
         path : str or Path
             The folder; see `from_files` for the formats.
         target : str or None
-            The target column of CSV files; None: the last one.
+            Target column of CSV files; None: the last one.
         task : str
             As in `from_files`.
         **options
-            Those of `from_files`.
+            Options of `from_files`.
 
         Returns
         -------
         Federation
-            With the samples in memory.
-
-        Raises
-        ------
-        DataError
-            The folder is missing or has no such file, and whatever `from_files` refuses.
+            The federation, with its samples in memory.
         """
         paths = readers.client_files(path)
         if any(file.suffix.lower() != ".csv" for file in paths):
@@ -577,7 +531,7 @@ READERS: dict[str, Callable[..., Federation]] = {}  # of files that hold more th
 
 
 def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
-    """A federation from files that hold numbers alone, taken as they are. options: those of `from_arrays`"""
+    """A federation from files that hold numbers alone, taken as they are; the options are those of `from_arrays`."""
     clients = readers.read_clients(paths, target)
     tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
     options.setdefault("names", [c.name for c in clients])
@@ -587,13 +541,10 @@ def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "aut
 
 @dataclass(frozen=True, eq=False)
 class Outline(Federation):
-    """Clients that are elsewhere: their names and numbers of samples. The samples are zeros, and take no memory.
+    """Clients that are elsewhere: names and numbers of samples, with zeros, which take no memory, for the samples."""
 
-    labels: [n][classes] training samples in each class, where clients have said so     digest: of what is known
-    """
-
-    labels: Sequence[Sequence[int]] | None = None
-    digest: str = ""
+    labels: Sequence[Sequence[int]] | None = None  # [n][classes] training samples, where clients have said so
+    digest: str = ""  # of the names, numbers and facts
 
     @classmethod
     def of(
@@ -655,7 +606,7 @@ def names_of(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
 
 
 class Named(NamedTuple):
-    """Labels that have names. order: all that there are, in the order of the data set, where it has one"""
+    """Labels that have names; `order` lists all that there are, where the data set has an order."""
 
     texts: list[str]
     order: tuple[str, ...] | None = None
@@ -682,9 +633,9 @@ class Named(NamedTuple):
 def _by_name(
     parts: Mapping[str, Sequence[Pair | None] | None], names: Sequence[str]
 ) -> tuple[dict[str, list[Pair | None] | None], list[str] | None, list[str]]:
-    """(parts whose labels are numbers, the classes in their order where labels have names, notes).
+    """(parts with numbers for labels, the classes in order if labels have names, notes).
 
-    Labels that are names of numbers alone are these numbers.
+    Names that are all numbers count as these numbers.
     """
     pairs = {split: None if given is None else [*given] for split, given in parts.items()}
     found: dict[tuple[str, int], Named] = {}
@@ -777,10 +728,7 @@ Layout = dict[str, tuple[tuple[int, ...], bool]]  # of named inputs: shape, and 
 def _unnamed(
     pairs: Sequence[Pair | None], names: Sequence[str], split: str, known: Layout | None
 ) -> tuple[list[Pair | None], Layout | None]:
-    """Inputs given by name side by side in one array, and where they are in it; None where they have no names.
-
-    known: what is returned of a split in which nobody has samples
-    """
+    """Inputs given by name, side by side in one array, and its layout: None without names, `known` without samples."""
     found: list[Pair | None] = []
     layouts: list[Layout | None] = []
     for pair, name in zip(pairs, names, strict=True):
@@ -843,10 +791,7 @@ MOST = 10**6  # classes that any may have
 def _targets(
     parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None, task: str
 ) -> tuple[int | None, list[int] | None, list[str]]:
-    """Decide between classes and numbers; cast, check and number the labels in `parts`.
-
-    Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
-    """
+    """Cast, check and number the labels in `parts`: (classes or None, the labels that became 0, 1, ..., notes)."""
     if task not in readers.TASKS:
         raise DataError(f"task: found {task!r}, expected one of {', '.join(readers.TASKS)}")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):

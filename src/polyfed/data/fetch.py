@@ -19,7 +19,7 @@ from polyfed.data.datasets import IDX_FILES, IDX_MD5, default_dir
 
 @dataclass(frozen=True)
 class Home:
-    """Where a data set is published: base URL, {file: MD5}, the folder for it; archives are unpacked (*.bin only)."""
+    """Published location of a data set: base URL, {file: MD5}, the folder for it; of archives, *.bin is unpacked."""
 
     url: str
     files: dict[str, str]
@@ -62,11 +62,11 @@ def fetch(
     name : str
         mnist, fashion-mnist, cifar10 or cifar100.
     data_dir : str, Path or None
-        Where to; None: `default_dir()`.
+        Folder to download to; None: `default_dir()`.
     verify : bool
-        Whether the MD5 of every file, new or already there, must be the published one.
+        Compare the MD5 of each file, new or already there, with the published one.
     url : str or None
-        Another place with the same files.
+        Another address with the same files.
     timeout : float
         Seconds without an answer.
 

@@ -31,10 +31,7 @@ def filling(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The median of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value.
-
-    The same bits as `medians` finds.
-    """
+    """The median of each column of the clients' rows [n_i, d], as `medians` has it, NaN left out; 0 without values."""
     x = np.concatenate(rows)
     there = (~np.isnan(x)).sum(0)
     keys = np.sort(np.where(np.isnan(x), np.iinfo(np.int64).max, ordered(x)), axis=0)
@@ -44,10 +41,9 @@ def median(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def medians(count: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], columns: int, ways: int = 1) -> np.ndarray:
-    """[columns] the medians of what is known by counts alone: a search over the ordered floats; 0 without a value.
+    """[columns] medians found from counts alone, by a search over the ordered floats; 0 without a value.
 
-    count: thresholds [k, columns] -> how many values there are [columns], and how many are at most each [k, columns]
-    ways: thresholds at a time for each of the two middle ranks
+    `count` maps thresholds [k, columns] to the numbers of values [columns] and of those at most each threshold.
     """
     low = [[-(1 << 63)] * columns for _ in range(2)]  # for each of the middle ranks; Python's integers do not wrap
     high = [[(1 << 63) - 1] * columns for _ in range(2)]

@@ -1,7 +1,6 @@
-"""Named data sets whose clients are people, writers, roles or sources: HAR, LEAF's two, Digit-Five, Office-Caltech10.
+"""Named data sets whose clients are people, writers, roles or sources, read as their authors left the files.
 
-They are read from the user's folder as their authors left the files, and nothing is unpickled. A file with a published
-checksum is compared with it; where there is none, as LEAF's scripts make their files anew, its structure is checked.
+Nothing is unpickled. A published checksum is compared; LEAF's scripts make files anew, so their structure is checked.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ def _line(e: Exception) -> str:
 
 
 def _natural(name: str, clients: Mapping[str, Part], tests: Mapping[str, Part] | None = None, **more: Any) -> Dataset:
-    """The samples of named clients, one client after the other. tests: those of their own test sets"""
+    """The samples of named clients, one client after the other; `tests` are those of their own test sets."""
 
     def joined(parts: Iterable[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         xs, ys = zip(*parts, strict=True)
@@ -171,10 +170,7 @@ def _users(files: Sequence[Path], read: Read) -> tuple[dict[str, Part], int]:
 
 
 def _leaf(data_dir: Path, name: str, read: Read, samples: int | None, seed: int, **more: Any) -> Dataset:
-    """LEAF's users from its last step; by its split by user, those of both parts.
-
-    samples: at most so many training samples of each, drawn by seed
-    """
+    """LEAF's users from its last step (both parts of its split by user), at most `samples` training samples of each."""
     places = [data_dir / name / inside / step for inside in ("data", ".") for step in STEPS]
     folder = next((place for place in places if any(place.glob("*.json"))), None)
     if folder is None:

@@ -1,9 +1,6 @@
-"""Partitions: which samples of a data set go to which client.
+"""Partitions: `assign` deals the samples of a data set out to clients, in time linear in their number, from a seed.
 
-Each partitioner is a frozen dataclass whose fields are its parameters; `assign` deals the samples out in time linear
-in their number, from a seed, and without retries unless they are asked for. `parse("dirichlet:0.5")` reads the string
-form, `str(p)` writes it.
-`LabelSwap` and `Rotation` change what a client's samples look like and stand on a base: "dirichlet:1.0+label-swap:4".
+`parse("dirichlet:0.5")` reads a partitioner's string form and `str` writes it; "+" puts one on another as its base.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +22,7 @@ from polyfed.data.corruptions import KINDS
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The part of a data set that a partitioner may see.
+    """The part of a data set that a partitioner sees.
 
     Parameters
     ----------
@@ -36,15 +33,15 @@ class Source:
     classes : int
         Number of classes.
     groups : array or None
-        [size] natural client of every sample.
+        [size] natural client of each sample.
     group_names : tuple of str or None
         One per natural client.
     group_clusters : array or None
         One per natural client.
     shape : tuple of int
-        Of one input.
+        Shape of one input.
     name : str
-        Of the data set, for errors.
+        Name of the data set, for errors.
     """
 
     size: int
@@ -60,27 +57,26 @@ class Source:
 @checked
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Samples of each client.
+    """The samples of each client.
 
     Parameters
     ----------
     indices : list of array
-        One per client: positions of its samples, ascending.
+        Positions of each client's samples, ascending.
     clusters : array or None
         [n] int64 ground truth.
     names : tuple of str or None
-        [n] of natural clients.
+        [n] names of natural clients.
     notes : tuple of str
         Caveats for the run.
     relabel : array or None
-        [n, classes] int64; label y of client i becomes relabel[i, y].
+        [n, classes] int64: label y of client i becomes relabel[i, y].
     turns : array or None
-        [n] int64; client i's images are turned by turns[i] times 90 degrees, counter-clockwise.
+        [n] int64: quarter turns of client i's images, counter-clockwise.
     noise : array or None
-        [n] deviation of the Gaussian noise that is added to client i's inputs.
+        [n] deviation of the Gaussian noise added to client i's inputs.
     corruption : array or None
-        [n, 2] int64; what client i's images are corrupted by, its place in `polyfed.data.corruptions.KINDS`, and how
-        strongly.
+        [n, 2] int64: kind (position in `polyfed.data.corruptions.KINDS`) and severity of client i's corruption.
     """
 
     indices: list[np.ndarray]
@@ -93,17 +89,17 @@ class Assignment:
     corruption: np.ndarray | None = None
 
     def among(self, clients: list[int]) -> "Assignment":
-        """Return the share of some of the clients.
+        """The share of some of the clients.
 
         Parameters
         ----------
         clients : list of int
-            Their positions.
+            Positions of these clients.
 
         Returns
         -------
         Assignment
-            Of these clients alone, in this order.
+            The samples of these clients alone, in this order.
         """
         clients = prepare.positions(clients, len(self.indices), "clients")
         each = {k: getattr(self, k) for k in ("clusters", "relabel", "turns", "noise", "corruption")}
@@ -128,18 +124,18 @@ class Partitioner(Configured, ABC):
         Parameters
         ----------
         source : Source
-            What is to be divided.
+            The samples to divide.
         clients : int or None
-            Their number; None only for natural clients, which have their own number and sizes.
+            Number of clients; None only for natural ones.
         seed : int
-            Of the draws.
+            Seed of the draws.
         min_samples : int
-            That every client gets at least.
+            Least number of samples of a client.
 
         Returns
         -------
         Assignment
-            Who gets what.
+            The samples of each client.
 
         Raises
         ------
@@ -245,8 +241,8 @@ class IID(Partitioner):
 class Dirichlet(Partitioner):
     """Per class, shares over the clients drawn from Dirichlet(alpha, ..., alpha); sizes come out unequal.
 
-    A client that comes out too small is topped up from the largest ones. The "practical" setting of PFLlib and FL-bench
-    is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
+    Too small a client is topped up from the largest ones. The "practical" setting of PFLlib and FL-bench is
+    "dirichlet:0.1,capped=true,least=1"; early PFLlib asked for 40.
     """
 
     alpha: float = setting(0.5, gt=0, doc="Above 0: small is skewed, large is IID.")
@@ -289,11 +285,10 @@ class Dirichlet(Partitioner):
 
 @dataclass(frozen=True)
 class DirichletPrior(Partitioner):
-    """Every client draws its own class prior from Dirichlet(alpha); all sizes are equal (they differ by at most one).
+    """Every client draws its own class prior from Dirichlet(alpha); sizes differ by at most one.
 
-    Samples are dealt one at a time to clients in random order, the class drawn from the client's prior; a class that
-    has run out is redrawn from the prior over the classes that are left, so this is a true partition. After Hsu, Qi and
-    Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
+    Samples are dealt one by one to clients in random order, the class drawn from the client's prior over the classes
+    that are left: a true partition. After Hsu, Qi and Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, 6).
     """
 
     alpha: float = setting(0.5, gt=0, doc="Above 0: small is skewed, large is IID.")
@@ -352,9 +347,9 @@ def _ladder(prior: np.ndarray, available: np.ndarray, left: np.ndarray) -> np.nd
 class Pathological(Partitioner):
     """Every client holds exactly `classes_per_client` classes. After McMahan et al. (2017).
 
-    The classes are dealt round and round in runs of that length, neighbouring clients sharing a run; each class is
-    divided among its holders. When the runs do not overlap (the length divides the number of classes), they are the
-    ground-truth clusters. PFLlib's "pathological" setting is "pathological:2,sizes=rest,order=label".
+    Classes are dealt round and round in runs of that length, and each class is divided among its holders. Runs that do
+    not overlap (the length divides the number of classes) are the ground-truth clusters. PFLlib's "pathological"
+    setting is "pathological:2,sizes=rest,order=label".
     """
 
     classes_per_client: int = setting(2, ge=1, doc="At least 1.")
@@ -406,7 +401,7 @@ class Pathological(Partitioner):
 class Shards(Partitioner):
     """Samples sorted by label, cut into clients * per_client shards, dealt out at random: McMahan et al. (2017).
 
-    A client sees about `per_client` classes, not exactly (a shard may span two). Shards differ by at most one sample.
+    A client sees about `per_client` classes, as a shard may span two. Shards differ by at most one sample.
     """
 
     per_client: int = setting(2, ge=1, doc="Shards of each client, at least 1.")
@@ -471,10 +466,7 @@ class Natural(Partitioner):
 
 @dataclass(frozen=True)
 class Composed(Partitioner):
-    """A partitioner that stands on another one, `base`, and changes what clients see by ground-truth cluster.
-
-    Client i of n is in cluster i * clusters // n: contiguous blocks.
-    """
+    """A partitioner on top of another one, `base`, that changes samples by ground-truth cluster, i * clusters // n."""
 
     base: Partitioner = setting(IID(), doc="Deals the samples out; its string form will do.")
 
@@ -634,7 +626,7 @@ def parse(text: str) -> Partitioner:
     Returns
     -------
     Partitioner
-        What it names.
+        The partitioner.
 
     Raises
     ------

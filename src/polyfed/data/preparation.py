@@ -1,7 +1,6 @@
-"""From a row as it is in a file to the inputs of a model, and from its outputs to an answer.
+"""Inputs of a model from the rows of a file, and answers from its outputs, by statistics of training rows alone.
 
-Everything is learnt from training rows alone: of each client by itself, or of all clients by adding up what each one
-says (counts, sums, squares). What is learnt are plain numbers, kept as JSON in run folders and beside exported models.
+Each client has its own, or all share sums of counts, values and squares; they are plain numbers, kept as JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,28 +27,25 @@ ALL = ""  # whose statistics, where they are every client's
 
 @dataclass(frozen=True)
 class Input:
-    """A column that goes in. values: of a category; None: a number     gap: whether an input says that it is missing"""
+    """A column that goes in."""
 
     name: str
-    values: tuple[str, ...] | None = None
-    gap: bool = False
+    values: tuple[str, ...] | None = None  # of a category; None: a number
+    gap: bool = False  # one more input says that it is missing
     declared: bool = False  # its values are the user's and not those that were found
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers to fill, shift and scale with, one entry per column. target: shift and scale, or None.
-
-    low, high: the least and the largest number of the training rows     gaps: their share of gaps, of every input
-    """
+    """Numbers that fill, shift and scale, one entry per column."""
 
     fill: list[float]
     shift: list[float]
     scale: list[float]
-    target: list[float] | None = None
-    low: list[float | None] | None = None
-    high: list[float | None] | None = None
-    gaps: list[float] | None = None
+    target: list[float] | None = None  # shift and scale
+    low: list[float | None] | None = None  # least number of the training rows
+    high: list[float | None] | None = None  # largest number of the training rows
+    gaps: list[float] | None = None  # share of gaps in the training rows
 
     def ranged(self, x: np.ndarray, numbers: list[int]) -> "Statistics":
         """The same with low, high and gaps of rows x: [N, inputs], of which some are numbers; as it is where it has."""
@@ -61,32 +57,25 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Recipe by which rows become inputs, and outputs answers.
-
-    inputs: the columns that go in     target: the column that is predicted
-    labels: the classes in their order; None for a regression     missing, unseen, standardise: as in `Columns`
-    gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
-    sites: client -> Statistics; "" where all clients share them
-    repairs: client -> what its cells are repaired with     limits: columns in which <5 is a value
-    raw: the column of texts or images that goes in, in the place of all others
-    """
+    """Recipe that makes inputs of rows and answers of outputs."""
 
     inputs: tuple[Input, ...]
     target: str
-    labels: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None  # the classes in their order; None for a regression
     missing: str = DEFAULTS["missing"]
     unseen: str = DEFAULTS["unseen"]
     standardise: str = "pooled"
-    gaps: tuple[str, ...] = ()
-    survival: bool = False
+    gaps: tuple[str, ...] = ()  # further texts for a missing value
+    survival: bool = False  # the target is a time and an event
+    # by client, or under "" where all clients share them
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
     repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    limits: tuple[str, ...] = ()
-    raw: Text | Images | None = None
+    limits: tuple[str, ...] = ()  # columns in which <5 is a value
+    raw: Text | Images | None = None  # the column that goes in instead of all others
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row as the model takes it."""
+        """Shape of a row of inputs."""
         return (len(self.names),) if self.raw is None else self.raw.shape
 
     @property
@@ -135,12 +124,9 @@ class Preparation:
     # rows to inputs
 
     def codes(self, sheet: Sheet) -> np.ndarray:
-        """The cells of a table as numbers.
+        """Cells as numbers, [N, columns] float64: positions of categories' values, NaN for a gap, -1 for unseen ones.
 
-        sheet: the table; its columns may be in any order, and further ones are not used
-        Returns [N, columns] float64: numbers, and the positions of values of categories; NaN for a gap, -1 for an
-        unseen value. Raises DataError where a column is missing, or a cell, named by file, line and column, is no
-        number, a gap or unseen where these are refused.
+        DataError names file, line and column of a cell that is no number, or a gap or unseen where these are refused.
         """
         if self.raw is not None:
             name = self.raw.column
@@ -178,12 +164,7 @@ class Preparation:
         return np.where(missing, np.nan, found)
 
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
-        """The targets of a table.
-
-        sheet: the table     name: the column that holds them; None: the one of the training
-        Returns [N] int64 positions among the classes, or float64 numbers. Raises DataError where the column is missing,
-        or a cell, named by file, line and column, is neither a class nor a number.
-        """
+        """Targets [N], int64 positions among the classes or float64 numbers, from the column `name`."""
         name = name or self.target
         if name not in sheet.columns:
             raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}", name)
@@ -198,12 +179,9 @@ class Preparation:
         return found
 
     def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
-        """A client's rows as inputs, by a ColumnTransformer of scikit-learn.
+        """A client's `codes` [N, columns] as inputs [N, inputs] float32 in the order of `names`, by scikit-learn.
 
-        codes: [N, columns] as `codes` gives them     client: whose statistics are used
-        Returns [N, inputs] float32, in the order of `names`; of texts tokens [N, 2, length] int64, of images
-        [N, 3, size, size]. Raises
-        DataError for a number beyond float32.
+        Texts become tokens [N, 2, length] int64, images [N, 3, size, size].
         """
         if self.raw is not None:
             return codes.astype(self._kind, copy=False).reshape(-1, *self.shape)
@@ -238,12 +216,7 @@ class Preparation:
     # learning it
 
     def fitted(self, parts: Mapping[str, Split | None], names: Sequence[str]) -> "tuple[Preparation, dict[str, Any]]":
-        """Learn from the training part, and prepare every part; what has been learnt before stays, for newcomers.
-
-        parts: "train" and others, their inputs as `codes` gives them     names: [n] the clients
-        Returns what was learnt, and the parts with the inputs of the model. Raises DataError where a part has a value
-        that the training part has not, and that is refused.
-        """
+        """Learn from the training part and prepare all parts, given as `codes`; earlier statistics stay."""
         train = parts["train"]
         assert train is not None
         x, n = train.x.numpy(), train.n
@@ -277,7 +250,7 @@ class Preparation:
     def of_texts(
         self, texts: Sequence[np.ndarray], indices: Mapping[str, Sequence[np.ndarray]]
     ) -> "tuple[Preparation, dict[str, Any]]":
-        """What `fitted` returns, of a language model's texts. indices: of every part, the texts of each client"""
+        """The result of `fitted` for a language model's texts; `indices` has the texts of each client in each part."""
         raw = self.raw
         assert isinstance(raw, Text)
         done: dict[str, Any] = {"train": None, "validation": None, "test": None}
@@ -351,7 +324,7 @@ class Preparation:
 
     @classmethod
     def read(cls, found: Any, where: str) -> "Preparation":
-        """Read back what `dump` returned. Raises DataError for anything else. where: the file, for errors"""
+        """Read back what `dump` returned; `where` names the file in errors."""
         return read_dump(PREPARATION, found, f"{where}: its preparation")
 
     @model_validator(mode="after")
@@ -372,7 +345,7 @@ PREPARATION = TypeAdapter(Preparation)
 
 
 def read_dump(kind: TypeAdapter[T], found: Any, what: str) -> T:
-    """What a `dump` holds. Raises DataError, in one line, for anything else."""
+    """The object that a `dump` holds. Raises DataError, in one line, for anything else."""
     try:
         return kind.validate_python(found)
     except ValidationError as e:

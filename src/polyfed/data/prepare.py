@@ -1,7 +1,6 @@
-"""From the samples a client was given to what it trains, tunes and is tested on: held-out splits and scaling.
+"""Held-out splits and scaling: from the samples that a client was given to those it trains, tunes and is tested on.
 
-Nothing here looks at a test or validation sample to prepare a training one; `datasets.Dataset.partition` and
-`federation.Federation` call these.
+Nothing here looks at a test or validation sample to prepare a training one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +23,7 @@ PARTS = {TEST: "test", VALIDATION: "validation"}
 
 
 def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
-    """A generator for one seed, purpose and client name, the same on every machine.
-
-    Raises DataError for a seed that is not an integer of 0 or more.
-    """
+    """A generator for one seed, purpose and client name, the same on every machine."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed: found {seed!r}, expected an integer of at least 0")
     word = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
@@ -56,11 +52,9 @@ def held_out(
     times: np.ndarray | None = None,
     whose: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut `n` samples into (kept, held): positions 0..n-1, ascending, about `fraction` of them held.
+    """Positions of `n` samples in (kept, held), ascending, at least one kept, and one held if n >= 2 and fraction > 0.
 
-    At least one sample is kept; at least one is held when n >= 2 and fraction > 0. Without `times` the held samples
-    are drawn at random. With `times: [n]` they are the latest ones, and samples of equal time stay together. With
-    `whose: [n]` groups are drawn instead of samples, about `fraction` of them.
+    Draws at random; with `times` [n] the latest are held, equal times together; with `whose` [n] groups are drawn.
     """
     if whose is not None:
         groups, at = np.unique(whose, return_inverse=True)
@@ -81,11 +75,7 @@ def held_out(
 
 
 def uneven(names: Sequence[str], rows: Sequence[int], held: Sequence[int], fraction: float, part: str) -> list[str]:
-    """A note on clients of which more than twice or less than half of what was asked is held out.
-
-    rows, held: [n] how many there are, and are held out     part: test or validation. Raises DataError where no client
-    has any, though some have rows enough
-    """
+    """A note on clients with more than twice or less than half of `fraction` held out; `rows` and `held` are [n]."""
     each = [*zip(names, rows, held, strict=True)] if fraction else []
     wrong = [f"{name} {k} of {n}" for name, n, k in each if not fraction / 2 <= k / max(n, 1) <= 2 * fraction]
     asked = f"{part} fraction: {fraction:g} of each client's rows"
@@ -106,13 +96,10 @@ def held_of_each(
 
 
 def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:
-    """Split `total` seats in the ratio of integer `counts: [C]`; they sum to `total`, each within 1 of its share.
-
-    Exact integer arithmetic (Hamilton's method); a tie goes to the larger count, then to the lower index.
-    """
+    """Split `total` seats in the ratio of `counts` [C], exactly (Hamilton's method)."""
     counts = np.asarray(counts, dtype=np.int64)
     whole, rest = np.divmod(counts * total, counts.sum())
-    order = np.lexsort((np.arange(len(counts)), -counts, -rest))
+    order = np.lexsort((np.arange(len(counts)), -counts, -rest))  # a tie: the larger count, then the lower index
     whole[order[: total - int(whole.sum())]] += 1
     return whole
 
@@ -127,19 +114,15 @@ def ratio_quota(counts: np.ndarray, available: np.ndarray, total: int) -> np.nda
 
 
 def floor_quota(counts: np.ndarray, total: int) -> np.ndarray:
-    """floor(share * total) per class, shares as binary fractions: mostly fewer than `total` in all.
-
-    The rule of FedSLR's released code, rounding included: a share of 0.29 of 100 gives 28.
-    """
+    """floor(share * total) per class: mostly fewer than `total` in all, as in FedSLR's released code."""
+    # rounding included: a share of 0.29 of 100 gives 28
     return np.floor(counts / counts.sum() * total).astype(np.int64)
 
 
 def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, method: str) -> tuple[Tensor, Tensor]:
-    """Scale inputs in place with statistics of `train: [N, ...]`, the training rows, only; (shift, scale) [...].
+    """Scale inputs in place by the training rows `train` [N, ...] alone, except where `constant` [...]; (shift, scale).
 
-    others: tensors [*, ...] to scale likewise (validation, test)     constant: [...] bool, inputs left as they are
-    method: "z-score", "minmax" (training rows to [-1, 1]) or "unit" (to [0, 1])
-    A column that is constant in `train` alone is centred but not scaled.
+    `others` [*, ...] are scaled likewise. "z-score"; "minmax" scales training rows to [-1, 1], "unit" to [0, 1].
     """
     x = train.double()
     if method == "z-score":
@@ -147,7 +130,7 @@ def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, m
     else:
         low, high = x.amin(0), x.amax(0)
         shift, scale = (low, high - low) if method == "unit" else ((low + high) / 2, (high - low) / 2)
-    scale[scale < 1e-12] = 1
+    scale[scale < 1e-12] = 1  # a column that is constant in `train` alone is only centred
     shift[constant], scale[constant] = 0, 1
     for t in (train, *others):
         scale_with(t, shift, scale)

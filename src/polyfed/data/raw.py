@@ -26,24 +26,20 @@ PIXELS = {  # means and deviations of pixels in [0, 1], by what models were trai
 
 @dataclass(frozen=True)
 class Text:
-    """A column of texts. length: tokens of each     tokenizer: a tokenizer.json here     digest: of that file
-
-    following: whether each token is asked for the one that follows it, as a language model is
-    pack, end: of such rows, see `following`     words: ids that the tokenizer has
-    """
+    """A column of texts."""
 
     column: str
-    length: int
-    tokenizer: str
-    digest: str
-    following: bool = False
+    length: int  # tokens of each
+    tokenizer: str  # a tokenizer.json of this machine
+    digest: str  # of that file
+    following: bool = False  # each token is asked for the next one, as in a language model
     pack: bool = False
-    end: int | None = None
-    words: int = 0
+    end: int | None = None  # token that closes a text
+    words: int = 0  # ids that the tokenizer has
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a text: ids and mask."""
+        """Shape of a text: ids and mask."""
         return (2, self.length)
 
     def __str__(self) -> str:
@@ -68,7 +64,7 @@ class Text:
         return out
 
     def ids(self, texts: Sequence[str], at: Callable[[int], str]) -> list[Array]:
-        """The ids of each text, closed. at: where a text is, for errors. Raises DataError for one of no token."""
+        """The ids of each text, closed; `at` says where a text is. Raises DataError for a text without tokens."""
         return closed([e.ids for e in self._own.encode_batch_fast([*texts])], self.end, at)
 
     def word(self, id: int) -> str:
@@ -85,15 +81,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Images:
-    """A column of files of images, named from the folder of the table. size: of each side     pixels: of `PIXELS`"""
+    """A column of image files, named from the folder of the table."""
 
     column: str
-    size: int
-    pixels: str
+    size: int  # of each side
+    pixels: str  # of `PIXELS`
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an image: channels, height, width."""
+        """Shape of an image: channels, height, width."""
         return (3, self.size, self.size)
 
     def __str__(self) -> str:
@@ -119,7 +115,7 @@ class Images:
 
 
 def raw_of(columns: Columns) -> Text | Images | None:
-    """What a table [columns] says of texts or images. Raises DataError where the tokenizer cannot be read."""
+    """Texts or images of a table [columns]. Raises DataError where the tokenizer cannot be read."""
     if columns.image is not None:
         return Images(columns.image, columns.size, columns.pixels)
     if columns.text is None or columns.tokenizer is None:
@@ -150,7 +146,7 @@ def words(tokenizer: str | Path) -> int:
 
 
 def closed(ids: Sequence[Sequence[int]], end: int | None, at: Callable[[int], str]) -> list[Array]:
-    """The ids of each text, closed by `end`. at: where a text is. Raises DataError for a text of no token."""
+    """The ids of each text, closed by `end`; `at` says where a text is. Raises DataError for a text without tokens."""
     found = [np.asarray(of, dtype=np.int64).reshape(-1) for of in ids]
     empty = next((k for k, of in enumerate(found) if not len(of)), None)
     if empty is not None:
@@ -159,9 +155,9 @@ def closed(ids: Sequence[Sequence[int]], end: int | None, at: Callable[[int], st
 
 
 def following(texts: Sequence[Array], length: int, pack: bool) -> tuple[Array, Array]:
-    """Ids and mask [N, 2, length], and what follows each token [N, length], both int64; -100 where nothing does.
+    """Ids and mask [N, 2, length], and the next token of each [N, length], both int64; -100 where there is none.
 
-    texts: their ids     pack: they follow each other and are cut into rows, else each is a row, cut or padded
+    Packed texts follow each other and are cut into rows; else each is a row, cut or padded.
     """
     follows = [np.append(ids[1:], IGNORED) for ids in texts]
     if pack and texts:

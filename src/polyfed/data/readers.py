@@ -1,6 +1,6 @@
 """Readers of data files: IDX, CIFAR's binary version, npz, MATLAB's and CSV, into numpy arrays, never unpickled.
 
-Every malformed file is one DataError line that names it. `datasets` and `Federation.from_files` stand on these.
+Every malformed file is one DataError line that names it.
 """
 
 import csv
@@ -43,10 +43,7 @@ HEAD = 100  # rows that tell a header from a row of data
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a file, unzipped if its first two bytes say gzip.
-
-    Raises DataError when it cannot be read, or unpacks to far more than data do (a zip bomb).
-    """
+    """The content of a file, unzipped if it begins as gzip. Raises DataError for a zip bomb, too."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise DataError(f"{path}: cannot be read; expected a file")
@@ -80,10 +77,7 @@ def md5(path: str | Path) -> str:
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """An IDX file (the format of MNIST), gzipped or not, as an array of the shape in its header.
-
-    Raises DataError for a file that cannot be read, a wrong magic number or a length that does not fit the header.
-    """
+    """The array of an IDX file (the format of MNIST), gzipped or not. Raises DataError if the header does not fit."""
     b = read_bytes(path)
     if len(b) < 4 or b[:2] != b"\0\0" or b[2] not in IDX_TYPES or not 1 <= b[3] <= 8:
         raise DataError(f"{path}: not an IDX file (first bytes {b[:4].hex(' ') or 'missing'})")
@@ -98,8 +92,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 def read_cifar(path: str | Path, label_bytes: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """One file of CIFAR's binary version: (images [N, 3, 32, 32] uint8, labels [N, label_bytes] uint8).
 
-    label_bytes: 1 for CIFAR-10, 2 (coarse, fine) for CIFAR-100. Raises DataError for a length that is no whole number
-    of records and for labels out of range.
+    CIFAR-10 has 1 byte of labels, CIFAR-100 has 2 (coarse, fine).
     """
     b = read_bytes(path)
     record = label_bytes + 3072
@@ -116,10 +109,7 @@ def read_cifar(path: str | Path, label_bytes: int = 1) -> tuple[np.ndarray, np.n
 
 
 def read_npz(path: str | Path, required: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, never unpickled.
-
-    Raises DataError: unreadable, arrays of objects, missing names, a header that promises another size than there is.
-    """
+    """The arrays of an npz file, never unpickled; a header must promise the size that is there."""
     if not Path(path).is_file():
         raise DataError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
@@ -163,12 +153,8 @@ def _read_npy(path: str | Path, archive: zipfile.ZipFile, member: zipfile.ZipInf
 
 
 def read_mat(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays of numbers of a MATLAB file (version 5, little-endian, packed or not); of cells an array of objects.
-
-    Raises DataError for a file that cannot be read, is of another version or damaged, and for a name that is missing
-    or stands for something else than numbers. SciPy's reader ends the process on some damaged files.
-    """
-    raw = read_bytes(path)
+    """Arrays of numbers of a MATLAB file (version 5, little-endian, packed or not); of cells an array of objects."""
+    raw = read_bytes(path)  # SciPy's reader ends the process on some damaged files
     if raw[124:128] != b"\x00\x01IM":
         raise DataError(f"{path}: not a MATLAB file of version 5; save('-v7', ...) writes one")
     found: dict[str, np.ndarray | None] = {}
@@ -206,7 +192,7 @@ def _mat_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _mat_matrix(data: memoryview, wanted: Sequence[str] | None) -> tuple[str, np.ndarray | None]:
-    """(name, array) of a matrix; None for one that is not wanted or no array of real numbers. wanted: None for all"""
+    """(name, array) of a matrix; None for one that is not `wanted` (None: all) or no array of real numbers."""
     (_, flags), (_, dims), (_, name), *rest = _mat_elements(data)
     kind, shape, text = flags[0], np.frombuffer(dims, "<i4"), bytes(name).decode("latin-1")
     if min(shape) < 0:
@@ -224,11 +210,7 @@ def _mat_matrix(data: memoryview, wanted: Sequence[str] | None) -> tuple[str, np
 
 
 def read_csv(path: str | Path) -> tuple[list[str], np.ndarray]:
-    """A comma-separated file with one header line: (column names, values [N, columns] float64).
-
-    Raises DataError for a missing header, a line with another number of cells, and a cell that is no number, with file,
-    line and column.
-    """
+    """A comma-separated file of numbers with one header line: (column names, values [N, columns] float64)."""
     header, lines, columns, _ = read_cells(path)
     values = [floats(cells) for cells in columns]
     bad = [(_first_odd(columns[k]), k) for k, found in enumerate(values) if found is None]
@@ -242,13 +224,10 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray]:
 def read_cells(
     path: str | Path, delimiters: str = ",", encoding: str | None = None, files: str | None = None
 ) -> tuple[list[str], list[int], list[list[str]], str]:
-    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells in NFC without
-    blanks around them, what parts them).
+    """A table with one header line as text: (names, [N] line numbers, columns of [N] cells, the delimiter).
 
-    delimiters: of these the one that the first line has most of, where it does not name its own, as Excel's sep=;
-    encoding: of a file that is not in UTF-8     files: a column of paths, which stay as they are written
-    Raises DataError for a missing header, a column without a name, two of one name, and a line with another number of
-    cells.
+    Cells are NFC without blanks around them, except in the column of paths, `files`. The delimiter is the one that the
+    first line has most of, unless the file names its own, as Excel's sep=. `encoding` is for files that are not UTF-8.
     """
     text = _decoded(path, encoding)
     if named := SEP.match(text):
@@ -291,11 +270,7 @@ def read_cells(
 
 
 def headless(header: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
-    """True where the names of columns are themselves a row of data.
-
-    So they are where every column of numbers has a number (or a gap) for its name, unless these count on as 0, 1, 2 or
-    years do, and no column of texts has one of its own texts; without numbers, where most have one of their texts.
-    """
+    """True where the names of columns are themselves a row of data."""
 
     def of(text: str) -> float | None:
         value = number(text.replace(",", ".") if "." not in text else text)
@@ -312,7 +287,7 @@ def headless(header: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
     values = [v for v in over if v is not None]
     if not over or len(values) < len(over):
         return not over and 2 * sum(texts) > max(len(texts), 1)
-    steps = {b - a for a, b in pairwise(values)}
+    steps = {b - a for a, b in pairwise(values)}  # names that count on, as 0, 1, 2 or years do, are names
     on = steps == {1} or (len(values) > 2 and len(steps) == 1 and min(steps) > 0) or values in ([0], [1])
     return any(texts) or not (on and values[0] % 1 == 0)
 
@@ -339,10 +314,7 @@ def _decoded(path: str | Path, encoding: str | None) -> str:
 
 
 def images(x: np.ndarray) -> np.ndarray:
-    """uint8 pixels, [N, height, width] or [N, height, width, channels], as float32 in [0, 1], channels first.
-
-    Any other array comes back as it is.
-    """
+    """uint8 pixels [N, height, width (, channels)] as float32 in [0, 1], channels first; other arrays as they are."""
     if x.dtype != np.uint8 or x.ndim < 3:
         return x
     if x.ndim == 3:
@@ -371,7 +343,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def inside(folder: Path, pattern: str = "*") -> list[Path]:
-    """What a folder holds, by name, without what systems and office programs leave there: hidden files, locks, ..."""
+    """The files of a folder by name, without those of systems and office programs: hidden files, locks, ..."""
     found = sorted(folder.glob(pattern))
     of = {f: f.relative_to(folder).parts for f in found}
     return [f for f in found if not any(n[0] in ".~" or n[-1] == "~" or n.lower() in LEFT for n in of[f])]
@@ -405,10 +377,7 @@ def picture_folders(path: Path) -> list[Path]:
 
 
 def client_files(path: str | Path) -> list[Path]:
-    """The CSV files of a folder, or the npz files, by name.
-
-    Raises DataError when there is no folder, no such file, both kinds, or a file of data of another kind.
-    """
+    """The CSV or the npz files of a folder, by name. Raises DataError for none, both, or data of another kind."""
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -431,7 +400,7 @@ TASKS = ("auto", "binary", "classification", "regression", "tokens")
 
 
 def read_clients(paths: Sequence[str | Path], target: str | None = None) -> list[ClientFile]:
-    """One client per npz file (see `Federation.from_files`), or CSV file of numbers alone. target: its column"""
+    """One client per npz file (see `Federation.from_files`), or per CSV file of numbers alone."""
     clients: list[ClientFile] = []
     for path in map(Path, paths):
         if path.suffix.lower() == ".csv":

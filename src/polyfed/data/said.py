@@ -17,26 +17,19 @@ class Dropped(Strict):
 
 
 class Cells(Strict):
-    """Contents of a column in one site's file: enough to tell, from those of all sites, what the column is.
-
-    numbers: how many cells hold one     texts: distinct ones (`sheets.spelt`); None where a site says only that there
-    are many     whole: whether all texts are integers     dates: whether all are dates
-    distinct: whether no text occurs twice     numbered: whether they number the rows, beyond chance
-    notation: whether most texts look like numbers in another notation
-    unmatched: how many cells match no declared value     respelt: how many of its texts match another one
-    """
+    """Contents of a column in one site's file, enough to tell, from those of all sites, the kind of the column."""
 
     cells: Count
     gaps: Count
     numbers: Count
-    texts: list[str] | None
-    whole: bool
+    texts: list[str] | None  # as `csv_files.spelt` has them; None: a site says only that there are many
+    whole: bool  # all texts are integers
     dates: bool
-    distinct: bool
-    numbered: bool
-    notation: bool
-    unmatched: Count
-    respelt: Count
+    distinct: bool  # no text occurs twice
+    numbered: bool  # they number the rows, beyond chance
+    notation: bool  # most texts look like numbers in another notation
+    unmatched: Count  # cells that match no declared value
+    respelt: Count  # texts that match another one
 
     @property
     def there(self) -> int:
@@ -45,31 +38,26 @@ class Cells(Strict):
 
 
 def facts(cells: Cells, /, **others: Any) -> dict[str, Any]:
-    """What there is in any cells, but for others."""
+    """Fields of `Cells`, and others."""
     return {name: getattr(cells, name) for name in Cells.model_fields} | others
 
 
 class Column(Cells):
-    """What a site says of a column: of its texts those that say nothing of a row.
+    """A site's description of a column: counts of training rows, none of them of fewer rows than its least-count."""
 
-    one: the number that all cells are     train, gap: values and gaps of training rows
-    some: whether any row has a gap
-    The counts are of training rows, and none of them is of fewer rows than the site's least-count.
-    """
-
-    one: Annotated[float, Field(allow_inf_nan=False)] | None
-    train: list[str] | None
-    gap: bool
-    some: bool
+    one: Annotated[float, Field(allow_inf_nan=False)] | None  # the number in all cells
+    train: list[str] | None  # values of training rows
+    gap: bool  # a training row has a gap
+    some: bool  # any row has a gap
 
 
 class Csv(Strict):
-    """A table. weighted: whether its rows' weights differ"""
+    """A table."""
 
     kind: Literal["table"] = "table"
     target: str
     columns: dict[str, Dropped | Column]
-    weighted: bool
+    weighted: bool  # the weights of its rows differ
 
     @property
     def used(self) -> dict[str, Column]:
@@ -78,15 +66,12 @@ class Csv(Strict):
 
 
 class Npz(Strict):
-    """Arrays. inputs, targets: shapes of one sample     integers, numbers: whether inputs are integers, targets floats
-
-    given: whether it has test samples of its own     labels: where there are few, or the experiment needs them
-    """
+    """Arrays."""
 
     kind: Literal["arrays"] = "arrays"
-    inputs: Shape
+    inputs: Shape  # of one sample
     targets: Shape
-    integers: bool
-    numbers: bool
-    given: bool
-    labels: list[int] | None = None
+    integers: bool  # inputs are integers
+    numbers: bool  # targets are floats
+    given: bool  # it has test samples of its own
+    labels: list[int] | None = None  # where there are few, or the experiment needs them

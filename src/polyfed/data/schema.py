@@ -1,8 +1,6 @@
-"""Descriptions of sites' files before the first round, what follows from them for all sites, and files prepared so.
+"""Descriptions of sites' files before the first round, consequences for all sites, and files prepared so.
 
-Only what must agree between sites is said: columns by name and kind, values of categories, labels, shapes, numbers of
-rows. A text that may identify a row is not said: of a column whose texts are all distinct, or more than `FEW`, only
-that there are many.
+Sites say what must agree: columns, kinds, values of categories, labels, shapes and counts; no text that may name a row.
 """
 
 import dataclasses
@@ -41,7 +39,7 @@ class Cut:
     validation: float
 
     def of(self, n: int, name: str, held: bool = True, whose: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The rows of each part, of `n`. held: whether test rows are held out     whose: as for `held_out`"""
+        """The rows of each part, of `n`; test rows are held out if `held`, by the groups `whose`."""
         train, test = np.arange(n), np.zeros(0, dtype=np.int64)
         if held:
             train, test = prepare.held_out(n, self.test, prepare.keyed(self.seed, prepare.TEST, name), None, whose)
@@ -55,11 +53,7 @@ class Cut:
 
 
 class File:
-    """A site's own file, CSV or npz, read once.
-
-    name: the site's, by which its rows are divided     only: columns that are read; None: all
-    least: fewest rows that anything said of it is about
-    """
+    """A site's own file, CSV or npz, read once; nothing that is said of it is about fewer than `least` rows."""
 
     def __init__(
         self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None, least: int = 1
@@ -286,15 +280,11 @@ class File:
     # sums over its training rows, for "standardise = pooled"
 
     def sums(self, blank: Preparation, what: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Sums that the server adds up over sites, of each column of numbers (the target is last where it is a number).
-
-        "counts": how many values are there, and how many are at most `at` [k, columns], as ordered integers
-        "sums": with gaps filled by `fill`, and how many values are there     "squares": about `mean`
-        """
+        """Sums over a site's rows of each column of numbers, the target last if it is one; the server adds them up."""
         train = self._coded(blank)["train"]
         x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
         there = ~np.isnan(x)
-        if what == "counts":
+        if what == "counts":  # values at most the thresholds `at` [k, columns], as ordered integers
             keys = moments.ordered(x)
             return {"n": there.sum(0), "counts": np.array([((keys <= at) & there).sum(0) for at in given["at"]])}
         y = train.y.double().numpy()[:, None] if blank.labels is None else np.zeros((len(x), 0))
@@ -307,22 +297,17 @@ class File:
 
 @dataclass(frozen=True)
 class Settled:
-    """Facts that all sites have in common.
+    """Facts that all sites have in common."""
 
-    inputs: shape of one     classes: None for numbers     numbered: the labels that are classes 0, 1, ...
-    preparation: of tables, without statistics unless they are everybody's
-    weighted: whether the weights of rows differ at some site     tokens: classes of every token, as in `Federation`
-    """
-
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # shape of one
     outputs: int
     classes: int | None
     integers: bool = False
-    numbered: tuple[int, ...] | None = None
-    preparation: Preparation | None = None
+    numbered: tuple[int, ...] | None = None  # the labels that are classes 0, 1, ...
+    preparation: Preparation | None = None  # of tables, without statistics unless they are everybody's
     notes: tuple[str, ...] = ()
-    weighted: bool = False
-    tokens: int | None = None
+    weighted: bool = False  # the weights of rows differ at some site
+    tokens: int | None = None  # as in `Federation`
 
     def dump(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -356,10 +341,7 @@ KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weight
 
 
 def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
-    """Work out what follows from what all sites say, by name, in their order.
-
-    Raises DataError, in one line that names site and column, where they do not fit.
-    """
+    """Facts that follow from all sites' descriptions. Raises DataError, with site and column, where they do not fit."""
     tables = {name: file for name, file in said.items() if isinstance(file, Csv)}
     arrays = {name: file for name, file in said.items() if isinstance(file, Npz)}
     words, first = {"table": "a CSV file", "arrays": "an npz file"}, next(iter(said))

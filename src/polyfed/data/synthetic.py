@@ -1,7 +1,6 @@
 """Federations from formulas: FPFC's synthetic scenarios, and least-squares problems whose optimum is known.
 
-The quadratic problems are written as linear regression without intercept, so that `Linear(dim, 1, bias=False)` and
-the mean squared error give exactly the stated f_i, and `meta["optimum"]` is the minimiser of (1/n) sum_i f_i.
+Quadratics are linear regressions without intercept: `Linear(dim, 1, bias=False)` and the mean squared error are f_i.
 """
 
 from collections.abc import Sequence
@@ -28,19 +27,15 @@ FPFC_SCENARIOS = {
 
 @dataclass(frozen=True, eq=False)
 class FPFCData:
-    """Samples of one FPFC scenario, clients end to end.
+    """Samples of one FPFC scenario, clients end to end: m clients, L clusters."""
 
-    x: [N, 60] float64   y: [N] int64, 0..9   groups: [N] client of every sample   sizes: [m] samples per client
-    clusters: [m]        weights: [L, 10, 60], biases: [L, 10], the true models of the L clusters
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    groups: np.ndarray
-    sizes: np.ndarray
-    clusters: np.ndarray
-    weights: np.ndarray
-    biases: np.ndarray
+    x: np.ndarray  # [N, 60] float64
+    y: np.ndarray  # [N] int64, 0..9
+    groups: np.ndarray  # [N] client of each sample
+    sizes: np.ndarray  # [m]
+    clusters: np.ndarray  # [m]
+    weights: np.ndarray  # [L, 10, 60], of the true models
+    biases: np.ndarray  # [L, 10]
 
 
 @checked
@@ -65,12 +60,7 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
     Returns
     -------
     FPFCData
-        Samples, clusters and the true models.
-
-    Raises
-    ------
-    DataError
-        Another scenario, features or scale.
+        The samples, the clusters and the true models.
     """
     for value, allowed, what in (
         (scenario, tuple(FPFC_SCENARIOS), "scenario"),
@@ -108,13 +98,10 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
 def synthetic(
     alpha: float, beta: float, clients: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """FedProx's Synthetic(alpha, beta): Li et al., "Federated Optimization in Heterogeneous Networks", section 5.1.
+    """FedProx's Synthetic(alpha, beta), arXiv 1812.06127, section 5.1: (x [N, 60], y, client of each sample, W, b).
 
-    y = argmax(W_i x + b_i), W_i and b_i ~ N(u_i, 1), u_i ~ N(0, alpha): how unlike the models are; x ~ N(v_i, Sigma),
-    Sigma_jj = j^-1.2, v_i ~ N(B_i, 1), B_i ~ N(0, beta): how unlike the inputs are. alpha and beta are deviations, as
-    in the released code; its sizes are floor(LogNormal(4, 2)) + 50.
-
-    Returns x [N, 60], y [N], the client of every sample [N], W [n, 10, 60] and b [n, 10].
+    W_i, b_i ~ N(u_i, 1), u_i ~ N(0, alpha); x ~ N(v_i, diag(j^-1.2)), v_i ~ N(B_i, 1), B_i ~ N(0, beta); y = argmax(W_i
+    x + b_i). alpha and beta are deviations, as in the released code, and sizes are floor(LogNormal(4, 2)) + 50.
     """
     rng, C, d = prepare.keyed(seed, 24), 10, 60
     sizes = np.floor(rng.lognormal(4, 2, clients)).astype(np.int64) + 50
@@ -129,12 +116,9 @@ def synthetic(
 
 
 def fcube(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FCUBE of NIID-Bench: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022).
+    """FCUBE of NIID-Bench (ICDE 2022): points x [N, 3] of [-1, 1]^3, y = (x_1 > 0), and the client of each.
 
-    Points of the cube [-1, 1]^3, of class 1 where the first coordinate is above 0. Each of the four clients has two
-    octants that face each other across the centre: inputs differ, classes and the true model do not.
-
-    Returns x [N, 3], y [N] and the client of every sample [N], in equal numbers.
+    Four clients have as many points each, in two opposite octants: inputs differ, the true model does not.
     """
     rng = prepare.keyed(seed, 25)
     groups = np.arange(samples) % 4
@@ -150,13 +134,11 @@ MIXTURES = ("10:90", "30:70", "linear")
 def mixtures(
     shares: str, clients: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Clients whose samples come from two sources, in shares that are known: FedSoft's protocol (AAAI 2022).
+    """FedSoft's protocol (AAAI 2022): clients with 100 to 200 samples of two sources in known shares.
 
-    Of the sources one labels by argmax(A x), the other by argmax(B x), x ~ N(0, I), with A and B independent. "10:90"
-    gives half of the clients 10 % of the first source and the others 90 %; "30:70" likewise; "linear" gives client i of
-    n the share (i + 1/2) / n. Every client has 100 to 200 samples.
-
-    Returns x [N, 20], y [N], client and source of every sample [N] each, the shares [n, 2] and the models [2, 5, 20].
+    Sources label x ~ N(0, I) by argmax(A x) and argmax(B x). "10:90" gives half of the clients 10 % of the first, the
+    others 90 %; "linear" gives client i the share (i + 1/2) / n. Returns x [N, 20], y [N], client and source of each
+    sample, the shares [n, 2] and the models [2, 5, 20].
     """
     rng, C, d = prepare.keyed(seed, 26), 5, 20
     models, sizes = rng.standard_normal((2, C, d)), rng.integers(100, 201, clients)
@@ -195,19 +177,19 @@ def least_squares(
     Parameters
     ----------
     clients : int
-        Their number n.
+        Number n of clients.
     samples : int or sequence of int
-        Training samples per client, one number or one per client.
+        Training samples, one number or one per client.
     dim : int
         Width of an input.
     heterogeneity : float
-        Of the true models, at least 0.
+        Deviation of the true models, at least 0.
     seed : int
-        Of the draws.
+        Seed of the draws.
     noise : float
         Deviation of the targets, at least 0.
     curvature : float
-        How far the clients' inputs are stretched, at least 0.
+        Stretch of the clients' inputs, at least 0.
     test_fraction : float
         Extra test samples per client, as a share of its training samples.
 
@@ -216,11 +198,6 @@ def least_squares(
     Federation
         meta: optimum [dim], the minimiser of (1/n) sum_i f_i; local_optima [n, dim], of each f_i (least norm); weights
         [n, dim], the w_i.
-
-    Raises
-    ------
-    DataError
-        There is not one number of samples for each client.
     """
     sizes = _sizes(samples, clients)
     prepare.check_fraction(test_fraction, "the test fraction")
@@ -249,17 +226,12 @@ def diagonal_quadratics(curvatures: np.ndarray, centres: np.ndarray) -> Federati
     curvatures : array
         [n, d] h, of 0 or more: the eigenvalues of client i's Hessian.
     centres : array
-        [n, d] c: its minimiser.
+        [n, d] c: client i's minimiser.
 
     Returns
     -------
     Federation
         meta: optimum [d], curvatures, centres.
-
-    Raises
-    ------
-    DataError
-        The shapes differ, or a curvature is negative.
     """
     return _quadratics("quadratics", None, curvatures, centres)
 
@@ -285,25 +257,20 @@ def heterogeneous_quadratics(
     Parameters
     ----------
     clients : int
-        Their number.
+        Number of clients.
     dim : int
         Number of coordinates.
     mu, L : float
         Least and largest curvature, 0 < mu <= L.
     spread : float
-        Of the minimisers.
+        Bound of the minimisers.
     seed : int
-        Of the draws.
+        Seed of the draws.
 
     Returns
     -------
     Federation
         meta as of `diagonal_quadratics`.
-
-    Raises
-    ------
-    DataError
-        Unless 0 < mu <= L.
     """
     if not 0 < mu <= L:
         raise DataError(f"quadratics: found mu = {mu:g} and L = {L:g}, expected 0 < mu <= L")
@@ -327,24 +294,18 @@ def fedcet_quadratics(clients: COUNT = 10, measurements: COUNT = 10, dim: COUNT 
     Parameters
     ----------
     clients : int
-        Their number n.
+        Number n of clients.
     measurements : int
-        Of each client, n_i.
+        Measurements n_i of each client.
     dim : int
         Width of a measurement.
     seed : int
-        Of the draws.
+        Seed of the draws.
 
     Returns
     -------
     Federation
-        meta as of `diagonal_quadratics`, and measurements [n, n_i, dim], the b_ij; constant [n], what f_i has beyond
-        that.
-
-    Raises
-    ------
-    ConfigError
-        A size below 1.
+        meta as of `diagonal_quadratics`, with measurements [n, n_i, dim], the b_ij, and constant [n], the rest of f_i.
     """
     b = prepare.keyed(seed, 23).uniform(-10, 10, (clients, measurements, dim))
     centre = b.mean(1) / 2

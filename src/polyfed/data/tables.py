@@ -31,10 +31,7 @@ NAMING = (
 
 
 def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
-    """The files as a data set that `partition` prepares. single: one file, of no client in particular.
-
-    Raises DataError, with all columns that cannot be used.
-    """
+    """The files as a data set that `partition` prepares; a `single` file is of no client in particular."""
     return dataset_of([read(path, columns) for path in paths], columns, single)
 
 
@@ -51,7 +48,7 @@ def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Datas
 
 
 def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
-    """A federation from one CSV file per client. options: as `Federation.from_files` takes them for such files"""
+    """A federation from one CSV file per client; the options are those of `Federation.from_files`."""
     who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
     columns = _asked(target, task, options)
     check_sites(columns, [path.stem for path in paths])
@@ -69,27 +66,19 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     Parameters
     ----------
     frames : mapping
-        A name and its DataFrame for each client, or its data set of the library datasets: numbers, texts and gaps,
-        columns matched by name.
+        Each client's name and its DataFrame or Hugging Face data set: numbers, texts and gaps, columns matched by name.
     target : str or None
-        The column to predict; None: the last one of the first frame.
+        Target column; None: the last one of the first frame.
     task : str
         As in the table [columns] of an experiment file.
     **options
-        Those of the table [columns], such as drop, categories and site, and those of `Dataset.partition`, such as
+        Options of the table [columns], such as drop, categories and site, and of `Dataset.partition`, such as
         test_fraction and seed.
 
     Returns
     -------
     Federation
-        With the samples in memory.
-
-    Raises
-    ------
-    DataError
-        Naming the frame, and row and column where there is one: whatever a CSV file would be refused for.
-    ConfigError
-        A setting of the columns is wrong.
+        The federation, with its samples in memory.
     """
     columns = _asked(target, task, options)
     who = names_of([*frames], len(frames))
@@ -121,10 +110,7 @@ def check_sites(columns: Columns, names: Sequence[str]) -> None:
 
 
 class Table:
-    """The files of all sites, and what is to become of their columns.
-
-    columns: with the target named     found: what each column holds
-    """
+    """The files of all sites with their columns' contents (`found`), and what becomes of the columns."""
 
     advice = 'missing = "median" fills gaps'  # to those whose data have some
 
@@ -258,7 +244,7 @@ class Table:
 
     @cached_property
     def audit(self) -> list[Flag]:
-        """What differs between the sites; nothing of files whose rows are elsewhere."""
+        """Differences between the sites; none for files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
         parts = {name: at for name, at in self.parts.items() if not self.found[name].numbers_rows}
@@ -294,7 +280,7 @@ class Table:
         )  # fmt: skip
 
     def dataset(self, single: bool) -> Dataset:
-        """The data set. single: not one client for each file. Raises DataError for what is wrong with targets."""
+        """The data set; a `single` file is of no client in particular. Raises DataError for wrong targets."""
         blank, c = self.preparation(), self.columns
         if isinstance(blank.raw, Text) and blank.raw.following:
             return self._language(blank, blank.raw, single)
@@ -455,10 +441,7 @@ def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
 
 
 def whose_of(sheet: Sheet, column: str) -> np.ndarray:
-    """[N] the number of each row's group within its site, cells matched as labels are: 00001 and 1 are one group.
-
-    Raises DataError for a gap, and a file without the column.
-    """
+    """[N] the number of each row's group within its site, cells matched as labels are: 00001 and 1 are one group."""
     if column not in sheet.columns:
         raise DataError(f"{sheet.where}: no column {column!r}, the groups{closest(column, sheet.columns)}", column)
     if (gone := sheet.missing(column)).any():

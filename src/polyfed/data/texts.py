@@ -1,8 +1,4 @@
-"""Texts as a language model takes them: rows of token ids, each asked for the next token.
-
-Packed, the texts of a client follow each other and are cut into rows that are full, so that no step is spent on
-padding; otherwise every text is a row, cut or padded to the same length.
-"""
+"""Texts for a language model: rows of token ids, each asked for the next token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,30 +32,27 @@ def from_texts(
 ) -> Federation:
     """A federation for a causal language model: the targets of a row of tokens are the tokens that follow.
 
-    For the loss "tokens" and the metric "perplexity". A target is -100, which both ignore, where no token follows: at
-    the end of a text, and in padding.
+    For the loss "tokens" and the metric "perplexity", which ignore the target -100, at a text's end and in padding.
 
     Parameters
     ----------
     texts : mapping
-        A name for each client, and its texts: a list, or a DataFrame or a data set of the library datasets, of which
-        one column is taken.
+        Each client's name and its texts: a list, or a column of a DataFrame or a Hugging Face data set.
     tokenizer : str, Path or callable
         A tokenizer.json, or (texts) -> the ids of each.
     length : int
-        Tokens of a row, T.
+        Number T of tokens in a row.
     column : str
-        The column of texts, of tables.
+        Column of texts in tables.
     pack : bool
-        The texts of a client follow each other, in their order, each closed by `end`, and are cut into rows. A row's
-        attention then reaches over the texts in it; no token is asked for across their border. Texts are held out
-        before they are packed.
+        Put a client's texts one after the other, each closed by `end`, and cut them into full rows, so that no step
+        is spent on padding. Attention reaches over the texts in a row; no token is asked for across their border.
     end : int or None
-        Id of the token that closes a text; it is asked for. Packing needs one, and other rows may have it.
+        Id of the token that closes a text, which is asked for, too. Packing needs one.
     test_fraction, validation_fraction : float
         Share of each client's texts that is held out, keyed by (seed, client name), as in `Federation.from_arrays`.
     seed : int
-        Seed of what is held out.
+        Seed of the held-out texts.
 
     Returns
     -------
@@ -69,7 +62,7 @@ def from_texts(
     Raises
     ------
     DataError
-        In one line, naming the client: no texts, something else than texts, or a text of no token.
+        Naming the client: no texts, something else than texts, or a text without tokens.
     """
     if length < 2:
         raise DataError(f"length: found {length}, expected at least 2 tokens")

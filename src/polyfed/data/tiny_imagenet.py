@@ -1,11 +1,6 @@
 """The folder tiny-imagenet-200, as its zip unpacks: 200 classes of 500 training and 50 validation images, JPEG.
 
-    wnids.txt                       one class a line
-    train/CLASS/images/*.JPEG
-    val/images/*.JPEG
-    val/val_annotations.txt         file, class, and a box, with tabs between
-
-The labels of its official test images were never published, so the validation images are the test set everywhere.
+Labels of its official test images were never published: the validation images are the test set everywhere.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +14,9 @@ SIDE = 64
 
 
 def read_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(x [N, 3, 64, 64] uint8, y [N] int64, x_val, y_val); classes are numbered in the alphabetic order of wnids.txt.
-
-    Raises DataError, one line with the file, for a file that is missing or no JPEG of 64 x 64, and for a class that
-    wnids.txt does not have. Grey images become RGB.
-    """
+    """(x [N, 3, 64, 64] uint8, y [N] int64, x_val, y_val), grey images as RGB; classes are sorted by their wnids."""
+    # wnids.txt: a class a line; train/CLASS/images/*.JPEG; val/images/*.JPEG
+    # val/val_annotations.txt: file, class and a box, with tabs between
     classes = sorted(line.strip() for line in _lines(folder / "wnids.txt") if line.strip())
     number = {wnid: k for k, wnid in enumerate(classes)}
     train = [(path, number[w]) for w in classes for path in sorted((folder / "train" / w / "images").glob("*.JPEG"))]
