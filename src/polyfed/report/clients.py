@@ -28,9 +28,9 @@ def client_table(study: Study, every: bool | None = None) -> Table:
     Returns
     -------
     Table
-        A row per client: of the method in the lead, the verdict, the gain over the client's own model (or the common
-        one, where no run trains clients alone) paired over seeds and its 95 % interval; test samples, the metric under
-        every method (mean ± sample standard deviation over seeds), and which model would clearly be better there.
+        A row per client: the leading method's verdict and gain over the client's own model (or the common one, where no
+        run trains clients alone), paired over seeds, with its 95 % interval; test samples, the metric under every
+        method (mean ± sample standard deviation over seeds), and the model that would clearly be better there.
     """
     return _compared(study, every) if len(study.verdicts.grids) > 1 else _single(study, every)
 
@@ -169,7 +169,7 @@ def _single(study: Study, every: bool | None) -> Table:
 
 @checked
 def gain_table(study: Study) -> Table | None:
-    """Table of who gains over the own model (or the common one), method by method, the best first.
+    """The clients that gain over their own models (or the common one), method by method, the best first.
 
     Parameters
     ----------
@@ -179,9 +179,8 @@ def gain_table(study: Study) -> Table | None:
     Returns
     -------
     Table or None
-        A row per method: how many clients clearly gain, clearly lose, or are undecided ("–": no client can have a
-        verdict); the least and the largest gain, and from 20 clients on its quantiles over clients. None where there is
-        nothing to compare.
+        A row per method: numbers of clients that clearly gain, clearly lose, or are undecided ("–": no client can have
+        a verdict); the least and the largest gain, and from 20 clients on quantiles. None without a comparison.
     """
     first = study.verdicts.lead
     if first is None:

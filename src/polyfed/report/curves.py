@@ -30,9 +30,7 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
     """The learning curves: the metric (mean over clients) over rounds, bytes or time.
 
     One line per method: the mean over seeds, for up to 4 methods in a band of ± one sample standard deviation; the six
-    best in colour.
-    Over bytes, a method that sends nothing is a level line. The axis starts where the curves differ, so the first
-    rounds may lie outside.
+    best in colour. A method that sends nothing is level over bytes. The axis starts where the curves differ.
 
     Parameters
     ----------
@@ -44,7 +42,7 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
     Returns
     -------
     Figure or None
-        None where no run was evaluated twice, or the runs lack that axis.
+        None if no run was evaluated twice, or the runs lack that axis.
     """
     scale, column, order = words.Scale(study.metric), AXES[against][0], study.verdicts.ranked
     curves = {label: c for label in order if (c := _curve(study, label, column)) is not None}
@@ -83,18 +81,7 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
 
 
 def privacy_figure(study: Study) -> Figure | None:
-    """Draw what each epsilon costs against no privacy.
-
-    Parameters
-    ----------
-    study : Study
-        Of the labels "open", "epsilon-8", ...
-
-    Returns
-    -------
-    Figure or None
-        The mean over sites with its paired 95 % interval, and a thin line per site; None where nothing is compared.
-    """
+    """The cost of each epsilon against no privacy: the mean over sites with its 95 % interval, a thin line per site."""
     if not (found := epsilons(study)):
         return None
     scale, place = words.Scale(study.metric), np.arange(len(found))
@@ -118,8 +105,7 @@ def privacy_figure(study: Study) -> Figure | None:
 
 
 def _frame(curves: list[dict[str, np.ndarray]]) -> tuple[float, float] | None:
-    """The heights that the curves take after a quarter of their points; None where the start hardly adds to them, and
-    for one curve or very short ones."""
+    """The range of the curves after a quarter of their points; None where the start hardly adds to it."""
     if len(curves) < 2 or max(len(c["x"]) for c in curves) < 4:
         return None
     spans = [np.concatenate([c["mean"] + k * np.nan_to_num(c["std"]) for k in (-1, 1)]).reshape(2, -1) for c in curves]

@@ -13,23 +13,10 @@ LEGIBLE = 0.14  # least share of rows whose value is written on its bar
 
 
 def distribution_figure(parts: Parts, flagged: Mapping[str, Sequence[str]], across: int = 4) -> Figure | None:
-    """Draw the distribution of each column, one line per site.
+    """The distribution of each column, one line per site; those that the audit flags are in another colour.
 
-    Parameters
-    ----------
-    parts : mapping
-        Columns, and in each the sites with their quantiles or rows of each value.
-    flagged : mapping
-        Columns, and in each the sites that the audit flags; they are drawn in another colour.
-    across : int
-        Columns of the data that stand side by side.
-
-    Returns
-    -------
-    Figure or None
-        Numbers, dot: median; thick: the middle half; thin: the middle nine tenths. Other values: shares of the rows.
-        None where no column has either. Of many columns the first 24 are drawn, flagged ones first; of many sites 30,
-        likewise.
+    Numbers: the median, the middle half (thick) and the middle nine tenths (thin); other values: shares of the rows. Of
+    many columns the first 24 are drawn, of many sites 30, flagged ones first.
     """
     drawn = {name: at for name, at in parts.items() if any(map(_spread, at.values())) or _shared(at)}
     names = sorted(drawn, key=lambda name: name not in flagged)[:MOST]
@@ -65,7 +52,7 @@ def _spread(part: Part) -> bool:
 
 
 def _shared(at: Mapping[str, Part]) -> bool:
-    """Whether a column is drawn as shares: every site has few values, and no site more than two numbers."""
+    """True for a column drawn as shares: every site has few values, and none has more than two numbers."""
     return all(part.values for part in at.values()) and not any(map(_spread, at.values()))
 
 

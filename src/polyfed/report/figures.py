@@ -1,5 +1,4 @@
-"""Clients and methods side by side: gains, scores, their spread, before and after. Each a matplotlib Figure, or None
-where the runs lack what it shows."""
+"""Clients and methods side by side, each a matplotlib Figure, or None where the runs lack what it shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ POINTS = 400  # most dots that are drawn one by one; more become one picture ins
 
 @checked
 def spread_figure(study: Study) -> Figure | None:
-    """Draw how unequally a method serves the clients, the best method on top.
+    """The scores of each method's clients, the best method on top.
 
     A dot per client (mean over seeds), the median a thick line; above 8 clients a box of the quartiles, with whiskers
     to the ends of the range.
@@ -90,7 +89,7 @@ def spread_figure(study: Study) -> Figure | None:
 
 @checked
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
-    """Draw what every client gains over its own model (or the common one), the largest gain on top.
+    """The gain of every client over its own model (or the common one), the largest on top.
 
     A forest plot: a dot per client with its 95 % interval, filled and in colour where clear jointly over clients, and
     below them a diamond for the mean over clients. An arrow: the interval goes on beyond the axis. Up to 30 clients are
@@ -101,12 +100,12 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     study : Study
         From `read`.
     method : str or None
-        Whose gain; None: that of the best method.
+        The method; None: the best one.
 
     Returns
     -------
     Figure or None
-        None where there is nothing to compare.
+        None without a comparison.
     """
     first = study.verdicts.lead
     if first is None:
@@ -226,11 +225,9 @@ def client_figure(study: Study) -> Figure | None:
     return figure
 
 
+# rows: name, before, after, change and clear of every client
 def slope_figure(rows: Sequence[Mapping[Any, Any]], metric: Metric, split: str) -> Figure:
-    """A line per client from its score before to its score after; in colour where the change is clear.
-
-    rows: name, before, after, change and clear of every client
-    """
+    """A line per client from its score before to its score after, in colour where the change is clear."""
     scale = words.Scale(metric)
     with styled():
         figure, (axes,) = canvas(height=3.4)

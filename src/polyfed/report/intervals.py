@@ -1,21 +1,6 @@
-"""Statistics of a gain: variances, intervals and power from what every test sample adds. Pure functions of arrays.
+"""Statistics of a gain, method A's score minus method B's on the same splits: variances, intervals and power.
 
-A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
-its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
-such as AUC or RMSE, is written as one (`metrics.terms`).
-
-What is estimated is the gain of the two *procedures* on new samples of the site, expected over training sets of the
-size that was used. Two estimates of the variance of the mean gain over S splits go into it:
-
-    sampling    clustered by sample: a = sum_j (sum_s u_sj)^2 n/(n - 1), u_sj = (values_sj - gain) / (S m_s). Exact to
-                first order where the models are stable, with the freedom of as many samples as disagree; blind to what
-                all training sets have in common.
-    splitting   s^2, the sample variance of the S gains, with S - 1 degrees of freedom. Sees the training. Alone it
-                stands for s^2 (1/S + f/(1 - f)), f the tested share (Nadeau and Bengio, Machine Learning 52, 2003).
-
-The variance is a + s^2 max(1/S, f/(1 - f)/3), of a site as of a mean over sites; the second term is that of S
-independent gains, and stops falling where more splits only repeat the same training samples. benchmarks/coverage.py
-chose this; docs/verdicts-statistics.md has the figures.
+The target is the gain of the two *procedures* on new samples of the site; see docs/verdicts-statistics.md.
 """
 
 import math
@@ -34,21 +19,15 @@ EPSILON = 1e-12  # gains of several seeds that differ by a smaller share are the
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Mean and variance of one gain.
+    """Mean and variance of one gain."""
 
-    means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
-    that; None: not known     floor: without samples, the least standard deviation over splits to believe
-    ids, parts: the samples, and what each moves the gain by
-    rare: whether those that are alone in their class are most of the variance
-    """
-
-    means: np.ndarray
-    sampling: float | None = None
-    freedom: float = math.inf
-    floor: float = 0.0
-    ids: np.ndarray | None = None
-    parts: np.ndarray | None = None
-    rare: bool = False
+    means: np.ndarray  # [S] the gain in every split
+    sampling: float | None = None  # its variance clustered by sample, where known
+    freedom: float = math.inf  # degrees of freedom of `sampling`
+    floor: float = 0.0  # without samples, the least standard deviation over splits to believe
+    ids: np.ndarray | None = None  # the samples
+    parts: np.ndarray | None = None  # each sample's part of the gain
+    rare: bool = False  # most of the variance is from samples that are alone in their class
 
     @property
     def gain(self) -> float:
@@ -64,17 +43,11 @@ def spread(
     of_two: int = 1,
     guesses: bool = False,
 ) -> Spread:
-    """The spread of a site's gain from `values` [S, N]; splits without a tested sample are left out.
+    """The spread of a site's gain from `values` [S, N], whose mean over a split is its gain; NaN: untested.
 
-    span: of a bounded score, how far apart two values can be. Half a sample gained and half a sample lost are then
-    added to the variance (Agresti and Min, Biometrics 61, 2005), so that a site where two methods never disagree is
-    not taken for certainty.
-    ids: [N] the samples' numbers     classes: [N] of a score that is taken class by class, each sample's, -1: none.
-    A sample that is alone in its class shows nothing of its own chance, and stands for all that it could do: the span,
-    or a K-th of it in a mean over K classes. A class of m samples leaves at most m - 1 degrees of freedom.
-    of_two: K where there are two classes: 1 of one class's score (AUC), 2 of a mean over both (balanced accuracy)
-    guesses: whether methods may agree on a whole class, none of which they find: then half a sample is gained and lost
-    in every class, not among all samples.
+    `span` is the width of a bounded score, `ids` [N] numbers samples, and `classes` [N] (-1: none) is given for a score
+    taken class by class. `of_two` is the number K of classes that such a score averages if there are two: 1 for AUC, 2
+    for balanced accuracy. With `guesses`, methods may agree on a whole class that neither finds.
     """
     tested = np.isfinite(values)
     values, tested = values[tested.any(1)], tested[tested.any(1)]
@@ -82,6 +55,9 @@ def spread(
         return Spread(np.empty(0))
     counts, times = tested.sum(1), tested.sum(0)
     means = np.where(tested, values, 0.0).sum(1) / counts
+    # AUC, RMSE and other scores that are no means come written as means, from `metrics.terms`
+    # clustered by sample: a = sum_j (sum_s u_sj)^2 n/(n - 1), u_sj = (values_sj - gain) / (S m_s), exact to first order
+    # where models are stable; blind to what all training sets have in common
     gap = (np.where(tested, values - means.mean(), 0.0) / (len(values) * counts[:, None])).sum(0)[times > 0]
     ids, n = None if ids is None else ids[times > 0], len(gap)
     if n < 2 and not span:  # nothing says how far one sample may be off
@@ -90,14 +66,17 @@ def spread(
     if classes is not None:
         most, alone, half = _by_class(tested, classes, of_two)
         freedom = min(freedom, most)
+    # half a sample gained and half a sample lost (Agresti and Min, Biometrics 61, 2005): methods that never disagree
+    # are no certainty; with guesses, half a sample in every class
     sampling += span**2 * (half if guesses else _half_a_sample(times))
+    # a sample alone in its class shows nothing of its own chance: it may move the score by its class's whole part
     bound = float((span * alone / len(values)) @ (span * alone / len(values)))
     freedom *= (1 + bound / sampling) ** 2 if bound else 1.0
     return Spread(means, float(sampling + bound), freedom, ids=ids, parts=gap, rare=bool(bound > sampling))
 
 
 def _half_a_sample(times: np.ndarray) -> float:
-    """Variance of a share that half a sample gained and half lost add. times: how often each is tested"""
+    """Variance that half a sample gained and half lost add to a share; `times` counts each sample's tests."""
     return float(1 / (times.sum() ** 2 / (times @ times) + 2) ** 2)
 
 
@@ -110,8 +89,10 @@ def _freedom(gap: np.ndarray) -> float:
 
 
 def _by_class(tested: np.ndarray, classes: np.ndarray, of_two: int) -> tuple[float, np.ndarray, float]:
-    """(degrees of freedom that the smallest class leaves, [N] in how many splits a sample is alone in its class, and
-    `_half_a_sample` over classes), the latter two by the class's part of the score."""
+    """(degrees of freedom left by the smallest class, [N] splits with a sample alone in its class, half samples).
+
+    The latter two are weighted by the class's part of the score.
+    """
     known = [tested & (classes == k) for k in np.unique(classes[classes >= 0])]
     there = np.sum([mine.any(1) for mine in known], axis=0) + np.zeros(len(tested))  # classes in every split
     part = 1 / np.where(there > 2, there, of_two)[:, None]
@@ -125,10 +106,7 @@ def _by_class(tested: np.ndarray, classes: np.ndarray, of_two: int) -> tuple[flo
 
 
 def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
-    """The spread of the unweighted mean over sites. means: [S], needed where not every site was tested in every split.
-
-    A sample that several sites test is one: what it adds to their mean is summed before it is squared.
-    """
+    """The spread of the unweighted mean over sites; `means` [S] is needed if a site was not tested in every split."""
     if means is None:
         means = np.asarray(np.mean([s.means for s in sites], axis=0))
     n, floor = len(sites), math.hypot(*(s.floor for s in sites)) / len(sites)
@@ -138,6 +116,7 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
     freedom = each.sum() ** 2 / (each**2 / [s.freedom for s in sites]).sum() if each.sum() > 0 else math.inf
     sampling = float(each.sum()) / n**2
     ids = [s.ids for s in sites if s.ids is not None]
+    # a sample that several sites test is one: its parts are summed before they are squared
     if len(ids) == n and len(known := np.unique(every := np.concatenate(ids))) < len(every):
         parts = np.concatenate([s.parts for s in sites if s.parts is not None]) / n
         shared = np.bincount(known.searchsorted(every), parts)
@@ -147,12 +126,13 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
 
 
 def variance(found: Spread, share: float | None) -> tuple[float, float]:
-    """(variance of the mean gain, its degrees of freedom by Satterthwaite); NaN where one split is all there is, or
-    nothing varies that could show the chance.
+    """(variance of the mean gain, degrees of freedom by Satterthwaite); NaN if nothing varies that could show chance.
 
-    share: f, the tested share of a site's samples where splits are drawn anew. None: the same samples are tested in
-    every split; the gain is then that of the training set used, over the training's own chance.
+    `share` is f, the tested share where splits are drawn anew. None: every split tests the same samples, and the gain
+    is that of the training set used.
     """
+    # a + s^2 max(1/S, f/(1 - f)/3), s^2 the variance of the S gains: the second term is that of S independent gains and
+    # stops falling where more splits only repeat the same training samples; benchmarks/coverage.py chose this
     splits, a = len(found.means), found.sampling
     if splits < 2:
         return (math.nan, math.nan) if a is None or (not a and found.gain) else (a, found.freedom)
@@ -160,7 +140,7 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     if a is None:
         between = max(between if np.ptp(found.means) > EPSILON * abs(found.gain) else 0.0, found.floor**2)
     shared = 0.0 if share is None else share / (1 - share)
-    if a is None:
+    if a is None:  # Nadeau and Bengio, Machine Learning 52 (2003)
         return between * (1 / splits + shared) or math.nan, splits - 1.0
     b = between * max(1 / splits, shared / 3)
     if not a + b and found.gain:
@@ -182,10 +162,7 @@ def p_value(gain: float, var: float, freedom: float, comparisons: int = 1) -> fl
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """[k] bool: which are significant at 5 % over all k together, by Holm (Scandinavian Journal of Statistics 6, 1979).
-
-    NaN: not tested, and not counted.
-    """
+    """[k] bool: significant at 5 % over all k together (Holm, Scandinavian Journal of Statistics 6, 1979); not NaN."""
     p = np.asarray(p, dtype=float)
     order = np.argsort(p)  # NaN goes last
     known = int(np.isfinite(p).sum())
@@ -199,14 +176,11 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) -> float:
-    """The gain that `splits` splits of these samples would show as clear four times in five.
-
-    The sampling part shrinks with S as it does for stable models: in proportion to 1 + (1 - f)/(S f).
-    """
+    """The gain that `splits` splits of these samples would show as clear four times in five."""
     now, a = len(found.means), found.sampling
     if now < 2 and (share is not None or a is None):
         return math.nan
-    if a is not None and share is not None:
+    if a is not None and share is not None:  # stable models: in proportion to 1 + (1 - f)/(S f)
         a *= (1 + (1 - share) / (splits * share)) / (1 + (1 - share) / (now * share))
     std = float(found.means.std(ddof=1)) if now > 1 else 0.0
     planned = np.array([1.0, -1.0] * (splits // 2) + [0.0] * (splits % 2))  # of the spread that was seen
@@ -219,22 +193,18 @@ def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) 
 
 @dataclass(frozen=True)
 class Needed:
-    """Effort that it takes to see a gain: the number of splits of the same samples, None where none is enough; and,
-    with the splits there are, how many times as many samples.
-    """
+    """Effort to see a gain."""
 
-    splits: int | None
-    times: float
+    splits: int | None  # of the same samples; None: no number is enough
+    times: float  # as many samples, with the splits there are
 
 
 def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
-    """Effort that it takes to see `gain` as clear four times in five; None where nothing is known of the spread.
-
-    More samples are taken to shrink the variance in proportion; splits of a fixed test set are training seeds.
-    """
+    """Effort to see `gain` as clear four times in five; None where nothing is known of the spread."""
     now = len(found.means)
     here = seen(found, share, now, comparisons)
     if not math.isfinite(here):
         return None
+    # the variance shrinks in proportion to more samples; splits of a fixed test set are training seeds
     splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
     return Needed(splits if 1 < now and splits <= MOST else None, max(1.0, (here / gain) ** 2))

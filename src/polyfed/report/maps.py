@@ -1,4 +1,4 @@
-"""What clients hold and how a method sees them: the partition, clusters, mixing weights."""
+"""The clients' samples and a method's view of them: the partition, clusters, mixing weights."""
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -25,14 +25,14 @@ def representative(study: Study, key: str) -> Numbers | None:
 
 @checked
 def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
-    """Draw what each client holds: training samples per class, under all its samples; for regression those alone.
+    """Each client's training samples per class, under all its samples; for regression those alone.
 
     Parameters
     ----------
     study : Study
         From `read`.
     seed : int or None
-        Whose split; None: the first run's.
+        Seed of the split; None: the first run's.
 
     Returns
     -------
@@ -127,8 +127,7 @@ def cluster_figure(run: Numbers) -> Figure | None:
 
 
 def mixing_figure(run: Numbers) -> Figure | None:
-    """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one. None for equal weights,
-    which show nothing."""
+    """The mixing matrix: weight of client j (column) in i (row); rows sum to one. None for equal weights."""
     mixing = run.findings.mixing
     if not mixing:
         return None

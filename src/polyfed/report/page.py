@@ -1,6 +1,6 @@
-"""report.html: one self-contained page that opens offline. The answer first, then what it rests on.
+"""report.html: one self-contained page that opens offline, the answer first.
 
-Everything that came from a file is escaped, and the page forbids itself (Content-Security-Policy) to load anything.
+Everything from a file is escaped, and the page's Content-Security-Policy forbids it to load anything.
 """
 
 import base64
@@ -60,19 +60,19 @@ def write_report(
 ) -> Path:
     """Write report.html for run and comparison folders.
 
-    Beside it: results.csv with every measured number (see `results`) where there are several runs, and with more than
-    500 clients the table of all of them as report-clients.csv.
+    Beside it: results.csv with every measured number (see `results`) if there are several runs, and report-clients.csv
+    with all clients if there are more than 500.
 
     Parameters
     ----------
     paths : path, iterable of paths or Study
-        Run or comparison folders, or what `read` has made of them.
+        Run or comparison folders, or a study from `read`.
     out : path or None
-        The file, or a folder to put it in; None: into the first folder given. What is written beside a page of another
-        name begins with that name.
+        The file, or a folder for it; None: the first folder given. Files beside a page of another name begin with that
+        name.
     figures : bool
-        Whether to write every figure as SVG, PDF and PNG too, into the folder report-figures. Where that folder exists
-        they are always written, so that they belong to the page.
+        Write every figure as SVG, PDF and PNG too, into the folder report-figures. Where that folder exists they are
+        always written, so that they belong to the page.
 
     Returns
     -------
@@ -109,8 +109,7 @@ def write_report(
 
 
 def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", beside: str = "") -> str:
-    """The page as text. listed: the file that holds the table of all clients, where they are too many   beside: the
-    folder with the figures' files, if there is one"""
+    """The page as text; `listed` is the file with the table of too many clients, `beside` the folder of figures."""
     figures, data = ("".join(figure(d, beside) for d in drawn[key]) for key in ("figures", "data"))
     sections = [
         ("Clients", _clients(study, listed)),
@@ -163,7 +162,7 @@ def _part(name: str) -> str:
 
 
 def table(shown: Table, name: str) -> str:
-    """A table with its CSV and LaTeX, for the buttons that the script puts under it. name: of the file."""
+    """A table with its CSV and LaTeX, for the buttons that the script puts under it; `name` is the file's."""
     kept = "".join(f'<template class="{f}">{escape(shown.to(f), quote=False)}</template>' for f in ("csv", "latex"))
     return f'<div class="table" data-name="{name}">{shown.to("html")}{kept}</div>\n'
 
@@ -229,7 +228,7 @@ def _caveats(study: Study) -> str:
 
 
 def _privacy(study: Study) -> str:
-    """What the runs' privacy was, whom one has to trust, and what is not covered; simulation, said to be one."""
+    """The privacy of the runs, whom one has to trust and what is not covered; a simulation is called one."""
     said: dict[tuple[str, ...], list[str]] = {}
     for run in study.runs:
         if found := run.config.privacy_says:
@@ -323,7 +322,7 @@ def _of_probabilities(study: Study) -> list[tuple[str, Figure | None, str, str]]
 
 
 def _missing(study: Study, method: str, reference: str) -> str:
-    """Which clients of the gain figure have no interval, and why."""
+    """Clients of the gain figure without an interval, and the reason."""
     gains = {n: g for n, g in study.verdicts.gains(method, reference).items() if math.isfinite(g.mean)}
     if all(g.known for g in gains.values()) or not any(g.known for g in gains.values()):
         return ""

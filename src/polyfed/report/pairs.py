@@ -1,7 +1,6 @@
 """Differences between runs on the same splits, with intervals and an honest verdict.
 
-How an interval is made and what it covers is in `intervals`; docs/verdicts-statistics.md has its measured error rates.
-What a study of runs says by these rules is in `verdicts`.
+docs/verdicts-statistics.md has the measured error rates of the intervals.
 """
 
 import math
@@ -21,22 +20,16 @@ SMALL = 0.02  # of the unit: the gain that the report says what it takes to see
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean gain and its confidence interval; low and high are NaN where there is no spread to take it from.
-
-    seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
-    clear: whether the gain differs from zero, jointly over all clients where they are judged together
-    enough: "" or what would be enough for a verdict, where the interval is too wide to say anything
-    why: "" or why there is no interval, as a verdict
-    """
+    """A mean gain and its confidence interval; low and high are NaN where there is no spread to take it from."""
 
     mean: float
     low: float
     high: float
-    seeds: int
-    p: float = math.nan
-    clear: bool = False
-    enough: str = ""
-    why: str = ""
+    seeds: int  # pairs that it rests on
+    p: float = math.nan  # of no gain, for a joint verdict
+    clear: bool = False  # differs from zero, jointly over all clients where they are judged together
+    enough: str = ""  # more data that would do for a verdict, where the interval is too wide
+    why: str = ""  # the reason, as a verdict, where there is no interval
 
     @property
     def sign(self) -> int | None:
@@ -56,21 +49,16 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Evidence that a gain rests on.
-
-    share: of the samples, how many are tested; None: the same are in every split, and there is no interval without
-    scores per sample     samples: the client's, or all
-    unit: the metric's range if it is bounded, else the reference's mean value     range: of a bounded metric
-    common: whether it is one site's, between two models that are everybody's. Their difference there is mostly luck of
-    the patients that all training sets share, which no splits of these patients show (docs/verdicts.md): it has an
-    interval as one of these trained models only, from one split or a fixed test set
-    """
+    """Evidence for a gain."""
 
     spread: Spread
-    share: float | None = 0.0
-    samples: int = 0
-    unit: float = math.inf
-    range: float = math.inf
+    share: float | None = 0.0  # tested share of the samples; None: every split tests the same ones
+    samples: int = 0  # the client's, or all
+    unit: float = math.inf  # the metric's range if it is bounded, else the reference's mean value
+    range: float = math.inf  # of a bounded metric
+    # One site's gain between two models that are everybody's: mostly luck of the patients that all training sets share,
+    # which no splits of these patients show (docs/verdicts.md). It has an interval for these trained models alone, from
+    # one split or a fixed test set.
     common: bool = False
 
     def interval(self, comparisons: int = 1) -> Interval:
@@ -87,7 +75,7 @@ class Evidence:
 
     @property
     def why(self) -> str:
-        """Why there is no interval, as a verdict; "": there is one."""
+        """The reason, as a verdict, for having no interval; "" with one."""
         splits = len(self.spread.means)
         if not splits:
             return UNPAIRED
@@ -130,18 +118,13 @@ def sample_std(values: Sequence[float] | np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Advice to one client (or on the mean over clients).
+    """Advice to one client (or on the mean over clients)."""
 
-    choice: the method to use, or None when nothing is clear     text: the verdict in words
-    best: the method with the best mean     gains: of every other method against `reference`, in the metric's units,
-    positive when better     reference: what they are held against, the own model if there is one
-    """
-
-    choice: str | None
+    choice: str | None  # the method to use, where that is clear
     text: str
-    best: str | None
-    gains: Mapping[str, Interval]
-    reference: str | None
+    best: str | None  # the method with the best mean
+    gains: Mapping[str, Interval]  # over `reference`, in the metric's units, positive when better
+    reference: str | None  # the own model, if there is one
 
     @property
     def shown(self) -> str | None:
@@ -180,18 +163,11 @@ def verdict(
     against: Against,
     judged: tuple[str, Mapping[str, Interval]] | None = None,
 ) -> Verdict:
-    """Decide between methods.
+    """Decide between methods with the given `means` (higher is better) and `roles` (see `Numbers.role`).
 
-    means: {method: its mean, higher is better}     roles: {method: as `Numbers.role` has it}
-    against: gives the evidence for one method's gain over another     judged: the reference and the gains over it,
-    where they were judged jointly with those of other clients
-
-    The reference is the own model (the best of them, if several were tuned), or else what sites have without a torch
-    model (yardsticks), or else the common one; an oracle is never named. A method is
-    clearly better when its interval against the reference lies above zero; the intervals hold jointly over all
-    methods compared, so that the best of many is not believed too easily. Among those, a personalised model is named
-    only when it is clearly better than the best common model that is itself clearly better than the reference:
-    when in doubt, the simpler one.
+    A method is clearly better when its interval against the reference lies above zero, jointly over all methods, so
+    that the best of many is not believed too easily. `judged` has the reference and gains judged jointly with other
+    clients'.
     """
     means = {label: m for label, m in means.items() if math.isfinite(m) and roles[label] != "oracle"}
     if not means:
@@ -211,6 +187,7 @@ def verdict(
         return Verdict(None, text, best, gains, reference)
     clear = [x for x in others if gains[x].sign == 1]
     choice = max(clear, key=lambda x: gains[x].mean) if clear else reference if all(s == -1 for s in signs) else None
+    # in doubt the simpler one: a personalised model must clearly beat the best common one that is clearly better
     simpler = [x for x in clear if roles[x] == "common"]
     if choice is not None and roles[choice] == "personalised" and simpler:
         common = max(simpler, key=lambda x: gains[x].mean)
@@ -252,10 +229,9 @@ def evidence(
 ) -> Evidence:
     """Evidence on one client's gain, or on another combination of its scores, positive when better.
 
-    gains: [S] its value in every split, NaN where there is none     parts: what each test sample adds in these splits,
-    NaN where that is not known, or none where the samples are not     samples: (share tested, how many)
-    level: typical size of the metric, where it has no bounds     redrawn: clients hold others under every seed
-    one_test: whether all splits test the same samples, where they are not known     common: see `Evidence`
+    `gains` [S] are NaN in splits without one, `parts` each test sample's part of them, and `samples` (tested share,
+    number). `level` is a typical size of an unbounded metric; clients `redrawn` hold other samples under every seed;
+    `one_test`: all splits test the same samples, where these are not known.
     """
     means, span = np.array([g for g in gains if math.isfinite(g)]), metric.span
     spread, alike = _sampled(metric, means, parts if len(parts) == len(gains) else (), floor(metric, *samples))
@@ -265,8 +241,7 @@ def evidence(
 
 
 def _sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: float) -> tuple[Spread, bool]:
-    """(the spread of a site's gain, whether the same samples are tested in every split). means: [S] the gain in the
-    splits that have one     parts: of every split, none: not known"""
+    """(the spread of a site's gain, True if every split tests the same samples); `means` [S] are the known gains."""
     if not parts or not len(means):
         return Spread(means, floor=floor), False
     alike = len(parts) > 1 and all(np.array_equal(parts[0][0], samples) for samples, _ in parts[1:])
@@ -282,14 +257,13 @@ def _sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: f
 
 
 def floor(metric: Metric, share: float, total: int) -> float:
-    """Without scores per sample, the least spread over seeds to believe: half a test sample's part of what a bounded
-    metric can change by."""
+    """The least spread over seeds to believe without scores per sample: half a sample's part of a bounded metric."""
     span = metric.span if math.isfinite(metric.span) else float(metric.unit == "%")
     return 0.5 * span / max(round(share * total), 1)
 
 
 def together(found: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
-    """Evidence on the unweighted mean over clients. means: [S], needed where some lack a value in a split."""
+    """Evidence on the unweighted mean over clients; `means` [S] is needed where some lack a value in a split."""
     whole = intervals.mean_spread([e.spread for e in found], means)
     drawn = [e.share for e in found if e.share is not None]
     share = float(np.mean(drawn)) if drawn else None

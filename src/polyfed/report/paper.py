@@ -27,9 +27,8 @@ def paper_table(studies: Sequence[Study]) -> Table:
     Returns
     -------
     Table
-        A row per method, by mean rank over the data sets that have it, the best first. Per data set: the metric (mean
-        over clients, ± sample standard deviation over seeds), the worst client, and how many clients clearly gain and
-        lose against their own models.
+        A row per method, by mean rank over the data sets that have it. Per data set: the metric (mean over clients, ±
+        sample standard deviation over seeds), the worst client, and the numbers of clients that clearly gain and lose.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What privacy costs: a comparison of runs without it and at several epsilons, in a line per site."""
+"""The cost of privacy: a comparison of runs without it and at several epsilons, in a line per site."""
 
 from polyfed.report import words
 from polyfed.report.pairs import Interval
@@ -19,19 +19,9 @@ def epsilons(study: Study) -> list[float]:
     return sorted((float(label.removeprefix(AT)) for label in study.labels if label.startswith(AT)), reverse=True)
 
 
+# study: of the labels "open", "epsilon-8", ...
 def sentences(study: Study) -> list[str]:
-    """What privacy costs on average and at each site, with paired 95 % intervals; a line for each.
-
-    Parameters
-    ----------
-    study : Study
-        Of "open", "epsilon-8", ...
-
-    Returns
-    -------
-    list of str
-        The mean first.
-    """
+    """The cost of privacy on average, then at each site, with paired 95 % intervals."""
     found, scale, v = epsilons(study), words.Scale(study.metric), study.verdicts
     sites = {"mean over sites": [v.mean_gain(label_of(e), OPEN) for e in found]}
     for name in study.names:

@@ -1,6 +1,5 @@
-"""Are the probabilities of a binary outcome right, and are decisions by them worth it: calibration and decision curves.
+"""Calibration and decision curves of a binary outcome's probabilities, from the test samples of all clients and seeds.
 
-Both from the test samples of all clients and seeds, each with the probability that the model of its client gave it.
 Net benefit: Vickers and Elkin, Medical Decision Making 26 (2006).
 """
 
@@ -18,8 +17,7 @@ Told = dict[str, tuple[np.ndarray, np.ndarray]]  # {name: (probabilities, outcom
 
 
 def told(study: Study) -> Told:
-    """{method: ([N] probabilities, [N] outcomes)} of the methods that are drawn, the best first: own models, and the
-    best that share; empty where runs did not say."""
+    """{method: ([N] probabilities, [N] outcomes)} of the methods drawn, the best first; may be empty."""
     ranked = [k for k in study.verdicts.ranked if study.role(k) not in ("yardstick", "oracle")]
     first = [*dict.fromkeys([*(study.verdicts.lead or ()), *ranked])][:MOST]
     found = {label: _joined(study, label) for label in ranked if label in first}
@@ -35,8 +33,7 @@ def _joined(study: Study, label: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def calibration_figure(study: Study) -> Figure | None:
-    """The share that has the outcome among samples of about the same predicted probability, by tenths of the samples;
-    hollow: the leading method at every client. None where runs did not say probabilities of two classes."""
+    """Observed against predicted probability by tenths of the samples; hollow: the leading method at every client."""
     found = told(study)
     if not found:
         return None
@@ -79,16 +76,14 @@ def _at(study: Study, label: str, client: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def benefit(p: np.ndarray, y: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Net benefit of acting on all whose probability reaches a threshold: the share of right alarms, less the false
-    ones at the threshold's odds."""
+    """Net benefit of acting from each threshold on: right alarms, less false ones at the threshold's odds."""
     acted = p[:, None] >= thresholds
     right, false = (acted * y[:, None]).mean(0), (acted * (1 - y[:, None])).mean(0)
     return right - false * thresholds / (1 - thresholds)
 
 
 def benefit_figure(study: Study) -> Figure | None:
-    """Decision curves: the net benefit over the probability from which one would act, beside acting on all and on none.
-    None where runs did not say probabilities of two classes."""
+    """Decision curves: net benefit over the probability from which one acts, beside acting on all and on none."""
     found = told(study)
     if not found:
         return None

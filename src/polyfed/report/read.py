@@ -1,7 +1,4 @@
-"""Reading run folders back: every report starts here, from files alone.
-
-`read` takes run folders and comparison folders (runs/<label>-seed<k>/) and gives a `Study`.
-"""
+"""Run folders read back: every report starts here, from files alone."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,9 +27,9 @@ class Study:
     Parameters
     ----------
     runs : sequence of Numbers
-        In the order read.
+        The runs, in the order read.
     paths : sequence of Path
-        The folders that were asked for.
+        The folders asked for.
     """
 
     runs: Sequence[Numbers]
@@ -55,7 +52,7 @@ class Study:
         Returns
         -------
         list of Numbers
-            By seed.
+            The runs, by seed.
         """
         return sorted((r for r in self.runs if r.label == label), key=lambda r: r.seed)
 
@@ -77,7 +74,7 @@ class Study:
         return finished or [r for r in runs if r.status != "diverged"]
 
     def role(self, label: str) -> str:
-        """Whose model a client deploys.
+        """The kind of model that a client deploys.
 
         Parameters
         ----------

@@ -13,10 +13,7 @@ from polyfed.report.words import LEVELLED
 
 
 def tune_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, setting: str = "lam") -> Figure:
-    """Validation metric and number of clusters against the setting, a line per regime; a ring marks the chosen one.
-
-    rows: of `Tuned.table`
-    """
+    """Validation metric and number of clusters over the setting, a line per regime, a ring for the choice."""
     scale, regimes = words.Scale(metric), list(dict.fromkeys(str(row["regime"]) for row in rows))
     look = looks(regimes, dict.fromkeys(regimes, "method"))
     panels = {"validation": (f"validation {scale.header}", scale.factor), "clusters": ("clusters", 1.0)}

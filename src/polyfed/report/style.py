@@ -1,6 +1,6 @@
-"""Style of figures, and how they are written: as inline SVG for pages, or as files for papers.
+"""Style of figures, and their files: inline SVG for pages, or SVG, PDF and PNG for papers.
 
-Inline SVG takes ink, grid and series colours from CSS variables, so one figure serves light and dark pages.
+Inline SVG takes its colours from CSS variables, so one figure serves light and dark pages.
 """
 
 import contextlib
@@ -76,8 +76,7 @@ class Look(NamedTuple):
 
 
 def looks(labels: Sequence[str], roles: dict[str, str]) -> dict[str, Look]:
-    """A colour, marker and line for every method, the best one first: six in colour, the rest grey. Own models are
-    dark and dashed, yardsticks grey and dashed."""
+    """A colour, marker and line per method, the best first: six in colour; own models and yardsticks dashed."""
     alone = ("own", "yardstick", "oracle")
     shared = [label for label in labels if roles[label] not in alone]
     found = {}
@@ -123,10 +122,7 @@ _HOVERED = WeakKeyDictionary[Figure, dict[str, list[str]]]()  # what the points 
 
 
 def hover(axes: Axes, x: Iterable[Any], y: Iterable[Any], texts: Iterable[str]) -> None:
-    """Let points of an inline figure say what they are, as the pointer stands on them; nothing of it is seen.
-
-    x, y: of the points, in data coordinates; those that are not finite are left out
-    """
+    """Name points (data coordinates) of an inline figure under the pointer; those that are not finite are left out."""
     points = [(a, b, t) for a, b, t in zip(x, y, texts, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not points or not isinstance(figure := axes.figure, Figure):
         return
@@ -138,10 +134,7 @@ def hover(axes: Axes, x: Iterable[Any], y: Iterable[Any], texts: Iterable[str]) 
 
 
 def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
-    """A figure as inline SVG: its own ids (prefixed by `name`), CSS variables for colours, title and description.
-
-    The same figure gives the same text: it holds no date and loads nothing.
-    """
+    """A figure as inline SVG with ids prefixed by `name`; the same figure gives the same text, without a date."""
     out, dpi = io.StringIO(), figure.dpi
     with styled():  # savefig would draw all of it once more, for the layout
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -184,21 +177,14 @@ def save(figure: Figure, path: str | Path) -> Path:
     Parameters
     ----------
     figure : matplotlib.figure.Figure
-        Of this module, or your own.
+        The figure.
     path : path
-        Ending in .pdf, .svg or .png (300 dots per inch); what is there is replaced in one step.
+        A file ending in .pdf, .svg or .png (300 dots per inch), replaced in one step.
 
     Returns
     -------
     Path
         The file.
-
-    Raises
-    ------
-    ConfigError
-        Any other ending.
-    RunError
-        The file cannot be written.
     """
     path = Path(path)
     form = path.suffix.lower().lstrip(".")
@@ -216,10 +202,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader finds the old one or the new one.
-
-    The draft always has the same name, so the next writer replaces one that a kill left behind.
-    """
+    """Replace a file in one step, so that a reader finds the old one or the new one."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 @checked
 def answer(study: Study) -> str:
-    """Say whether federating pays, for whom, with which method, at what price.
+    """The answer in words: whether federating pays, for whom, with which method, at what price.
 
     A difference is claimed only where it is clear: where its interval leaves zero out, jointly over clients.
 
@@ -44,7 +44,7 @@ def answer(study: Study) -> str:
     Returns
     -------
     str
-        A few plain sentences: the headline, then what it rests on.
+        A few plain sentences: the headline, then its grounds.
     """
     return " ".join([headline(study), *details(study)])
 
@@ -74,8 +74,7 @@ def details(study: Study) -> list[str]:
 
 
 def lines(study: Study) -> tuple[str, list[Line]]:
-    """(what the clients are compared with, a line per client, the largest gain first). Beyond 20 clients, those with a
-    clear gain or loss, and how many are undecided; nothing where there is nothing to compare."""
+    """(the reference, a line per client by gain; beyond 20 clients only the clear ones and the number undecided)."""
     first = study.verdicts.lead
     if first is None or study.first.n < 2:
         return "", []
@@ -145,7 +144,7 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
 
 
 def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
-    """Why the mean has no interval."""
+    """The reason why the mean has no interval."""
     if gain.enough:
         return f"{pairs.FEW.capitalize()} ({gain.enough} would do)"
     alone = [n for n, e in study.verdicts.evidence(method, own)[0].items() if e.why == pairs.LONE]
@@ -158,7 +157,7 @@ def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
 
 
 def _whom(study: Study, method: str, own: str) -> str:
-    """Which clients gain and lose with a method, by name where they are few."""
+    """Clients that gain and lose with a method, by name where they are few."""
     found, up, down = _sides(study, method, own)
     counts = tally(found.values())
     if counts is None:
@@ -290,7 +289,7 @@ def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> st
 
 
 def _unpaired(study: Study) -> str:
-    """That no method has a seed in common with what it would be held against; "": some have."""
+    """A sentence where no method has a seed in common with its reference; else ""."""
     mean = study.verdicts.mean
     if not mean.gains or any(g.seeds for g in mean.gains.values()):
         return ""

@@ -26,14 +26,11 @@ STYLES = {"best": "bold", "gain": "green", "loss": "red", "quiet": "dim", "": ""
 
 @dataclass(frozen=True)
 class Cell:
-    """text: as shown     values: columns of the CSV; rows are sorted by the first
-
-    mark: "best", "gain", "loss", "quiet" or ""
-    """
+    """A cell as shown."""
 
     text: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    mark: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)  # columns of the CSV; rows are sorted by the first
+    mark: str = ""  # best, gain, loss or quiet
 
     @property
     def key(self) -> Any:
@@ -48,13 +45,13 @@ class Table:
     Parameters
     ----------
     title : str
-        Its caption.
+        Caption.
     columns : tuple of str
         Headers. One that ends in "<" is left-aligned and shown without the mark; others are right-aligned.
     rows : tuple of tuple of Cell
         A cell per column.
     notes : tuple of str
-        Shown under the table in every form but CSV.
+        Notes under the table in every form but CSV.
     groups : tuple of (str, int)
         Headers over the columns, each with the number of columns it spans; "" for none.
     """
@@ -85,12 +82,7 @@ class Table:
         Returns
         -------
         rich.table.Table or str
-            To print in a terminal, or text.
-
-        Raises
-        ------
-        ConfigError
-            Any other form.
+            A table for the terminal, or text.
         """
         if form not in FORMATS:
             raise ConfigError(f"format {form!r}: expected one of {', '.join(FORMATS)}")

@@ -21,7 +21,7 @@ ENDS = 5
 
 @checked
 def results(study: Study) -> pd.DataFrame:
-    """Everything that was measured, for your own analysis.
+    """All measured numbers, for your own analysis.
 
     Parameters
     ----------
@@ -54,9 +54,8 @@ def compare_table(study: Study) -> Table:
     Returns
     -------
     Table
-        A row per method: the metric that leads (mean over clients, ± sample standard deviation over seeds), how many
-        clients have it where some lack it, worst client, further metrics, how many clients clearly gain and lose,
-        bytes, time, rounds, clusters.
+        A row per method: the leading metric (mean over clients, ± sample standard deviation over seeds), the worst
+        client, further metrics, numbers of clients that clearly gain and lose, bytes, time, rounds, clusters.
     """
     scale = words.Scale(study.metric)
     known = {k: m for k, m in study.verdicts.means.items() if study.role(k) != "oracle"}
@@ -269,7 +268,7 @@ def rand_index(run: Numbers) -> float | None:
 
 @checked
 def cost_table(study: Study) -> Table:
-    """Table of what each method cost.
+    """The cost of each method.
 
     Parameters
     ----------
@@ -279,7 +278,7 @@ def cost_table(study: Study) -> Table:
     Returns
     -------
     Table
-        A row per method, in the order of `compare_table`: bytes down and up in total, per client, of the busiest
+        A row per method, in the order of `compare_table`: bytes down and up, in total, per client and of the busiest
         client; participations, round trips in each, time per round.
     """
     rows = []

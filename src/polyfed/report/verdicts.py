@@ -1,7 +1,6 @@
-"""Verdicts: what a study says of its methods, each thing worked out once: results per seed and client, gains with their
-intervals, who gains, and what would be enough to tell.
+"""Verdicts of a study, each worked out once: results per seed and client, gains with intervals, effort to tell.
 
-Pairing: runs of the same seed share the split, so a difference is taken within the seed first and averaged after.
+Runs of the same seed share the split, so a difference is taken within the seed first and averaged after.
 """
 
 import math
@@ -78,8 +77,7 @@ class Verdicts:
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
-        """{method: its results per seed and client}; methods without results per client are left out, and all where
-        nothing was held out: results on training samples judge nothing."""
+        """{method: its results per seed and client}; results on training samples judge nothing and are left out."""
         found, names = {}, tuple(self.study.names)
         for label in self.study.labels if self.study.split != "train" else ():
             rows = {r.seed: r.values() for r in self.study.counted(label)}
@@ -111,8 +109,7 @@ class Verdicts:
 
     @cached_property
     def clients(self) -> dict[str, Verdict]:
-        """The verdict for every client, by name, all against the same reference, the best in the mean; which gains are
-        clear is decided jointly over clients."""
+        """{client: its verdict}, all against the same reference; clear gains are decided jointly over clients."""
         study, found = self.study, dict[str, Verdict]()
         reference, others = sides(self.means, self.roles)
         for name in study.names:
@@ -125,8 +122,7 @@ class Verdicts:
 
     @cached_property
     def lead(self) -> tuple[str, str] | None:
-        """(the method in the lead, what it is compared with): the best mean over clients, and own or else common
-        models."""
+        """(the method with the best mean over clients, its reference: the own or else the common models)."""
         mean = self.mean
         shown = mean.choice if mean.choice in mean.gains else mean.shown
         return (shown, mean.reference) if shown and mean.reference else None
@@ -147,8 +143,7 @@ class Verdicts:
         return self.evidence(label, reference)[1].interval(comparisons)
 
     def gains(self, label: str, reference: str) -> dict[str, Interval]:
-        """Gain of one method over another for every client, positive when better: 95 % for a client, jointly over the
-        methods compared. Which gains are clear is decided jointly over clients too."""
+        """Gain of one method over another for every client, positive when better, jointly over the methods compared."""
         if label not in self.grids or reference not in self.grids:
             return {}
         if (label, reference) not in self._gains:
@@ -159,9 +154,7 @@ class Verdicts:
         return self._gains[label, reference]
 
     def effort(self, label: str, reference: str) -> tuple[float, int | None, float] | None:
-        """Effort that it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or
-        None where none is enough, how many times as many samples with the present seeds); None: nothing is known of it.
-        """
+        """Effort to see a small gain in the mean, four times in five: (the gain, seeds, times as many samples)."""
         e = self.evidence(label, reference)[1]
         if e.why or e.spread.rare or not e.unit < math.inf:
             return None
@@ -211,8 +204,7 @@ class Verdicts:
         return found
 
     def _added(self, label: str, reference: str, seed: int) -> Mapping[str, Added] | None:
-        """{client: (its test samples, what each adds to the gain)} in one split; None where that was not written, or
-        not of the same samples."""
+        """{client: (its test samples, each one's part of the gain)} in one split; None unless both runs wrote them."""
         if self.study.split != "test":
             return None
         one, other = (next(r for r in self.study.counted(k) if r.seed == seed).added for k in (label, reference))

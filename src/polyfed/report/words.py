@@ -67,7 +67,7 @@ class Scale:
         return self._plain(value, 4)
 
     def _plain(self, value: float, digits: int) -> str:
-        """A number. digits: significant figures, if the metric does not say how many decimals."""
+        """A number with `digits` significant figures, unless the metric has its own number of decimals."""
         if self.percent:
             return f"{value * 100:.1f}"
         if self.metric.decimals is None:
