@@ -1,6 +1,5 @@
-"""Algorithm: what a method is. Four functions on tensors; clients, devices, bytes and saving are
-not its business. Shapes: n clients in the federation, s in this call, p parameters.
-"""
+"""Algorithm: a method as four functions on tensors; clients, devices, bytes and saving are not its business. Shapes:
+n clients in the federation, s in this call, p parameters."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ REGISTRY: Registry[type["Contender"]] = Registry("algorithm.name", group=METHODS
 
 
 class Contender(Configured):
-    """Base of what a run is made with and a comparison has a row for: a method, or a yardstick.
+    """Base of methods and yardsticks: what a run is made with, and a comparison has a row for.
 
     A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
     writes a hyphen ("lg-fedavg"). The dataclass fields are its settings; it keeps no other state.
@@ -157,10 +156,8 @@ class Algorithm(Contender, abstract=True):
         ----------
         task : Task
             The model and loss, with their gradients.
-        client : dict of Tensor
-            [s, ...] the clients' private tensors.
-        down : dict of Tensor
-            [s, ...] what they received; a shared message is a view with s equal rows.
+        client, down : dict of Tensor
+            [s, ...] the clients' private tensors, and what they received; a shared message is a view with s equal rows.
         data : Batches
             Their batches of this exchange.
         round : Round
@@ -179,8 +176,7 @@ class Algorithm(Contender, abstract=True):
         Parameters
         ----------
         server : dict of Tensor
-            The server's state. It is handed over: its tensors may be written into once everything has been asked of
-            `up`.
+            The server's state; its tensors may be written into once everything has been asked of `up`.
         up : Uplinks
             `up.mean("w")` and `up.sum("w")`, or `up["w"]`, [s, ...], where every client's own upload is needed.
         round : Round
@@ -196,8 +192,7 @@ class Algorithm(Contender, abstract=True):
     def accepts(self, task: "Task", up: State) -> str:
         """Say what is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
 
-        Names, shapes, types and that numbers are finite have been checked. Asked of what real sites send, before the
-        reply counts.
+        Asked of what real sites send, before the reply counts. Names, shapes, types and finiteness have been checked.
 
         Parameters
         ----------
@@ -209,7 +204,7 @@ class Algorithm(Contender, abstract=True):
         Returns
         -------
         str
-            By default empty: any numbers will do. A method that uses integers as positions says those that are none.
+            By default empty: any numbers will do. A method that uses integers as positions names those out of range.
         """
         return ""
 
@@ -237,10 +232,8 @@ class Algorithm(Contender, abstract=True):
         ----------
         task : Task
             The model and loss.
-        client : dict of Tensor
-            [s, ...] the clients' private tensors.
-        down : dict of Tensor
-            [s, ...] what they received as `deployment`.
+        client, down : dict of Tensor
+            [s, ...] the clients' private tensors, and what they received as `deployment`.
 
         Returns
         -------
@@ -256,10 +249,8 @@ class Algorithm(Contender, abstract=True):
         ----------
         task : Task
             The model and loss.
-        client : dict of Tensor
-            [s, ...] the clients' private tensors.
-        down : dict of Tensor
-            [s, ...] what they received as `deployment`.
+        client, down : dict of Tensor
+            [s, ...] the clients' private tensors, and what they received as `deployment`.
 
         Returns
         -------
@@ -285,25 +276,23 @@ class Algorithm(Contender, abstract=True):
         return Portrait(common=w if w is not None and w.dim() == 1 else None)
 
     def conserved(self, server: State, clients: State) -> State:
-        """The sums over all clients that the method rests on, as differences that are zero whatever has been lost.
+        """The sums over all clients that the method relies on, as differences that are zero whatever has been lost.
 
         Parameters
         ----------
-        server : dict of Tensor
-            The server's state.
-        clients : dict of Tensor
-            [n, ...] the private tensors of all clients.
+        server, clients : dict of Tensor
+            The server's state, and the private tensors of all clients, [n, ...].
 
         Returns
         -------
         dict of Tensor
-            Zero but for rounding, by what they say; empty if the method rests on none.
+            Zero but for rounding, each under a name that says what it is; empty if the method relies on none.
         """
         return {}
 
 
 class Personal(Algorithm, abstract=True):
-    """A method whose deployable model lives with the client as `client["w"]`: no downlink is needed to evaluate it."""
+    """A method whose deployable model lives with the client as `client["w"]`: evaluating it needs no downlink."""
 
     def init_client(self, task: "Task", w0: Tensor) -> State:
         return {"w": w0}
@@ -320,11 +309,8 @@ def started(algorithm: Algorithm, task: "Task", n: int, keys: np.ndarray | None 
 
 
 def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
-    """Return `started` for its shapes and for what the method refuses; where it could be large, without it.
-
-    torch's operators without storage (its meta device) load its compiler, seconds of imports, which a small run need
-    not wait for.
-    """
+    """The server's first state for its shapes and refusals alone; a large one is made on torch's meta device."""
+    # the meta device loads torch's compiler, seconds of imports that a small run need not wait for
     small = n * n * task.p <= SMALL
     w0 = task.w0.clone() if small else task.w0.to("meta")
     keys = np.zeros(n, dtype=np.uint64)
@@ -332,10 +318,7 @@ def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
 
 
 def decayed(algorithm: Algorithm, factor: float) -> Algorithm:
-    """The method with its local step sizes scaled, and that of one that is among its fields.
-
-    Raises ConfigError for a step size that is no number.
-    """
+    """The method with its local step sizes scaled, also those of a method among its fields."""
     if factor == 1:
         return algorithm
     scaled: dict[str, Any] = {key: getattr(algorithm, key) for key in step_sizes(type(algorithm))}
@@ -354,10 +337,8 @@ def make(name: str, /, **settings: Any) -> Algorithm:
 
 
 def check(algorithm: Contender, dtype: torch.dtype = torch.float64) -> None:
-    """Raise ConfigError for a hyper-parameter that does not fit, whatever the method's own `__post_init__` does.
-
-    dtype: of the training, which step sizes must be numbers of
-    """
+    """Raise ConfigError for a hyper-parameter that does not fit training in `dtype`."""
+    # again: the method may have a `__post_init__` that does not call this one
     Configured.__post_init__(algorithm)
     most = torch.finfo(dtype).max
     for key in step_sizes(type(algorithm)):

@@ -31,7 +31,7 @@ def unwritten(method: "Algorithm", name: str) -> MethodError:
 
 
 def takes(cls: type, base: type) -> None:
-    """Raise MethodError for a function of a class that cannot be called as the one of this name in `base` is."""
+    """Raise MethodError for a function that cannot be called as the one of the same name in `base`."""
     for name, function in vars(cls).items():
         theirs = getattr(base, name, None)
         if inspect.isfunction(function) and inspect.isfunction(theirs) and not name.startswith("__"):
@@ -52,7 +52,7 @@ def client_state(method: "Algorithm", value: Any) -> State:
 
 
 def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
-    """Check what `init_server` returned, by its axes; what it leaves to draw is drawn. keys: [n] of the clients"""
+    """Check what `init_server` returned, by its axes, and draw what it leaves to draw. keys: [n] of the clients"""
     server = value if isinstance(value, Server) else Server(value)
     if server.drawn:
         drawn = {name: draw(keys) for name, draw in server.drawn.items()}
@@ -89,7 +89,7 @@ def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
 
 
 def models(method: "Algorithm", value: Any, s: int, p: int) -> Tensor:
-    """The models of s clients that `personal` gave back."""
+    """Check the models [s, p] that `personal` returned."""
     fits = isinstance(value, Tensor) and value.shape == (s, p)
     _require(method, "personal", fits, value, f"a tensor of shape [{s}, {p}]")
     return value
@@ -111,7 +111,7 @@ def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: s
 
 
 def _kind(value: Any) -> str:
-    """Name the type of a value, to the depth that a contract goes."""
+    """The type of a value, as deep as a contract looks."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if is_table(value):

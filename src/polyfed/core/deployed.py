@@ -1,6 +1,5 @@
-"""Deployed: what clients would deploy as of a state of the server, and how well. A live loop has it, and what is left
-of one once training is over.
-"""
+"""Deployed: the models that clients would deploy at the server's state, and how well they do, while a loop runs and
+after."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,14 +18,14 @@ from polyfed.metrics.metric import diverged
 
 
 class Deployed:
-    """marks: tensors of the server that begin with infinities     samples: [n] training samples"""
+    """The clients' models as of a server's state, in a live loop and after it."""
 
     task: Task
     algorithm: Algorithm
     names: Sequence[str]
-    samples: Tensor
+    samples: Tensor  # [n] training samples
     server: State
-    marks: set[str]
+    marks: set[str]  # names of the server's tensors that begin with infinities
     engine: Engine
     t: int
 
@@ -67,11 +66,11 @@ class Deployed:
 
     @property
     def finite(self) -> bool:
-        """True where the server's state is finite, in what was so before the first round."""
+        """True where the server's state is finite, in all tensors that were so before the first round."""
         return all(all_finite(t) for name, t in self.server.items() if name not in self.marks)
 
     def exploded(self) -> str:
-        """Why a run ends whose server's state or a model is not finite."""
+        """The reason that ends a run whose server's state or models are not finite."""
         return f"round {self.t}: the server's state or a model diverged (NaN or infinity); try a smaller lr"
 
 

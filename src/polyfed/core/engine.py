@@ -15,44 +15,38 @@ TRIES = 3  # times that a round is begun, or a question asked, whose workers are
 
 
 class Answers(NamedTuple):
-    """Replies so far: positions of the clients that answered, and the reason, in words, for each that did not.
+    """Replies so far."""
 
-    bytes: of the replies, by client, where they may be dropped because others are missing
-    """
-
-    ids: np.ndarray
-    missing: dict[int, str]
-    bytes: Mapping[int, int] = {}
+    ids: np.ndarray  # positions of the clients that answered
+    missing: dict[int, str]  # the reason, in words, for each that did not
+    bytes: Mapping[int, int] = {}  # by client, of replies that may be dropped because others are missing
 
 
 class Lost(Exception):
-    """Some clients' work of this round is gone, and their private rows are as of the last commit: repeat the round."""
+    """Some clients' work of this round is gone; their private rows are as of the last commit. Repeat the round."""
 
 
 class Silent(RunError):
-    """Too few clients have answered. What was reached before is whole, and can be saved and gone on with."""
+    """Too few clients have answered. The state reached before is whole: it can be saved and continued."""
 
 
 def died(what: str, lost: Lost) -> str:
-    """Why a run ends whose workers die again and again."""
+    """The reason that ends a run whose workers die again and again."""
     return f"{what}: {lost} died {TRIES} times in a row; the machine may be out of memory, try fewer workers"
 
 
 class Engine(Protocol):
     """Carries messages to clients, runs them and carries the replies back. Knows no method.
 
-    The clients' samples and private rows are behind it: the server side never sees them. A reply changes a private row
-    only once it has been used, which `commit` says; until then it can be dropped, and asked for again.
-
-    plan: how clients are run, part of what makes a run come out again     here: whether this process can read the
-    clients' samples and private rows     parameters: where it cannot, what describes each client's model, by position
+    The clients' samples and private rows are behind it, and the server never sees them. A reply changes a private row
+    only at `commit`; until then it can be dropped, and asked for again.
     """
 
-    plan: Plan
-    here: bool
+    plan: Plan  # part of what a run must repeat to come out again
+    here: bool  # True where this process can read the clients' samples and private rows
 
     @property
-    def parameters(self) -> Mapping[int, int]: ...
+    def parameters(self) -> Mapping[int, int]: ...  # numbers of each client's model, by position; where not `here`
 
     def send(self, down: Down, round: Round) -> None:
         """Give the clients `round.ids` their messages. Does not wait."""
@@ -63,14 +57,11 @@ class Engine(Protocol):
         ...
 
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
-        """Put the replies of the clients `round.ids` into `tally`.
-
-        received: [m, ...] what they were sent
-        """
+        """Put the replies of the clients `round.ids`, who received these messages [m, ...], into `tally`."""
         ...
 
     def commit(self) -> None:
-        """The replies of the last exchanges were used: the private rows that came of them hold."""
+        """The replies since the last commit have been used: the private rows that came of them hold."""
         ...
 
     def abandon(self) -> None:
@@ -78,10 +69,7 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
-        """Each client's metrics [n] for the model it would deploy.
-
-        down: what all of them receive to deploy it; empty for methods that need no message
-        """
+        """Each client's metrics [n] for the model it would deploy after `down`, empty where it needs no message."""
         ...
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
@@ -97,7 +85,7 @@ class Engine(Protocol):
         ...
 
     def save(self) -> State:
-        """Tensors that a checkpoint must hold of the clients, by name."""
+        """The clients' tensors for a checkpoint, by name."""
         ...
 
     def saved(self) -> None:
@@ -109,5 +97,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> "Engine":
-        """Let go of what runs clients. Returns what can still be asked for models, metrics and rows."""
+        """Release what runs clients. Returns an engine that still answers for models, metrics and rows."""
         ...

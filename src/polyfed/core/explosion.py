@@ -1,5 +1,5 @@
-"""Calls that fail because numbers have exploded: an eigendecomposition of what overflows, an index made of NaN, a loss
-that refuses NaN. Nothing is looked at until a call has failed; it is then repeated, and watched."""
+"""Failures because numbers have exploded: an eigendecomposition that overflows, an index of NaN, a loss that refuses
+NaN. Only a call that has failed is repeated, and watched."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,7 +17,7 @@ UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty
 
 
 class Exploded(Exception):
-    """Numbers are NaN, or so large that their squares overflow. position: of a client, where it is known whose"""
+    """Numbers are NaN, or so large that their squares overflow. position: the client's, where it is known"""
 
     def __init__(self, position: int = 0):
         super().__init__()
@@ -25,7 +25,7 @@ class Exploded(Exception):
 
 
 def guarded(call: Callable[[], T], *passing: type[Exception]) -> T:
-    """The call's result. Raises `Exploded` where it fails and numbers have exploded. passing: errors to leave alone"""
+    """The call's result. Raises `Exploded` where it fails on exploded numbers. passing: errors to leave alone"""
     try:
         return call()
     except (PolyfedError, torch.OutOfMemoryError, *passing):
@@ -44,7 +44,7 @@ def exploded(call: Callable[[], object]) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Infinity alone is none: methods use it as a mark."""
+    """Sees NaN and large numbers; infinity alone does not count, as methods use it as a mark."""
 
     def __init__(self):
         super().__init__()

@@ -22,16 +22,13 @@ def down_bytes(down: Down) -> int:
     return size(down.shared) + row_bytes(down.each)
 
 
+# staleness: rounds from the message to its reply, 0 in synchronous training; steps: batches trained on, in all local
+# solves of the round; seconds: of computing, measured
 COLUMNS = ("round", "client", "exchanges", "down_bytes", "up_bytes", "staleness", "steps", "seconds")
 
 
 class Ledger:
-    """Bytes, steps and seconds of each client in each round it took part in; `COLUMNS` names the columns.
-
-    staleness: rounds between the message and its reply being taken; 0 in synchronous training
-    steps: batches trained on, all local solves of the round counted
-    seconds: measured, of computing
-    """
+    """Bytes, steps and seconds of each client in each round it took part in; `COLUMNS` names the columns."""
 
     def __init__(self) -> None:
         self._rows: list[np.ndarray] = []
@@ -85,7 +82,7 @@ class Ledger:
         return self._bytes[0], self._bytes[1]
 
     def tensor(self) -> Tensor:
-        """For the checkpoint."""
+        """The ledger, for a checkpoint."""
         return torch.as_tensor(self.array().copy())
 
     def restore(self, rows: Tensor) -> None:

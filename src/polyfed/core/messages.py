@@ -46,7 +46,7 @@ class Round(NamedTuple):
         Parameters
         ----------
         rows : Tensor
-            Positions in `ids` of the clients to keep.
+            Their positions in `ids`.
 
         Returns
         -------
@@ -74,7 +74,7 @@ class Down(NamedTuple):
 class Server(NamedTuple):
     """The server's tensors before the first round, by their axes; a method then sees them all under their names.
 
-    Newcomers follow from it: one more client is one more row of `each`, and one more row and column of `pairs`.
+    One more client is one more row of `each`, and one more row and column of `pairs`.
 
     Attributes
     ----------
@@ -102,15 +102,12 @@ class Server(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of a tensor. shape: None where a number differs from message to message, up to `most` numbers in all
-
-    optional: whether messages may come without it
-    """
+    """The form of a tensor."""
 
     dtype: torch.dtype
-    shape: tuple[int | None, ...]
-    most: int
-    optional: bool = False
+    shape: tuple[int | None, ...]  # None where a size differs from message to message
+    most: int  # numbers in all
+    optional: bool = False  # messages may come without it
 
     @property
     def bytes(self) -> int:

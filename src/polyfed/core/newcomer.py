@@ -1,9 +1,5 @@
-"""Newcomer: the server's side of one client added after training; all existing clients stay frozen.
-
-The default is the method's own rule on the server's state with room for one client more: the newcomer takes part in
-rounds in which the server's copies stand in for the others, and only its own rows are kept. Newcomers do not see each
-other, so their order and number do not matter.
-"""
+"""Newcomer: the server's side of one client added after training, by the method's own rule with room for one client
+more. Existing clients stay frozen, and newcomers do not see each other: their order and number do not matter."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,20 +18,14 @@ if TYPE_CHECKING:
 
 
 class Newcomer:
-    """One newcomer, at position n behind the n clients of the run.
+    """One newcomer, at position n behind the n clients of the run: the server's copies stand in for those.
 
-    samples: [n] the others' training samples
-
-    before: the server's state as the run left it     each, pairs: the tensors of it with a row, or a row and a column,
-    per client     rows: what the server has of the newcomer: its rows, and of `pairs` the whole tensor with them
-    trains: False where the newcomer has its model once it has downloaded it, and more exchanges would change nothing
-
-    Attributes are replaced, never written into: a copy of a newcomer is another newcomer.
+    Attributes are replaced, never written into: a shallow copy of a newcomer is another newcomer.
     """
 
     def __init__(self, algorithm: Algorithm, task: "Task", server: State, samples: Tensor):
-        self.algorithm, self.task, self.samples, self.n = algorithm, task, samples, len(samples)
-        self.before = server
+        self.algorithm, self.task, self.samples, self.n = algorithm, task, samples, len(samples)  # samples: [n]
+        self.before = server  # as the run left it
         start = started(algorithm, task, 2)
         for name, t in start.shared.items():
             if name not in server or t.shape != server[name].shape:
@@ -43,9 +33,11 @@ class Newcomer:
                     f"admit: cannot extend server tensor {name!r} of {algorithm.name} by one client; say its axes with "
                     "Server(...) in init_server, or give it an `admit`"
                 )
+        # names of tensors with a row, or a row and a column, per client; rows: the newcomer's, and of pairs the whole
         self.each, self.pairs = tuple(start.each), tuple(start.pairs)
         self.rows: State = {name: t[1:].clone() for name, t in start.each.items()}
         self.rows |= {name: _grown(server[name], t) for name, t in start.pairs.items()}
+        # False where the newcomer has its model once it has downloaded it: more exchanges would change nothing
         self.trains = len(self.each) > 1 or type(algorithm).personal is not Algorithm.personal  # than KNOWN
 
     @property
@@ -57,14 +49,11 @@ class Newcomer:
     # entry: before the first exchange
 
     def offered(self) -> Tensor | None:
-        """[c, p]: the models that the newcomer downloads at once, to take the one with the least training loss."""
+        """[c, p]: the models to download at once; the newcomer takes the one with the least training loss."""
         return None if self.trains else self.before["w"][None]
 
     def enter(self, choice: int, samples: float) -> State:
-        """The newcomer has taken `choice` of what was offered: its private state, as training would start it there.
-
-        A common model stands in for the common start.
-        """
+        """The private state of a newcomer that took `choice` of the offered models; a common model is its start."""
         w = self.before.get("w")
         common = w is not None and "w" not in self.each and w.shape == self.task.w0.shape
         return self.algorithm.init_client(self.task, w if w is not None and common else self.task.w0)
@@ -72,8 +61,8 @@ class Newcomer:
     # exchanges; rounds are those of the newcomer alone, `round.ids` is n
 
     def downlink(self, round: Round) -> Down:
-        """Message for the newcomer; while a server that keeps a model per client has none of it, that for a federation
-        of one."""
+        """The message for the newcomer."""
+        # the server, which keeps a model per client, has none of this one yet: it answers as to a federation of one
         if "w" in self.each and not self.rows[KNOWN].any():
             alone = started(self.algorithm, self.task, 1).whole()
             return self.algorithm.downlink(alone, round._replace(n=1, ids=torch.zeros_like(round.ids)))
@@ -86,7 +75,7 @@ class Newcomer:
         return down._replace(each={k: t[self.n :] for k, t in down.each.items()})
 
     def aggregate(self, up: State, round: Round) -> None:
-        """Take the newcomer's uplink; of what the server makes of it only the newcomer's rows are kept."""
+        """Take the newcomer's uplink, and keep only the newcomer's rows of what the server makes of it."""
         # copies, as an aggregate may write in place; those grown by a row are new already
         mine = {k: t if k in self.each else t.clone() for k, t in self.server.items()}
         after = self.algorithm.aggregate(mine, Uplinks(up, round), round)
@@ -102,14 +91,11 @@ class Newcomer:
     # what it has
 
     def deployment(self, round: Round) -> Down:
-        """Message that the newcomer receives to deploy a model now."""
+        """The message that the newcomer receives to deploy a model now."""
         return self.algorithm.deployment(self.server, round)
 
     def cluster(self, labels: Tensor) -> int | None:
-        """Its group, as the label of the old clients that it is with (labels: [n]); -1 where it is with none.
-
-        None where the method does not tell with one client more.
-        """
+        """The label of its group, out of the old clients' [n]; -1: a group of its own, None: not known."""
         found = self.algorithm.describe(self.server).clusters
         if found is None:
             return None
@@ -118,7 +104,7 @@ class Newcomer:
 
 
 def _grown(t: Tensor, two: Tensor) -> Tensor:
-    """A tensor of n x n clients with one more; two: as it is set up for two clients."""
+    """A tensor of n x n clients with one client more, its row and column as in `two`, set up for two clients."""
     n = len(t)
     new = t.new_empty(n + 1, n + 1, *t.shape[2:])
     new[:n, :n], new[n, :n], new[:n, n], new[n, n] = t, two[1, 0], two[0, 1], two[1, 1]
@@ -126,25 +112,19 @@ def _grown(t: Tensor, two: Tensor) -> Tensor:
 
 
 def newcomer(algorithm: Algorithm, task: "Task", server: State, samples: Tensor) -> Newcomer:
-    """The server's side of one client added after training, by the method's own `admit` where it has one.
-
-    server: as the run left it     samples: [n] training samples of the clients of the run
-    """
+    """One client added to the run's server state, by the method's own `admit` if it has one. samples: [n]"""
     own = getattr(algorithm, "admit", None)
     return Newcomer(algorithm, task, server, samples) if own is None else own(task, server, samples)
 
 
 @dataclass(frozen=True)
 class Apart(Algorithm, abstract=True):
-    """A method among newcomers, each with a server of its own: what the event loop trains, see `admit`.
-
-    method: theirs     newcomers: in the order of the loop's clients; each is replaced by what it has become
-    """
+    """A method among newcomers, each with a server of its own; the event loop of `admit` trains it."""
 
     name: ClassVar[str] = "newcomers"
 
     method: Algorithm
-    newcomers: list[Newcomer]
+    newcomers: list[Newcomer]  # in the order of the loop's clients; each is replaced by its next state
 
     @by_settings
     def needs(self) -> Needs:
@@ -184,7 +164,7 @@ class Apart(Algorithm, abstract=True):
 
 
 def _together(downs: list[Down]) -> Down:
-    """The newcomers' messages as one downlink; what all of them are sent from the same memory stays shared."""
+    """The newcomers' messages as one downlink; a message that all of them have in memory once stays shared."""
     first = downs[0]
     shared = {name: t for name, t in first.shared.items() if all(d.shared[name] is t for d in downs)}
     own = [{**{k: t[None] for k, t in d.shared.items() if k not in shared}, **d.each} for d in downs]

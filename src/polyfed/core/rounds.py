@@ -1,6 +1,5 @@
-"""The event loop: schedule -> downlink -> engine -> uplink -> aggregate. Synchronous and asynchronous training differ
-only in the schedule: a message that is sent in one turn may be answered in a later one.
-"""
+"""The event loop: schedule -> downlink -> engine -> uplink -> aggregate. Synchronous and asynchronous training
+differ only in the schedule: a message sent in one turn may be answered in a later one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,15 +28,15 @@ from polyfed.core.worker import Reply, expand
 
 @dataclass
 class Flight:
-    """Messages under way: sent in round `sent` to `ids: [m]`, `bytes` each."""
+    """Messages under way to some clients."""
 
-    ids: np.ndarray
-    sent: int
+    ids: np.ndarray  # [m]
+    sent: int  # round
     down: Down
-    bytes: int
+    bytes: int  # of each message
 
     def part(self, at: np.ndarray) -> "Flight":
-        """Those at these positions."""
+        """The messages at some positions."""
         each = {name: t[torch.as_tensor(at)] for name, t in self.down.each.items()}
         return replace(self, ids=self.ids[at], down=self.down._replace(each=each))
 
@@ -57,7 +56,7 @@ class Book:
         self.exchanges[0, at] += size > 0
 
     def dropped(self, sizes: Mapping[int, int]) -> None:
-        """Replies, by client, to an exchange that does not count."""
+        """Add the bytes of replies, by client, to an exchange that does not count."""
         at = np.searchsorted(self.ids, [*sizes])
         self.up[at] += [*sizes.values()]
         self.exchanges[1, at] += np.array([*sizes.values()]) > 0
@@ -72,18 +71,7 @@ class Book:
 
 
 class Loop(Deployed):
-    """The state of one training run and the step that advances it. It knows the clients by name and number of samples.
-
-    After construction `t` rounds are done and `server` is the server's state.
-    counts: [n] training samples     forge: what attackers send instead of their uplinks
-    rule: what the server uses instead of means
-    sums: by (exchanges of the round, exchange), the sums that are all the method needs of its uplinks, as a rehearsal
-    has shown; rows of other uplinks are kept     door: through which sums alone leave
-    used: what the method has asked of its uplinks so far, see `Uplinks.used`     kinds: the same by exchange, as `sums`
-    missing: by name, who was asked in the last round and did not answer, and why
-    whole: whether all is as after t rounds, also once an error has ended a step
-    say: takes lines about workers that were lost
-    """
+    """One training run after `t` rounds, and the step that advances it; it knows clients by name and sample count."""
 
     def __init__(
         self,
@@ -104,6 +92,8 @@ class Loop(Deployed):
         self.task, self.names, self.algorithm = task, names, algorithm
         self.schedule, self.engine, self.seed = schedule, engine, seed
         self.step_sizes, self.forge, self.rule = step_sizes, forge, rule
+        # by (exchanges of the round, exchange), the sums that are all the method needs, as a rehearsal has shown; rows
+        # of other uplinks are kept
         self.sums: Mapping[tuple[int, int], Wanted] = (sums or {}) if rule is None else {}  # a rule needs all rows
         self.keys = client_keys(names)
         if schedule.late(self.n):
@@ -115,10 +105,10 @@ class Loop(Deployed):
         self.lasting = self.server.keys() - start.free.keys()
         self.ledger = Ledger()
         self.flights: list[Flight] = []
-        self.used: dict[str, set[str]] = {}
-        self.kinds: dict[tuple[int, int], dict[str, set[str]]] = {}
-        self.missing: dict[str, str] = {}
-        self.say: Callable[[str], None] = lambda _: None
+        self.used: dict[str, set[str]] = {}  # asked of the uplinks so far, see `Uplinks.used`
+        self.kinds: dict[tuple[int, int], dict[str, set[str]]] = {}  # the same by exchange
+        self.missing: dict[str, str] = {}  # who did not answer in the last round, by name, and why
+        self.say: Callable[[str], None] = lambda _: None  # takes lines about lost workers
         self.t = 0
         self.clock = 0.0  # virtual seconds
         self.whole = True
@@ -152,7 +142,7 @@ class Loop(Deployed):
     # exact resume
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that decides what happens next, as named tensors and JSON-able values."""
+        """Everything that decides the next turns, as named tensors and JSON-able values."""
         tensors = {f"server.{k}": v for k, v in self.server.items()}
         tensors |= {f"client.{k}": v for k, v in self.engine.save().items()}
         tensors["ledger"] = self.ledger.tensor()
@@ -184,8 +174,8 @@ class Attempt:
     """One round of a loop, until it counts: whom it asks, what it moves, and how to undo it.
 
     A round of one exchange can be undone until the server has used its replies, which it may do in place
-    (`Loop.whole`). A round of several counts whole or not at all: the server's state as it was is kept, and where
-    somebody does not answer, the round begins again without them.
+    (`Loop.whole`). A round of several counts whole or not at all: the server's state before it is kept, and it begins
+    again without those who do not answer.
     """
 
     def __init__(self, loop: Loop):
@@ -230,10 +220,7 @@ class Attempt:
             loop.engine.abandon()
 
     def _turn(self) -> tuple[Turn, list[Flight]]:
-        """Clients that are sent a message, and those whose replies are taken: the first to come, where it is left open.
-
-        Then also the messages that nobody answers.
-        """
+        """The clients that are sent a message and those whose replies are taken; then messages that nobody answers."""
         loop = self.loop
         if not isinstance(loop.schedule, Arrivals):
             return loop.schedule.turn(loop.seed, loop.t, loop.keys), []
@@ -266,10 +253,8 @@ class Attempt:
     def _exchange(
         self, algorithm: Algorithm, send: np.ndarray, take: np.ndarray, kind: tuple[int, int]
     ) -> np.ndarray | None:
-        """One exchange: messages to `send`, replies of `take` or of those of them that answer, who are returned.
-
-        kind: (exchanges of the round, exchange). None where some of several have not answered: it does not count
-        """
+        """Message `send`; returns those of `take` that answer, None where one is missing from a round of several."""
+        # kind: (exchanges of the round, exchange)
         loop, book, phase = self.loop, self.book, kind[1]
         self._send(send, phase)
         if not len(take):
@@ -316,7 +301,7 @@ class Attempt:
                 found.setdefault(name, set()).update(words)
 
     def _statistics(self, before: Tensor | None, up: Uplinks) -> None:
-        """Running statistics of BatchNorm in the server's model, which was `before`, are the clients' mean."""
+        """Set BatchNorm's running statistics in the server's model, which was `before`, to the clients' mean."""
         w, at, mean = self.loop.server.get("w"), self.loop.task.statistics, up.means.get("w")
         if mean is None and before is not None and "dw" in up.means:
             mean = before + up.means["dw"]
@@ -338,12 +323,12 @@ class Attempt:
             self.book.sent(f.ids, f.bytes)
 
     def _lost(self, missing: dict[int, str]) -> list[Flight]:
-        """Note who does not answer; the messages to them, which are then no longer under way."""
+        """Note those who do not answer; returns the messages to them, which are no longer under way."""
         self.loop.missing |= {self.loop.names[i]: why for i, why in missing.items()}
         return self._landed(np.array(sorted(missing))) if missing else []
 
     def _landed(self, ids: np.ndarray) -> list[Flight]:
-        """The messages to `ids`, which are then no longer under way."""
+        """Take the messages to `ids` off those under way."""
         landed: list[Flight] = []
         left: list[Flight] = []
         for flight in self.loop.flights:
@@ -358,7 +343,7 @@ class Attempt:
         return landed
 
     def _arrivals(self, ids: np.ndarray) -> tuple[np.ndarray, State]:
-        """Collect answers of `ids`: the rounds [m] in which each was sent, and the messages [m, ...]."""
+        """The answers of `ids`: the round [m] in which each message was sent, and the messages [m, ...]."""
         landed = self._landed(ids)
         self._bill(landed)
         if len(landed) == 1:
@@ -370,7 +355,7 @@ class Attempt:
 
 
 def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
-    """Raise ConfigError for a method that needs its replies in their round. t: from which round on"""
+    """Raise ConfigError for a method that from round t on needs its replies in their round."""
     if why := algorithm.needs.in_step(n, t):
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
 

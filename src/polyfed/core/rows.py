@@ -1,9 +1,4 @@
-"""Per-client tensors [n, ...]: in memory (on the device), or in files where they would not fit.
-
-The files are written by shadow paging. A row goes to a slot that no checkpoint refers to, and a checkpoint holds the
-index: the slot and the checksum of every row. Both checkpoints that are kept therefore find their rows untouched,
-whenever the process or the machine stops, and a row that was cut, zeroed or flipped is never taken for a number.
-"""
+"""Per-client tensors [n, ...]: in memory (on the device), or in files where they would not fit."""
 
 import os
 import zlib
@@ -79,10 +74,7 @@ class MemoryRows:
 
 
 class MappedRows:
-    """Rows in one file per tensor under `folder`; only the rows in use are in memory.
-
-    A row that was never written is the start value and takes no space.
-    """
+    """Rows in one file per tensor under `folder`; rows in use are in memory, and unwritten ones take no space."""
 
     def __init__(self, n: int, start: State, folder: Path):
         self.n, self.start = n, start
@@ -121,7 +113,7 @@ class MappedRows:
             file.committed()
 
     def restore(self, saved: State) -> None:
-        """Take up where `snapshot` was taken, of this store or of one in memory."""
+        """Restore a snapshot of this store, or of one in memory."""
         if is_mapped(saved):
             _same_names({k[6:] for k in saved if k.startswith("index.")}, self.names())
             for name, file in self.files.items():
@@ -139,7 +131,12 @@ class MappedRows:
 
 
 class SlotFile:
-    """Rows of `size` bytes in the slots of one file. `slot`: [n], -1 for a row that was never written."""
+    """Rows of `size` bytes in the slots of one file, by shadow paging: a row goes to a slot that no checkpoint uses.
+
+    A checkpoint holds the index: slot and checksum of every row. So the two checkpoints that are kept find their rows
+    untouched whenever the process or the machine stops, and a row that was cut, zeroed or flipped is never taken for
+    numbers.
+    """
 
     def __init__(self, path: Path, n: int, size: int):
         self.path, self.n, self.size = path, n, size
@@ -148,7 +145,8 @@ class SlotFile:
         self.restore(np.empty((0, 3), np.int64), np.empty(0, np.int64))
 
     def restore(self, index: np.ndarray, before: np.ndarray) -> None:
-        """Take up an index [m, 3] of (row, slot, checksum); `before`: the slots of the checkpoint before it."""
+        """Restore an index [m, 3] of (row, slot, checksum). before: the slots of the checkpoint before it"""
+        # slot: [n], -1 for a row that was never written
         self.slot, self.sum = np.full(self.n, -1), np.zeros(self.n, np.int64)
         self.slot[index[:, 0]], self.sum[index[:, 0]] = index[:, 1], index[:, 2]
         self.new = np.zeros(self.n, bool)  # rows in a slot that no snapshot has seen: it may be written again
@@ -162,7 +160,7 @@ class SlotFile:
         self.free = np.flatnonzero(~busy)[::-1].tolist()
 
     def read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Fill `rows: [s, size]`; returns which of `ids` were never written, whose rows are left as they are."""
+        """Fill `rows: [s, size]`; returns those never written, as [s] booleans, whose rows are left as they are."""
         unwritten = self.slot[ids] < 0
         if not unwritten.all():
             with _opened(self.path, "rb") as f:

@@ -1,6 +1,5 @@
-"""Schedules: who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those
-whose replies are taken; in synchronous training both are the round's cohort.
-"""
+"""Schedules: who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and
+those whose replies are taken; in synchronous training both are the round's cohort."""
 
 import csv
 import heapq
@@ -22,14 +21,11 @@ from polyfed.base.values import COUNTED, Limits
 
 
 class Turn(NamedTuple):
-    """One turn of the event loop: who is sent a downlink at its start, and whose replies are taken at its end.
+    """One turn of the event loop."""
 
-    seconds: virtual time that passes, 0 where no delays are simulated
-    """
-
-    send: np.ndarray
-    take: np.ndarray
-    seconds: float = 0.0
+    send: np.ndarray  # clients that are sent a downlink at its start
+    take: np.ndarray  # clients whose replies are taken at its end
+    seconds: float = 0.0  # virtual, 0 where no delays are simulated
 
 
 @checked
@@ -43,10 +39,8 @@ class Schedule(Configured):
 
         Parameters
         ----------
-        seed : int
-            The run's seed.
-        t : int
-            Round, from 0.
+        seed, t : int
+            The run's seed, and the round from 0.
         keys : array
             [n] client keys.
 
@@ -73,7 +67,7 @@ class Schedule(Configured):
         return False
 
     def replies(self, n: int) -> int:
-        """Number of replies that the server takes at a time; about, where it is drawn.
+        """Number of replies that the server takes at a time; the expected one where it is drawn.
 
         Parameters
         ----------
@@ -92,10 +86,8 @@ class Schedule(Configured):
 
         Parameters
         ----------
-        seed : int
-            The run's seed.
-        t : int
-            Turn, from 0.
+        seed, t : int
+            The run's seed, and the turn from 0.
         keys : array
             [n] client keys.
 
@@ -291,14 +283,10 @@ class Delays(Configured):
 
         Parameters
         ----------
-        seed : int
-            The run's seed.
-        t : int
-            Turn, from 0.
-        ids : array
-            [m] positions of the clients that were sent a message.
-        keys : array
-            [n] client keys.
+        seed, t : int
+            The run's seed, and the turn from 0.
+        ids, keys : array
+            [m] positions of the clients that were sent a message, and [n] client keys.
 
         Returns
         -------
@@ -349,8 +337,7 @@ class Asynchronous(Schedule):
     """Every reply is taken when it arrives, on a virtual clock, so a simulation never waits.
 
     A turn takes the next reply and sends a new message to a client drawn from those at rest, which at full concurrency
-    is the one that has just replied. The turns follow from the seed alone, so there is no state to save: after a resume
-    they are worked out again from the first.
+    is the one that has just replied.
     """
 
     delays: Delays = setting(doc="Time that each client takes.")
@@ -364,6 +351,7 @@ class Asynchronous(Schedule):
         return 1
 
     def turn(self, seed: int, t: ROUND, keys: np.ndarray) -> Turn:
+        # the seed alone decides the turns, so there is no state to save: a resumed run draws them again from the first
         turns, more = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
         while len(turns) <= t:
             turns.append(next(more))
@@ -387,14 +375,14 @@ class Asynchronous(Schedule):
 
 
 def _dispatched(seed: int, t: int, keys: np.ndarray, busy: Sequence[int] | np.ndarray, most: int) -> np.ndarray:
-    """Clients at rest, drawn so that with those that are `busy` there are `most` at work."""
+    """Clients at rest, as many as bring those at work from `busy` to `most`."""
     resting = np.setdiff1d(np.arange(len(keys)), busy)
     return resting[sample(seed, "dispatch", t, keys[resting], max(0, most - len(busy)))]
 
 
 @dataclass(frozen=True)
 class Arrivals(Schedule):
-    """Every reply of a real site is taken when it arrives, one a turn: who that is, nobody knows beforehand."""
+    """Every reply of a real site is taken when it arrives, one a turn; nobody knows beforehand whose it is."""
 
     concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
 
@@ -405,18 +393,13 @@ class Arrivals(Schedule):
         return 1
 
     def dispatch(self, seed: int, t: int, keys: np.ndarray, busy: np.ndarray) -> np.ndarray:
-        """Draw who is sent a message at the start of a turn, among those at rest.
-
-        seed: the run's seed     t: turn, from 0     keys: [n] client keys
-        busy: positions of the clients that are at work
-        Returns sorted positions of the clients.
-        """
+        """Sorted positions of the clients at rest that are sent a message in turn t. keys: [n] of all clients"""
         return _dispatched(seed, t, keys, busy, min(self.concurrency or len(keys), len(keys)))
 
 
 @dataclass(frozen=True)
 class Replay(Schedule):
-    """The turns of another run over again, whatever decided them: who was sent a message when, and who was taken."""
+    """The turns of another run again, whatever decided them."""
 
     turns: tuple[Turn, ...] = setting(doc="One for each turn.")
 
@@ -447,14 +430,7 @@ SCHEDULES.add("asynchronous", Asynchronous)
 
 
 def schedule_of(table: Mapping[str, Any], fraction: float, names: tuple[str, ...] | None) -> Schedule:
-    """The schedule of a [schedule] table: who takes part and when.
-
-    name = "uniform" (with delays: on a virtual clock), "bernoulli" (probability) or "asynchronous" (concurrency);
-    delays = "uniform:0,20", "log-normal:5,0.5" or "file:PATH".
-
-    fraction: where the table does not say it otherwise
-    names: of the clients; None: the table is only checked, a file of delays is not read
-    """
+    """The schedule of a [schedule] table; a file of delays is read only with the clients' `names`."""
     given = {key.replace("-", "_"): value for key, value in table.items()}
     name, text = given.pop("name", None), given.pop("delays", None)
     kind = SCHEDULES.find(name)

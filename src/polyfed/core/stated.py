@@ -1,4 +1,4 @@
-"""Stated: what a method says of itself, for the machinery can not see it: its needs, and what its state shows."""
+"""What a method states because the machinery cannot see it: its needs, and what its state shows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ IN_ROUND = "needs replies in the round they were asked for"
 
 @dataclass(frozen=True)
 class Needs:
-    """Needs of a method of the machinery.
+    """What a method needs of the machinery.
 
     Parameters
     ----------
@@ -24,8 +24,8 @@ class Needs:
     everyone_first : bool
         The first exchange of the first round is with all clients, whoever takes part in that round.
     synchronous : bool or str
-        Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name;
-        {n} in it is the number of clients.
+        Every reply must be taken in the round of its message. A text says why, to go behind the method's name; {n} in
+        it is the number of clients.
     beyond : int
         `synchronous` holds for more clients than this.
     plain_sgd : str
@@ -66,10 +66,8 @@ class Needs:
 
         Parameters
         ----------
-        n : int
-            Number of clients.
-        t : int
-            The round from which on it would.
+        n, t : int
+            Number of clients, and the first round that would be asynchronous.
 
         Returns
         -------

@@ -1,9 +1,4 @@
-"""Uplinks: what the clients of one exchange sent, as a method's `aggregate` sees it.
-
-A method asks for means and sums where they are all it needs, and for rows where it needs every client's own. So robust
-rules act in one place, what a method needs is observed and not declared, and where means and sums are enough the
-replies are added up while clients finish, so that they are never all in memory.
-"""
+"""Uplinks: what the clients of one exchange sent, as a method's `aggregate` sees it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -34,16 +29,13 @@ class Door(Protocol):
     """What guards a run's messages: local training and every uplink pass through it, and the server has sums alone."""
 
     def enter(self, task: Task, received: State, round: Round) -> Task:
-        """The task as the clients `round.ids`, who have received this [s, ...], train with it."""
+        """The task with which the clients `round.ids`, who have received this [s, ...], train."""
         ...
 
     def leave(
         self, up: State, received: State, round: Round, wanted: Wanted, cohort: int
     ) -> dict[tuple[str, str], Tensor]:
-        """The sums of what these clients [s, ...] of a cohort send, as integers; they keep what they have sent.
-
-        Keys as in `Tally.added`, "weighted" by the number of samples.
-        """
+        """The sums of these clients' uplinks [s, ...], as integers, by the keys of `wanted`."""
         ...
 
     def opened(
@@ -56,6 +48,10 @@ class Door(Protocol):
 class Uplinks(Mapping[str, Tensor]):
     """The uplinks of the clients `round.ids`, by name.
 
+    A method asks for means and sums where those are enough, and for rows where it needs every client's own. So robust
+    rules act in one place, what a method needs is observed and not declared, and what is only summed is never all in
+    memory.
+
     Parameters
     ----------
     rows : dict of Tensor
@@ -63,13 +59,12 @@ class Uplinks(Mapping[str, Tensor]):
     round : Round
         The exchange they belong to.
     sums : dict of Tensor or None
-        (name, "plain" or "weighted") -> the rows' sum, plain or weighted by samples, for names whose rows were not
-        kept.
+        (name, "plain" or "weighted") -> the rows' sum, plain or weighted by samples, of names without rows.
     rule : callable or None
         Replaces every mean.
     sent : dict of Tensor or None
-        [...] what all of these clients received, by name; a rule sees the uploads of the same name and shape relative
-        to it.
+        [...] what all of these clients received, by name; a rule sees uploads of the same name and shape relative to
+        it.
 
     Attributes
     ----------
@@ -120,12 +115,12 @@ class Uplinks(Mapping[str, Tensor]):
         name : str
             Name of the tensor.
         weights : Tensor or None
-            [m], such as `round.samples`; None: all clients count the same. A robust rule does not use them: a number of
+            [m], such as `round.samples`; None: all clients count the same. A robust rule ignores them: a number of
             samples is a claim that an attacker may make.
         within : Tensor or None
             [m] group of each client, from 0, for one mean per group.
         out : Tensor or None
-            [c, ...] needed with `within`: the groups' means are written into it, and a group without a client keeps its
+            [c, ...] needed with `within`: the groups' means are written into it; a group without a client keeps its
             row.
 
         Returns
@@ -213,23 +208,16 @@ class Uplinks(Mapping[str, Tensor]):
 
 
 class Part(NamedTuple):
-    """A chunk's uplinks, reduced: rows [s, ...] that are kept, sums, bytes of one client, and where one diverged."""
+    """A chunk's uplinks, reduced."""
 
-    rows: State
+    rows: State  # [s, ...], of the uplinks that are kept
     sums: dict[tuple[str, str], Tensor]
-    bytes: int
-    bad: int | None
+    bytes: int  # of one client
+    bad: int | None  # the first row that is not finite
 
 
 class Tally:
-    """Takes the replies of one exchange chunk by chunk and makes their `Uplinks`.
-
-    added: the sums to make; rows of these uplinks are not kept
-    received: [m, ...] what the clients received, in this exchange and those before it in the round
-    forge: what attackers put in the place of their uplinks
-    total: the samples of the whole cohort, where this is a part of one
-    door: through which sums alone leave     cohort: clients of the exchange, where this has some of them
-    """
+    """Takes the replies of one exchange chunk by chunk and makes their `Uplinks`."""
 
     def __init__(
         self,
@@ -242,20 +230,20 @@ class Tally:
         door: Door | None = None,
         cohort: int | None = None,
     ):
+        # cohort: clients of the exchange, where this has some of them
         self.door, self.cohort = door, cohort or len(round.ids)
+        # received: [m, ...] in this exchange and those before it in the round
         self.round, self.received, self.forge, self.rule = round, received, forge, rule
-        self.added: Wanted = added or {}
+        self.added: Wanted = added or {}  # rows of these uplinks are not kept
         self.bytes = 0
+        # total: the samples of the whole cohort, where this is a part of one
         self._share = round.samples / (round.samples.sum() if total is None else total)
         self._parts: list[tuple[Tensor, State]] = []
         self._sums: dict[tuple[str, str], Tensor] = {}
 
     def reduce(self, up: State, at: Tensor, apart: bool = False) -> Part:
-        """Return the part of a chunk's uplinks [s, ...] that is kept; `at: [s]` positions in the cohort.
-
-        May run in any thread, and in any order. apart: rows are added by `add`, one by one, so that where the cohort is
-        cut changes no bit
-        """
+        """The part of a chunk's uplinks [s, ...] that is kept; from any thread. at: [s] positions in the cohort"""
+        # apart: `add` adds the rows one by one, so that no bit depends on where the cohort is cut
         apart = apart or len(at) == 1
         if self.forge is not None:
             up = self.forge(up, self._at(at), self.round.take(at))
@@ -321,7 +309,7 @@ def diverged(tensors: Iterable[Tensor]) -> int | None:
 
 
 def _chained(total: Tensor | None, rows: Tensor, weights: Tensor | None) -> Tensor:
-    """total + weights_1 rows_1 + weights_2 rows_2 + ..., from the left. total: written into; None: nothing yet"""
+    """total + weights_1 rows_1 + weights_2 rows_2 + ..., from the left, written into `total` (None: nothing yet)."""
     if not rows.is_floating_point():  # integers have no last bits
         more = rows.sum(0) if weights is None else weighted_sum(weights, rows)
         return more if total is None else total + more
@@ -338,11 +326,9 @@ def rows_of(t: Tensor, at: Tensor) -> Tensor:
 
 
 def joined(parts: list[State], places: list[Any]) -> State:
-    """Chunks' tensors [s, ...] as one tensor [m, ...] in the cohort's order; places: [s] positions of each chunk.
-
-    On the CPU one chunk in that order is not copied; elsewhere to look would cost more.
-    """
+    """Chunks' tensors [s, ...] as one tensor [m, ...] in the cohort's order; places: [s] positions of each chunk."""
     m = sum(len(at) for at in places)
+    # not copied; elsewhere it would cost more to look
     if len(parts) == 1 and places[0].device.type == "cpu" and torch.equal(places[0], torch.arange(m)):
         return dict(parts[0])
     out = {name: t.new_empty(m, *t.shape[1:]) for name, t in parts[0].items()} if parts else {}

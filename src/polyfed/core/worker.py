@@ -1,9 +1,5 @@
-"""The only code that runs clients: chunks the cohort, gathers private rows and batches, calls `local_update`.
-
-Chunks run on worker threads with one intra-op thread each, and no bit depends on how many there are. Chunks that share
-their arithmetic, and are added up as they are, follow from the work and `PARTS`; those that the kernel takes client by
-client are cut for the threads there are, and their uplinks are added one by one, in one order.
-"""
+"""The only code that runs clients: chunks the cohort, gathers private rows and batches, calls `local_update`. Chunks
+run on threads with one intra-op thread each, and no bit depends on how many there are."""
 
 import logging
 import time
@@ -42,33 +38,25 @@ SMALL = 1 << 20  # products of a full-batch step (samples, padded, times paramet
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of how clients are run on this machine; part of what makes a run come out again bit for bit.
+    """How clients are run on this machine, part of what a run must repeat to come out again bit for bit."""
 
-    chunk: clients per call at most     workers: threads     device: "cpu", "cuda", ...     path: how gradients are made
-    """
-
-    chunk: int
-    workers: int
-    device: str
-    path: str
+    chunk: int  # clients per call at most
+    workers: int  # threads
+    device: str  # "cpu", "cuda", ...
+    path: str  # how gradients are made
 
 
 class Reply(NamedTuple):
-    """Cost of the answers of m clients, in the order of ids: seconds and local steps [m].
+    """The cost of the answers of m clients, in the order of ids."""
 
-    bad: position of the first client that reached a number that is not finite; the others' replies are then of no use
-    why: what may have led to that, beside a step size that is too large
-    """
-
-    seconds: np.ndarray
-    steps: np.ndarray
-    bad: int | None = None
-    why: str = ""
+    seconds: np.ndarray  # [m]
+    steps: np.ndarray  # [m] local ones
+    bad: int | None = None  # position of the first client that is not finite; the others' replies are then of no use
+    why: str = ""  # what may have led to that, beside a step size that is too large
 
 
 class Stopwatch:
-    """Seconds between its making and `stop`: on a CUDA device those of the device, which are asked for at the end only,
-    since to ask is to wait for it."""
+    """Seconds from its making to `stop`; on a CUDA device the device's own, read late, since reading waits."""
 
     def __init__(self, device: torch.device):
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
@@ -92,25 +80,20 @@ class Stopwatch:
 
 
 class Done(NamedTuple):
-    """A chunk of clients that were run: their positions in the cohort, on the host and on the device; their private
-    rows, what is kept of their uplinks, the first row that is not finite, what it cost, and whether the method asked
-    for their samples as one padded batch."""
+    """A chunk of clients that were run."""
 
-    positions: np.ndarray
-    at: Tensor
+    positions: np.ndarray  # in the cohort
+    at: Tensor  # the same, on the device
     private: State
     part: Part
-    lost: int | None
+    lost: int | None  # the first private row that is not finite
     watch: Stopwatch
-    taken: np.ndarray
-    padded: bool
+    taken: np.ndarray  # local steps
+    padded: bool  # the method asked for their samples as one padded batch
 
 
 class Worker:
-    """Runs clients of one federation on one device.
-
-    step_sizes: what the local step sizes of a message sent in round t are multiplied by
-    """
+    """Runs clients of one federation on one device."""
 
     def __init__(
         self,
@@ -123,7 +106,7 @@ class Worker:
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
     ):
         self.task, self.train, self.keys, self.work, self.seed, self.plan = task, train, keys, work, seed, plan
-        self.step_sizes = step_sizes
+        self.step_sizes = step_sizes  # factors, by the round in which a message was sent
         self._most = plan.chunk  # clients at once: fewer once they did not fit
         self._alone: dict[int, bool] = {}  # exchange -> True where calls show that clients do not see each other
         self._pool = ThreadPoolExecutor(plan.workers) if plan.workers > 1 else None
@@ -141,17 +124,16 @@ class Worker:
     def run(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally
     ) -> tuple[Reply, list[tuple[Tensor, State]]]:
-        """One exchange of the clients `round.ids`, whose uplinks go into `tally`.
+        """Run one exchange: the clients' uplinks go into `tally`; returns the cost, and their private rows by chunk.
 
-        Returns the cost, and the clients' private rows by chunk: (their positions [s] in the cohort, [s, ...] each).
-
-        A client works as of the round in which its message was sent: it cannot know when its reply will be taken.
-
-        down: [m, ...] each (shared messages already expanded)
+        The rows come as (positions [s] in the cohort, [s, ...] each). down: [m, ...] each, shared messages expanded.
         """
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
+        # a client works as of the round of its message: it cannot know when its reply will be taken
         scaled = {t: decayed(algorithm, self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
         at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
+        # chunks that share their arithmetic follow from the work and `PARTS`; those that the kernel takes client by
+        # client are cut for the threads there are, and their uplinks added one by one, in one order
         unlike = self.plan.path == PATH and self.work.batch_size is not None
         threads = self.plan.workers if self._alone.get(round.phase) else PARTS
         parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t, unlike, threads)]
@@ -206,7 +188,7 @@ class Worker:
         return Reply(seconds, steps), private
 
     def _fitting(self, run: Callable[[np.ndarray], Done], positions: np.ndarray) -> list[Done]:
-        """`run` of all these clients at once, or of as many as the accelerator's memory holds."""
+        """Run all these clients at once, or as many as the accelerator's memory holds."""
         if len(positions) <= self._most:
             try:
                 return [run(positions)]
@@ -243,7 +225,7 @@ class Worker:
             wait(waiting)
 
     def _parts(self, ids: np.ndarray) -> int:
-        """How many threads the work of a step of these clients is worth, `PARTS` at most."""
+        """The number of threads that a step of these clients is worth, `PARTS` at most."""
         step = len(ids) * self.work.per_step(self.train.counts[ids]) * self.task.p if len(ids) else 0
         worth = int(step // WORTH) if self.task.batched else PARTS
         return 1 if self.task.device.type != "cpu" else max(1, min(PARTS, len(ids), worth))
@@ -265,7 +247,7 @@ class Worker:
         ids: np.ndarray,
         door: Door | None = None,
     ) -> tuple[State, State, "Stopwatch", Batches]:
-        """method: with its step sizes as of the round `round.t` in which the messages were sent"""
+        """Private rows, uplinks, time and batches of some clients; the method has the step sizes of `round.t`."""
         watch = Stopwatch(self.task.device)
         with torch.no_grad(), tf32(self.task.tf32) if self.task.device.type == "cuda" else nullcontext():
             # one stream of batches per exchange: a second local solve of a round draws its own
@@ -290,10 +272,9 @@ def _apart(private: State, message: State) -> State:
 def chunks(
     work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int, p: int = 0, parts: int | None = None
 ) -> list[np.ndarray]:
-    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
+    """Clients with `counts` [m] samples, longest work first, in chunks of at most `most` similar ones.
 
-    p: parameters. Full batches so small that padding them costs less than another call need not be similar.
-    parts: that many chunks of equal work instead, or as many as `most` needs; together they are always in one order
+    parts: that many chunks of equal work instead, or as many as `most` needs; together they are always in one order.
     """
     taken, full = work.taken(counts, t, keys, seed), work.batch_size is None
     order = np.argsort(-counts, kind="stable") if full and parts is None else np.lexsort((-counts, -taken))
@@ -301,6 +282,7 @@ def chunks(
         k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9
         place = ((np.cumsum(cost) - cost / 2) * k / cost.sum()).astype(int)
         found = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
+    # smaller full batches need not be alike: padding them costs less than another call
     elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
         found = alike(counts, most, order)
     else:
