@@ -1,9 +1,5 @@
 """Augmentation of training batches: keyed draws per sample, on the samples' own device, without a loop over samples.
-
-`Batches` calls an augmentation on every training batch, with one key per sample made of (seed, round, client, step,
-sample): neither chunk, order nor engine changes what a sample becomes. Evaluation and `Batches.whole` see the samples
-as they are.
-"""
+The key is of (seed, round, client, step, sample): neither chunk, order nor engine changes what a sample becomes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +16,7 @@ from polyfed.base.settings import Configured, found, setting
 
 
 class Draws:
-    """Uniform draws for N samples, each a function of the sample's key and of how many were drawn before.
-
-    keys: [N] uint64
-    """
+    """Uniform draws for N samples of keys [N] uint64: each depends on the key and on how many were drawn before."""
 
     def __init__(self, keys: np.ndarray, device: torch.device | str = "cpu"):
         self._keys, self._device, self._drawn = keys, device, 0
@@ -50,10 +43,7 @@ class Flip(Configured):
 
 @dataclass(frozen=True)
 class Crop(Configured):
-    """Pad with `padding` zeros on every side and cut the old size out at a random place, with probability `p`.
-
-    x: [N, C, H, W] -> the same shape. The padding is zero in the units of x: where inputs are normalised, the mean.
-    """
+    """Pad with zeros on every side and cut the old size out at a random place. x: [N, C, H, W] -> the same shape."""
 
     table: ClassVar[str] = "augment"
     padding: int = setting(4, ge=1, doc="Zeros on every side.")
@@ -66,10 +56,11 @@ class Crop(Configured):
         column, inside_columns = self._source(draws.uniform(), cut, width)
         at = (row[:, :, None] * width + column[:, None, :]).flatten(1)
         cropped = x.flatten(2).gather(2, at[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+        # zero in the units of x: where inputs are normalised, the mean
         return cropped.masked_fill(~(inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
 
     def _source(self, u: Tensor, cut: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """[N, size] position that every position is taken from, and whether it lies inside the image."""
+        """[N, size] the position that every position is taken from, and True where it lies inside the image."""
         shift = torch.where(cut, (u * (2 * self.padding + 1)).long() - self.padding, 0)
         position = torch.arange(size, device=u.device) + shift[:, None]
         return position.clamp(0, size - 1), (position >= 0) & (position < size)
@@ -93,12 +84,7 @@ AUGMENTATIONS.add("crop", Crop)
 
 
 def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augmentation | None:
-    """Read `augment` as `fit` takes it, checked against the inputs' shape [C, H, W].
-
-    given: None; "flip", "crop:4", "flip+crop:4", "flip+crop:4,p=0.5" (name:value,p=probability, joined by "+");
-        or a callable (x [N, ...], draws: Draws) -> [N, ...]
-    Raises ConfigError for anything else, for inputs that are no images, and for a crop as wide as the image.
-    """
+    """The `augment` of `fit`, checked against the inputs' shape [C, H, W]. Raises ConfigError where it does not fit."""
     if not isinstance(given, str):
         if given is None or callable(given):
             return given
@@ -116,7 +102,7 @@ EXPECTED = "steps joined by '+', such as 'flip+crop:4' or 'flip+crop:4,p=0.5', o
 
 
 def steps_of(given: str) -> tuple[Flip | Crop, ...]:
-    """The steps of a text, whatever the images. Raises ConfigError for what is not one."""
+    """The steps of a text, for any images. Raises ConfigError for a text that has none."""
     try:
         return tuple(AUGMENTATIONS.read(part.strip(), "augment") for part in given.split("+"))
     except ConfigError as e:

@@ -1,8 +1,4 @@
-"""Which samples each client sees at each local step: keyed by (seed, round, client), ragged, padded with weight zero.
-
-The s clients of one call are ordered by their number of steps, longest first, so that those still at work are always
-the first rows; a client that has finished drops out of the batch.
-"""
+"""The samples of each client's local steps: keyed by (seed, round, client), ragged, padded with weight zero."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -41,14 +37,12 @@ class Batch(NamedTuple):
         [m, 1] 0/1 float; None: every row still has a step to take.
     seed : callable or None
         () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout).
-    weighted : bool
-        Whether the weight of a real sample may be another than 1/b_i.
-    native : bool
-        Whether gradients on it may be made by the compiled kernel.
+    weighted, native : bool
+        True where real samples may weigh other than 1/b_i, and where the compiled kernel may make gradients.
     places : array or None
         [m, b] rows of the split, of which client i's are the first sizes[i]; None: all of each client's.
     purpose : str
-        What its local solve is for, see `Batches.again`.
+        Of its local solve, see `Batches.again`.
     """
 
     x: Tensor
@@ -68,7 +62,7 @@ class Batch(NamedTuple):
         return len(self.x)
 
     def mean(self, values: Tensor) -> Tensor:
-        """[m, ...] the mean of [m, b, ...] numbers over each client's samples, which count as their losses do."""
+        """[m, ...] the mean of [m, b, ...] numbers over each client's samples, weighted as their losses are."""
         if self.weight is None:
             return values.mean(1)
         return (values * self.weight.view(*self.weight.shape, *[1] * (values.dim() - 2))).sum(1)
@@ -81,7 +75,7 @@ class Batch(NamedTuple):
 
 
 class Each(ABC):
-    """A function for the number of local steps that may tell clients apart; `str` is its word in config.toml."""
+    """A number of local steps that may differ between clients; `str` is its word in config.toml."""
 
     @property
     @abstractmethod
@@ -95,19 +89,12 @@ class Each(ABC):
 
 @dataclass(frozen=True)
 class Work:
-    """Amount of work of a client that takes part.
+    """A client's amount of work in a round that it takes part in."""
 
-    epochs: passes over its data, or
-    steps: number of local steps: an integer, a function of the round, or a rule per client (`Each`); then `epochs` is
-        not used
-    batch_size: samples per step; None: all of them
-    augment: what every training batch goes through first
-    """
-
-    epochs: int = 1
-    steps: int | Callable[[int], int] | Each | None = None
-    batch_size: int | None = 32
-    augment: Augmentation | None = None
+    epochs: int = 1  # passes over its data
+    steps: int | Callable[[int], int] | Each | None = None  # local steps instead: a number, by round, or per client
+    batch_size: int | None = 32  # samples per step; None: all
+    augment: Augmentation | None = None  # applied to every training batch
 
     def per_epoch(self, counts: np.ndarray) -> np.ndarray:
         """[s] steps in one pass; a client with fewer samples than a batch takes one step on all it has."""
@@ -118,14 +105,11 @@ class Work:
         return float(np.minimum(counts, self.batch_size or counts.max(initial=0)).mean())
 
     def taken(self, counts: np.ndarray, round: int, keys: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
-        """[s] local steps of clients with `counts` samples in this round.
-
-        keys, seed: of the clients and the run. Without them a rule per client is taken for equal numbers, which is
-        enough to put clients in an order.
-        """
+        """[s] local steps in this round of clients with `counts` samples."""
         if self.steps is None:
             return self.epochs * self.per_epoch(counts)
         if isinstance(self.steps, Each):
+            # without keys equal numbers, which are enough to put clients in an order
             return np.ones_like(counts) if keys is None else self.steps(seed, round, keys)
         steps = answer("local_steps", self.steps, round) if callable(self.steps) else self.steps
         try:
@@ -137,7 +121,8 @@ class Work:
 class Batches:
     """The samples of the s clients of one call, step by step. Iterating twice gives the same batches twice.
 
-    native: whether solvers may have the steps taken by the compiled kernel, and gradients made
+    Clients are ordered by their number of steps, longest first: those still at work are always the first rows, and a
+    client that has finished drops out of the batch.
     """
 
     def __init__(
@@ -152,6 +137,7 @@ class Batches:
         native: bool = False,
     ):
         self.split, self.clients, self.work, self.native = split, clients, work, native
+        # native: the compiled kernel may take the steps and make gradients
         self._keys, self._seed, self._round, self._purpose = keys, seed, round, purpose
         self._counts = split.counts[clients]
         self._steps = work.taken(self._counts, round, keys, seed)
@@ -184,7 +170,7 @@ class Batches:
         return other
 
     def left_out(self, steps: Tensor) -> None:
-        """Take back [s] steps that were counted and not made."""
+        """Take back [s] steps that were counted and not taken."""
         self.taken -= steps.cpu().numpy().astype(self.taken.dtype)
 
     def on(self, x: Tensor) -> "Batches":
@@ -207,14 +193,14 @@ class Batches:
 
     @property
     def equal_steps(self) -> bool:
-        """True where every client of the federation takes the same number of steps, by how the work is stated."""
+        """True where every client of the federation takes the same number of steps, as the work is stated."""
         if isinstance(self.work.steps, Each):
             return self.work.steps.equal
         return self.full_batch or self.work.steps is not None
 
     @property
     def total(self) -> int:
-        """Steps of the client that takes most."""
+        """Steps of the client with most."""
         return int(self._steps.max(initial=0))
 
     @property
@@ -244,13 +230,11 @@ class Batches:
         return share.new_zeros(len(sizes) * classes).index_add_(0, place, share).view(-1, classes)
 
     def apart(self, share: float) -> tuple["Batches", "Batches"]:
-        """The same work on part of each client's samples, and the rest: a share of them, drawn once for all rounds.
-
-        Each part has at least one sample; of a client with a single one, both have it.
-        """
+        """The same work on part of each client's samples, and on the rest, a share drawn once for all rounds."""
         keys = np.stack(np.broadcast_arrays(*generator_key(self._seed, "apart", 0, self._keys)), -1)
         parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for n, start, key in zip(self._counts.tolist(), self.split.offsets[self.clients].tolist(), keys, strict=True):
+            # each part has a sample at least; of a client with a single one, both have it
             order, kept = start + Rekeyed()(key).permutation(n), min(max(1, round((1 - share) * n)), max(1, n - 1))
             parts[0].append(np.sort(order[:kept]))
             parts[1].append(np.sort(order[kept:] if n > 1 else order))
@@ -325,14 +309,14 @@ class Batches:
                 )
 
     def _blocks(self, width: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """The steps, in blocks: the first of them, who works at each [k, s], up to which row somebody does [k]."""
+        """The steps, in blocks: the first step, who is at work [k, s], and up to which row somebody is [k]."""
         steps, most = self._steps, max(1, BLOCK // max(1, len(self._steps) * width))
         for first in range(0, self.total, most):
             at_work = steps[None, :] > np.arange(first, min(first + most, self.total))[:, None]
             yield first, at_work, len(steps) - np.argmax(at_work[:, ::-1], axis=1)
 
     def _augmented(self, x: Tensor, k: int, rows: np.ndarray | None = None) -> Tensor:
-        """x: [m, b, ...], `rows: [m, b]` of the split (None: all of each client's) -> what step k trains on."""
+        """The inputs of step k, x: [m, b, ...], augmented. rows: [m, b] of the split; None: all of each client's"""
         augment = self.work.augment
         if augment is None:
             return x
@@ -356,14 +340,14 @@ class Batches:
         return mix(self._seed, self._round, self._keys[:, None], np.arange(self.total))
 
     def _live(self, at_work: np.ndarray) -> Tensor:
-        """[k, s] -> [k, s, 1], for all steps in one copy."""
+        """[k, s] -> [k, s, 1], copied to the device once for all steps."""
         dtype = self.split.x.dtype if self.split.x.is_floating_point() else torch.float32
         return on_device(at_work[:, :, None], self.split.x.device).to(dtype)
 
     def _drawn(
         self, orders: list[Iterator[np.ndarray]], first: int, count: int, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """index: [count, s, b] rows of the split, sizes: [count, s] real samples, for the steps from `first`."""
+        """For `count` steps from `first`: [count, s, b] rows of the split, and [count, s] real samples."""
         index = np.empty((count, len(orders), width), dtype=np.int64)
         sizes = np.zeros((count, len(orders)), dtype=np.int64)
         for i, order in enumerate(orders):
@@ -392,7 +376,7 @@ class Batches:
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array's numbers there; a CUDA device gets them from pinned memory, without a wait for what it is doing."""
+    """The array on a device; to CUDA from pinned memory, without waiting for the work there."""
     t = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
     return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
@@ -424,7 +408,7 @@ def alike(counts: np.ndarray, most: int, order: np.ndarray) -> list[np.ndarray]:
 
 
 def _take(split: Split, index: Tensor, clients: np.ndarray) -> tuple[Tensor, Tensor]:
-    """index: [m, b] rows of the split, of `clients: [m]` -> x [m, b, ...], y [m, b, ...] as it is trained on."""
+    """Inputs and training targets [m, b, ...] at rows `index: [m, b]` of the split, which `clients: [m]` own."""
     flat = index.reshape(-1)
     x, y = split.x.index_select(0, flat), split.y.index_select(0, flat)
     unit = split.units(clients[:, None])
@@ -432,7 +416,7 @@ def _take(split: Split, index: Tensor, clients: np.ndarray) -> tuple[Tensor, Ten
 
 
 def _weights(split: Split, real: np.ndarray, at: Tensor) -> Tensor:
-    """real: [..., b] bool, at: [..., b] rows of the split -> [..., b] `Batch.weight`."""
+    """`Batch.weight` [..., b] of rows `at: [..., b]` of the split, where `real` is True."""
     size = np.maximum(real.sum(-1, keepdims=True), 1)
     dtype = split.x.dtype if split.x.is_floating_point() else torch.float64  # for tokens, until the model's is known
     mean = on_device(real / size, split.x.device)

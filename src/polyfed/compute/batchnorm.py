@@ -1,8 +1,5 @@
 """BatchNorm whose running statistics are part of the vector: methods average them, or leave them with their clients.
-
-They are no parameters of the loss. In the place of their gradient is what a training pass moves them by, and whoever
-takes steps sets them to that (`Task.statistics_`), whatever it does with the rest of the vector.
-"""
+In their place a gradient holds what a training pass moves them by, and steps set them to that (`statistics_`)."""
 
 from typing import Any
 
@@ -14,7 +11,7 @@ from polyfed.base.typed import BatchNorm
 
 
 class Follow(torch.autograd.Function):
-    """y as it is; backwards also, in the place of gradients, the numbers `moves` that statistics move by."""
+    """y as it is; backwards the statistics get `moves`, the numbers they move by, in place of gradients."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, moves: list[Tensor], *statistics: Tensor) -> Tensor:
@@ -27,12 +24,9 @@ class Follow(torch.autograd.Function):
 
 
 class Statistics(nn.Module):
-    """A BatchNorm whose running mean and variance are in the vector.
+    """A BatchNorm whose running mean and variance [C] are in the vector; in training they move as those of torch's.
 
-    In training a batch is normalised by its own mean and variance, and moves the running ones as torch's BatchNorm
-    does: m <- m + momentum (batch mean - m), with 1/k for the momentum in the k-th pass where it is None. A batch with
-    one value per channel is normalised by the running ones, which it leaves as they are.
-    x: [b, C, ...]     weight, bias, running_mean, running_var: [C]     num_batches_tracked: [], for a momentum of None
+    A batch [b, C, ...] with one value per channel is normalised by the running statistics, which it leaves as they are.
     """
 
     def __init__(self, layer: BatchNorm):
@@ -61,7 +55,7 @@ class Statistics(nn.Module):
 
     @property
     def statistics(self) -> dict[str, nn.Parameter]:
-        """What is no parameter of the loss, by name."""
+        """The parameters that the loss has no gradient of, by name."""
         names = ("running_mean", "running_var", "num_batches_tracked")
         return {name: q for name, q in self.named_parameters(recurse=False) if name in names}
 
@@ -83,7 +77,7 @@ class Statistics(nn.Module):
 
 
 def begin(module: nn.Module, inputs: object) -> None:
-    """A hook before a model's pass: layers start from the vector. One in two places goes on from its first call."""
+    """A hook before a model's pass: layers start from the vector; one used twice goes on from its first call."""
     for m in module.modules():
         if isinstance(m, Statistics):
             m.now = ()

@@ -1,9 +1,5 @@
-"""A model as layers of the compiled kernel, where it is a chain of what the kernel knows, with or without additions.
-
-It is found in what a pass does, not in how the model is written: the calls that torch's functions get on a few samples,
-in training and in evaluation mode. A call that is not in `FORMS`, or on something that is not the result of one before
-it, is a model that torch trains.
-"""
+"""A model as layers of the compiled kernel, where it is a chain of layers that the kernel knows, with or without
+additions. It is found in the torch calls that a pass makes on a few samples, in training and in evaluation mode."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -21,27 +17,22 @@ if TYPE_CHECKING:
 
 
 class Unknown(Exception):
-    """A pass does what the kernel does not."""
+    """A pass does something that the kernel does not."""
 
 
 class Call(NamedTuple):
-    """One call in a pass: value k + 1 of the k-th, and 0 are the samples.
+    """One call in a pass. Value k + 1 is the result of the k-th; value 0 is the samples."""
 
-    kind: as in `FORMS`     x: the value that it took     others: the values that were added to it, or put behind it
-    owned: the parameters that it took, by their place in the model     options: the rest
-    shape: what one sample is then
-    """
-
-    kind: str
-    x: int
-    others: tuple[int, ...]
-    owned: tuple[int, ...]
+    kind: str  # as in `FORMS`
+    x: int  # the input's value
+    others: tuple[int, ...]  # values that were added to it, or put behind it
+    owned: tuple[int, ...]  # parameters, by their place in the model
     options: tuple[Any, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one sample's result
 
 
 class Recorder(TorchFunctionMode):
-    """Inside, the calls on `x` and on what comes of it; dropouts drop nothing. Raises Unknown for another one."""
+    """Records the calls on `x` and on their results; dropouts drop nothing. Raises Unknown for any other call."""
 
     def __init__(self, x: Tensor, parameters: Sequence[nn.Parameter]):
         super().__init__()
@@ -50,7 +41,7 @@ class Recorder(TorchFunctionMode):
         self._places = {id(q): k for k, q in enumerate(parameters)}
 
     def value(self, t: Any) -> int:
-        """Which of the values a tensor is now."""
+        """The place of a tensor among the values so far."""
         for seen, value in reversed(self._values):
             if seen is t:
                 return value
@@ -116,7 +107,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> tuple[Any, ...]:
 
 
 def _columns(input: Any, at: Any) -> tuple[Any, ...]:
-    """Some that lie side by side."""
+    """Some columns that lie side by side."""
     rows, which = at
     if input.dim() != 2 or rows != slice(None) or not isinstance(which, int | slice):
         raise Unknown
@@ -207,8 +198,7 @@ FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
 
 
 def known(task: "Task", sample: torch.Size) -> list[Layer] | None:
-    """The layers of a task's model on samples of this shape; None where it is no chain, or its parameters lie in
-    another order than their layers."""
+    """The layers of a task's model on samples of this shape; None: no chain, or parameters in another order."""
     if not all(q.requires_grad for q in task.model.parameters()):
         return None
     try:
@@ -232,7 +222,7 @@ def _calls(task: "Task", sample: torch.Size, training: bool) -> list[Call]:
 
 
 def _plain(call: Call) -> Call:
-    """Without the share that is dropped."""
+    """The call without the share that it drops."""
     return call._replace(options=()) if call.kind == "dropout" else call
 
 
@@ -240,7 +230,7 @@ Made = list[tuple[Layer, int | None]]  # parts of a row, each with the parameter
 
 
 class _Chain:
-    """The layers that calls make. Raises Unknown where they make none."""
+    """The layers that calls amount to. Raises Unknown where they are no chain."""
 
     def __init__(self, calls: list[Call], sample: tuple[int, ...]):
         self.layers: list[Layer] = []
@@ -263,7 +253,7 @@ class _Chain:
             raise Unknown
 
     def _front(self, calls: list[Call]) -> int:
-        """What columns of samples, and tables, make a row of; returns how many calls that is."""
+        """Layers that make a row of columns of samples and of tables; returns the number of their calls."""
         if len(self._shape) != 1:
             return 0
         n, begin, shapes = self._shape[0], 0, [self._shape, *(c.shape for c in calls)]
@@ -331,7 +321,7 @@ class _Chain:
         self._bend(skip=skip)
 
     def _bend(self, **what: Any) -> None:
-        """Activation, dropout or an addition: with the layer below, or one of its own where something lies between."""
+        """Add an activation, dropout or addition to the layer below, or to a new one where something lies between."""
         last = self.layers[-1] if self.layers else None
         if len(self._shape) != 1:
             self._on_images(**what)
@@ -350,7 +340,7 @@ class _Chain:
         self.layers.append(layer)
 
     def _on_images(self, **what: Any) -> None:
-        """A convolution's activation, and what is pooled, in either order."""
+        """Add a convolution's activation or its pooling, in either order."""
         last = self.layers[-1]
         whole = len(self._shape) == 3 and last.window != (0, 0) and not self._kept
         if not whole or what.get("activation", "ReLU") not in ("ReLU", "Tanh", "Sigmoid"):

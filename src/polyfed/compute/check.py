@@ -29,14 +29,11 @@ log = logging.getLogger("polyfed")
 
 
 def check(task: Task, split: Split, classes: int | None, who: str = "the model") -> None:
-    """Try the model and its loss on two samples.
+    """Try the model and its loss on two samples; `who` is the model's name in errors. classes: None for a regression
 
-    task: what is tried     split: where the samples are from     classes: how many there are; None for a regression
-    who: what an error calls the model
-    Raises ModelError for what cannot be trained: an output that is not a tensor or does not fit the targets;
-    a loss that is not a number, or does not depend on every trainable parameter; and whatever would make a run depend
-    on the order in which clients are run, by layer: buffers that a training pass changes, state outside of parameters,
-    random numbers that are not torch's.
+    Raises ModelError for an output that is not a tensor or does not fit the targets, for a loss that is not a number or
+    does not depend on the model, and for what would make a run depend on the order of clients: buffers that a training
+    pass changes, state outside of parameters, random numbers that are not torch's.
     """
     x, y = (t.to(task.device) for t in _few(split))
     y = y.to(task.dtype) if y.is_floating_point() else y
@@ -86,7 +83,7 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
 
 
 def _sample_bytes(task: Task, x: Tensor) -> int:
-    """Bytes that a sample more keeps for the backward pass of one model. x: some samples"""
+    """Bytes that one more sample keeps for the backward pass of one model."""
 
     def kept(x: Tensor) -> int:
         module, parameters = task.workspace(training=True)
@@ -97,7 +94,7 @@ def _sample_bytes(task: Task, x: Tensor) -> int:
 
 
 def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> None:
-    """Settle how many models are computed at once: by vmap or grouped, or else not, which is said."""
+    """Settle how many models are computed at once: by vmap or grouped; else one by one, with a warning."""
     why = "it mixes the samples of a batch"
     shared = task.device.type != "cpu" and not all(q.requires_grad for q in task.model.parameters())
     ways = (True, False) if shared else (False, True)  # one pass of what is shared leaves attention to fused kernels
@@ -115,17 +112,15 @@ def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> 
 
 
 def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
-    """Settle whether many models are computed at once, and what a sample then takes of the memory.
-
-    They are where two models, one on both samples and one on the second and padding, have the gradients that they have
-    one after another: not where a model mixes a batch's samples.
-    """
+    """Settle whether many models are computed at once, and the memory that a sample then takes."""
     w, sizes = task.w0.expand(2, -1).clone(), [len(x), 1]
     real = np.arange(len(x)) < np.array(sizes)[:, None]
     weight = torch.as_tensor(real / real.sum(1, keepdims=True), device=w.device)
     keys = np.arange(2, dtype=np.uint64)
     pair = torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)])
     batch = Batch(*pair, weight, sizes, seed=lambda: keys, weighted=weighted)
+    # one model has both samples, the other the second and padding: a model that mixes a batch's samples has other
+    # gradients then than one by one
     many = task.gradient(w, batch)[0]
     task.vectorised = False
     one = task.gradient(w, batch)[0]
@@ -221,8 +216,8 @@ def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
 def _settle_shape(task: Task, split: Split) -> None:
     """Settle whether a callable loss gets outputs [b, 1] in the shape of targets [b], or as they are.
 
-    In one of the two a loss may pair every output with every target. It gets that in which it is a mean, or a sum, over
-    samples; of a loss that is neither, that in which it matters which output goes with which target; else the targets'.
+    In one of the two a loss may pair every output with every target. It gets the shape in which it is a mean, or a sum,
+    over samples; if neither, the one in which the order of targets matters; else the targets'.
     """
     at = torch.cat([_spread(split, FEW), *_extremes(split.y)])
     x, y = split.x[at].to(task.device), split.y[at].to(task.device)
@@ -253,13 +248,11 @@ def _settle_shape(task: Task, split: Split) -> None:
 
 
 def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[Tensor]]:
-    """(`MEAN` for a mean or a sum over samples, 1 where another order of the targets changes it, else 0; its slopes).
-
-    -1 where it fails. Slopes are compared, which training uses; they also tell where values are the same.
-    """
+    """(`MEAN` for a mean or sum over samples, 1 where the order of targets matters, else 0, -1 if it fails; slopes)."""
     mean, ordered, found = True, False, list[Tensor]()
     for output in tried:
         try:
+            # slopes are what training uses; they also tell where values are the same
             found.append(both := _slopes(task, output, y))
         except Exception:
             return -1, []
@@ -342,5 +335,5 @@ def _probable(output: Tensor) -> bool:
 
 
 def _is_tensor(given: object) -> bool:
-    """A model and a loss of the user's promise a tensor; not all keep it."""
+    """True for a tensor, which models and losses of users promise, and do not always return."""
     return isinstance(given, Tensor)

@@ -1,9 +1,6 @@
-"""Sums of row gradients, each clipped to a length: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016).
-
-For chains of linear layers the length of a row's gradient follows from its factors, ||g||^2 = sum over layers of
-||e||^2 (||x||^2 + 1), and no row's gradient is written out; any other model derives row by row, by vmap where that has
-rules for what the model does, and else by a pass for each row.
-"""
+"""Sums of row gradients, each clipped to a length: Abadi et al., "Deep Learning with Differential Privacy" (CCS
+2016). In a chain of linear layers ||g||^2 = sum over layers of ||e||^2 (||x||^2 + 1), and no row's gradient is
+written out; other models derive row by row, by vmap where torch has rules for them, else in a pass each."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,24 +21,10 @@ NEAR = 1e-4  # share of a gradient that rounding, in float32 too, stays below
 
 
 def clipped_sum(task: Task, w: Tensor, batch: Batch, clip: float) -> Tensor:
-    """Each client's sum over its rows of gradients scaled down to length `clip`.
+    """[s, p] float64: each client's sum over its rows of gradients scaled down to length `clip`, without weight decay.
 
-    Parameters
-    ----------
-    task : Task
-        The model and loss; weight decay is left out.
-    w : Tensor
-        [s, p] the clients' models.
-    batch : Batch
-        s rows. A row's gradient is that of its loss times its weight.
-    clip : float
-        Longest gradient of a row. Of a model without random numbers, such as dropout draws.
-
-    Returns
-    -------
-    Tensor
-        [s, p] float64. Replacing one row by nothing changes a client's sum by at most `clip`.
-
+    A row's gradient is that of its loss times its weight; the model draws no random numbers, such as dropout's.
+    Replacing one row by nothing changes a client's sum by at most `clip`.
     """
     batch = task.cast(batch, w)
     if task.stacked is not None:
@@ -50,7 +33,7 @@ def clipped_sum(task: Task, w: Tensor, batch: Batch, clip: float) -> Tensor:
 
 
 def sizes_of(batch: Batch) -> Tensor:
-    """[s] float64 number of real rows of each client: what a mean divides by, whatever the rows hold."""
+    """[s] float64: each client's number of real rows, the divisor of a mean whatever the rows hold."""
     s, b = batch.x.shape[:2]
     return torch.as_tensor([b] * s if batch.sizes is None else batch.sizes, dtype=torch.float64, device=batch.x.device)
 
@@ -91,7 +74,7 @@ def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _looped(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    """The same by a pass for each row, which is a client of one sample."""
+    """`_together` by a pass for each row, as a client of one sample."""
     return task.layout.views(undecayed(task, w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
 
 
@@ -99,7 +82,7 @@ _settled = WeakKeyDictionary[Task, bool]()
 
 
 def _at_once(task: Task, w: Tensor, x: Tensor, y: Tensor) -> bool:
-    """True where rows are derived at once: where that gives, for some rows, what a pass for each gives."""
+    """True where deriving some rows at once gives the gradients of a pass for each."""
     if task not in _settled and len(x):
         try:
             one, many = (_flat(of(task, w, x[:TRIED], y[:TRIED])).nan_to_num() for of in (_looped, _together))
@@ -114,7 +97,7 @@ def _flat(gradients: list[Tensor]) -> Tensor:
 
 
 def check_rows(task: Task, x: Tensor, y: Tensor) -> None:
-    """Raise ModelError for a model or loss by which some rows x, y: [b, ...] have no gradients of their own."""
+    """Raise ModelError for a model or loss that gives rows x, y: [b, ...] no gradients of their own."""
     if task.stacked is not None or len(x) < 2:
         return
     w = task.w0[None]

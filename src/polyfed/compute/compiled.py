@@ -36,8 +36,7 @@ def path_of(task: "Task", work: Work | None = None, split: Split | None = None) 
 
 
 def share_calls(task: "Task", path: str, split: Split) -> bool:
-    """True where clients that are trained by this path share a call. Those of a network with convolutions, whose steps
-    are long, do not."""
+    """True where clients trained by this path share a call; with convolutions, whose steps are long, they do not."""
     layers = layers_of(task, split.x.shape[1:]) if path == PATH else None
     return task.batched if layers is None else layers[0].window == (0, 0)
 
@@ -46,11 +45,7 @@ _known = WeakKeyDictionary["Task", dict[tuple[torch.Size | None, bool], tuple[La
 
 
 def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:
-    """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers and norms,
-    with activations, dropouts and additions between them.
-
-    sample: shape of one, which every model but a plain chain of linear layers needs
-    """
+    """The model as the kernel takes it, or None; a chain of linear layers needs no shape of a sample."""
     if (
         task.loss not in LOSSES
         or task.class_weights is not None
@@ -72,7 +67,7 @@ def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | No
 
 
 def _chained(modules: list[nn.Module]) -> list[Layer] | None:
-    """Linear layers and activations, at most one behind each."""
+    """The layers of a chain with at most one activation behind each linear layer."""
     layers: list[Layer] = []
     for m in modules:
         if isinstance(m, nn.Linear):
@@ -95,11 +90,11 @@ def train(
     toward: tuple[float | Tensor, Tensor] | None = None,
     teacher: tuple[Tensor, Distillation] | None = None,
 ) -> Tensor | None:
-    """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
+    """The models [s, p] after all steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
-    start: [s, p]     only: [p] or [s, p], ones and zeros: what is trained
-    curvature: [s] float64 zeros, which become the largest change of a gradient by the length of the step that made it
-    """  # fmt: skip
+    only: [p] or [s, p], 1 where trained. curvature: [s] float64 zeros, set to the largest change of a gradient by the
+    length of its step.
+    """
     split = data.split
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
@@ -117,25 +112,19 @@ def train(
 
 
 def descend_(task: "Task", w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift, steps: int = 1) -> bool:
-    """`steps` times w <- keep w + add - lr gradient on one batch, in place; False, and nothing done, where it cannot.
-
-    w: [s, p]     lr: a number or [s, 1]
-    """
+    """Take steps w <- keep w + add - lr gradient on one batch, in place; False, and nothing done, where it cannot."""
     summed = Affine(drift.keep, [] if drift.add is None else [(1.0, drift.add)])
     return w.is_contiguous() and _on(task, w, w, batch, lr, summed, steps)
 
 
 def gradient(task: "Task", w: Tensor, batch: Batch) -> Tensor | None:
-    """[s, p]: each client's gradient of the mean loss, without weight decay; None where the kernel cannot.
-
-    It is what a step of length -1 leaves that keeps nothing of the model.
-    """
+    """[s, p]: each client's gradient of the mean loss, without weight decay; None where the kernel cannot."""
     g = w.new_empty(w.shape if batch.native else 0)
-    return g if _on(task, g, w, batch, -1.0, Affine(0.0, []), 1) else None
+    return g if _on(task, g, w, batch, -1.0, Affine(0.0, []), 1) else None  # a step of length -1 that keeps nothing
 
 
 def _on(task: "Task", w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor, drift: Affine, steps: int) -> bool:
-    """Steps from `start` on a batch of s clients whose samples all count the same, into `w`."""
+    """Take steps from `start` on a batch of s clients whose samples all count the same, into `w`."""
     x, sizes = batch.x, batch.sizes
     if not batch.native or batch.weighted or (sizes is not None and 0 in sizes):
         return False
@@ -149,7 +138,7 @@ def _on(task: "Task", w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor
 
 
 def _same_seeds(batch: Batch, s: int, steps: int) -> np.ndarray:
-    """[s, steps], that of the batch in every step."""
+    """[s, steps]: the batch's seeds in every step."""
     one = batch.seed() if batch.seed else np.zeros(s, dtype=np.uint64)
     return np.repeat(one[:, None], steps, 1)
 
@@ -157,7 +146,7 @@ def _same_seeds(batch: Batch, s: int, steps: int) -> np.ndarray:
 def _fitting(
     task: "Task", w: Tensor, x: Tensor, y: Tensor, sample: torch.Size, drift: Affine
 ) -> tuple[Layer, ...] | None:
-    """The layers, where the kernel computes this loss of these models on such samples, and such steps."""
+    """The layers, where the kernel has this loss of these models on such samples, and such steps."""
     layers = layers_of(task, sample) if kernel() is not None and task.guard is None else None
     kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
     fits = (
@@ -172,7 +161,7 @@ def _fitting(
 
 
 def _reads(layers: tuple[Layer, ...], dtype: torch.dtype) -> bool:
-    """True for samples of floats, and for integers that only say which rows of tables are taken."""
+    """True for floats, and for integers that only pick rows of tables."""
     tables = layers[0].operation == "table" and all(n.operation != "columns" for n in layers)
     return dtype.is_floating_point or (dtype == torch.int64 and tables)
 
@@ -184,7 +173,7 @@ def _steps(
     curvature: Tensor | None = None, toward: tuple[float | Tensor, Tensor] | None = None,
     teacher: tuple[Tensor, Distillation] | None = None,
 ) -> None:  # fmt: skip
-    """The kernel's call; see `Kernel.train`."""
+    """Call the kernel, see `Kernel.train`."""
     (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
     assert run is not None, "see _fitting"
     keep, terms = drift.keep, [_by_client(by, v) for by, v in drift.terms]
@@ -215,13 +204,12 @@ def _steps(
 
 
 def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor | None:
-    """Norms [k] of w[i] - w[j] + keep delta[row], vectors that go into those rows; None, and nothing done, if not.
-
-    Every number of the vectors as torch rounds it. Where row [k] is below 0 there is none.
-    """
+    """Norms [k] of w[i] - w[j] + keep delta[row], written into rows that are not below 0; None, and nothing done,
+    where it cannot."""
     if (run := _for_rows(w, delta, keep)) is None:
         return None
     squares = w.new_zeros(len(i), dtype=torch.float64)
+    # every number of the vectors as torch rounds it
     given = (w, i.contiguous(), j.contiguous(), delta, row.contiguous(), keep, squares)
     run.renew(w.element_size(), len(i), w.shape[1], *(t.data_ptr() for t in given))
     return squares.sqrt_().to(w.dtype)
@@ -258,12 +246,12 @@ def _for_rows(*tensors: Tensor) -> Kernel | None:
 
 
 def _by_client(by: float | Tensor, vector: Tensor) -> tuple[float | Tensor, Tensor]:
-    """A factor of a vector; one for each of its numbers is multiplied into it."""
+    """A factor, one per client, and a vector; one factor per number is multiplied into the vector."""
     whole = isinstance(by, Tensor) and by.dim() and by.shape[-1] == vector.shape[-1] != 1
     return (1.0, by * vector) if whole else (by, vector)
 
 
 def _each(value: float | Tensor, s: int) -> np.ndarray:
-    """A number, or a tensor [s, 1], as one number per client."""
+    """A number, or a tensor [s, 1], as an array [s]."""
     one = value.reshape(-1).double().numpy() if isinstance(value, Tensor) else np.float64(value)
     return np.broadcast_to(one, s)

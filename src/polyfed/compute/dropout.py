@@ -1,10 +1,6 @@
-"""Dropout whose masks are a function of (key, which of the step's dropouts, place in the tensor), and of nothing else.
-
-So they do not depend on the device, on the memory's layout, on padding behind a client's samples or on how many clients
-are computed at once, and those of many clients are drawn in one go. Integers of 32 bits do, hashed by a finaliser of
-full avalanche (lowbias32 of C. Wellons, 2018): on a processor no slower than torch's own draws, and twice as fast for
-many thousand numbers.
-"""
+"""Dropout whose masks are a function of (key, which of the step's dropouts, place in the tensor), and of nothing
+else: not of device, memory layout, padding or the number of clients computed at once. Places are hashed as 32-bit
+integers by lowbias32 (C. Wellons, 2018), on a processor no slower than torch's own draws."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,7 +16,7 @@ GOLDEN = 0x9E3779B9
 
 
 class Key(NamedTuple):
-    """The two halves of a step's key, as int32: numbers, or tensors that hold those of many clients."""
+    """The two halves of a step's key, as int32: numbers, or tensors [s] for many clients."""
 
     low: int | Tensor
     high: int | Tensor
@@ -37,7 +33,7 @@ def key_from(key: int) -> Key:
 
 
 def kept(key: Key, count: int, n: int, p: float, device: torch.device) -> Tensor:
-    """[n] bool: True with probability 1 - p. count: which of the step's dropouts it is."""
+    """[n] bool: True with probability 1 - p, in the `count`-th dropout of the step."""
     # of a size that batches with fewer samples share
     x = _places(1 << (n - 1).bit_length(), _signed((count + 1) * GOLDEN), device)[:n] ^ key.low
     x = _shifted(x, 16).mul_(_signed(0x7FEB352D)) + key.high
@@ -54,20 +50,17 @@ def _places(n: int, start: int, device: torch.device) -> Tensor:
 
 
 def _shifted(x: Tensor, k: int) -> Tensor:
-    """x ^= x >> k in place, without the sign, which a shift of signed numbers takes along."""
+    """x ^= x >> k in place, as of unsigned numbers."""
     return x.bitwise_xor_((x >> k).bitwise_and_((1 << (32 - k)) - 1))
 
 
 def _signed(number: int) -> int:
-    """The int32 of the same last 32 bits."""
+    """The int32 with the same last 32 bits."""
     return (number + 2**31) % 2**32 - 2**31
 
 
 def dropped(func: Callable[..., Any], key: Key, count: int, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Do a dropout of torch with keyed masks; None where torch's own is to be called.
-
-    func: one of `DROPOUTS`, called with these arguments
-    """
+    """Call `func` of `DROPOUTS` with keyed masks; None where torch's own is to be called."""
     if not drops(func, *args, **kwargs):
         return None
     (input, p, _, inplace), dims = _arguments(*args, **kwargs), DROPOUTS[func]

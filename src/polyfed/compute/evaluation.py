@@ -18,12 +18,7 @@ from polyfed.metrics.metric import Seen, marked
 
 @torch.no_grad()
 def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
-    """The mean loss and every metric that fits, of each client's model on its own samples.
-
-    task: the model, its loss and its metrics     w: [s, p] the clients' models     split: the samples
-    clients: [s] positions in `split`
-    Returns [s] each, as `marked` has them: NaN for a client without samples, or where a metric has no value.
-    """
+    """The mean loss and every metric that fits, [s] each, of models `w: [s, p]` on the samples of `clients: [s]`."""
     totals: dict[str, Tensor] = {}
     kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in task.scores) else None
     for rows, values in _scored(task, w, split, clients, kept):
@@ -35,6 +30,7 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
     with np.errstate(invalid="ignore", divide="ignore"):
         means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
     means |= {m.name: np.sqrt(means[m.name]) for m in task.scores if m.root and m.name in means}
+    # | NaN for a client without samples, or where a metric has no value
     return marked(means | (_whole(task, kept, counts) if kept else {}), counts, task.scores)
 
 
@@ -52,11 +48,9 @@ def _whole(task: Task, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> d
 def _scored(
     task: Task, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yield what `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
+    """Yield (rows of w, values to add to those rows), together covering every sample once.
 
-    One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
-    that can be computed together go in chunks of similar clients; any other goes client by client.
-    kept: receives (the row of every sample, what was seen) where a metric needs all samples of a client
+    kept: where a metric needs all samples of a client, receives (the row of every sample, what was seen).
     """
     counts = split.counts[clients]
 
@@ -76,6 +70,7 @@ def _scored(
             sums = {"loss": loss} | {k: v.sum() for k, v in _score(task, found).items()}
             yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
     elif len(w) > 1 and w.stride(0) == 0:
+        # one model for all clients: a few large passes over all samples
         owner = np.repeat(np.arange(len(clients)), counts)
         x, y = split.of_all(clients)
         for k in range(0, max(len(owner), 1), BLOCK):
@@ -84,6 +79,7 @@ def _scored(
             rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
             yield rows, _per_sample(task, seen(rows, output, y(some), unit), unit)
     elif task.batched:
+        # models that can be computed together: chunks of similar clients
         for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
             batch = task.cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
             rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
@@ -105,11 +101,9 @@ def _scored(
 
 
 def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-    """[b] what every sample adds to each metric: their mean is the metric, also where the metric is no mean over
-    samples. The loss is left out where it is a callable, which gives a mean.
+    """[b] each sample's share of each metric: their mean is the metric. The loss is left out where it is a callable.
 
-    output, target: [b, ...] outputs, in the targets' own units, and the targets of the same samples
-    unit: [1, 2] shift and scale of the targets, as a `Split` has them
+    output, target: [b, ...], in the targets' own units; unit: [1, 2] their shift and scale in training.
     """
     found = Seen(output, target, task.threshold)
     values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
@@ -125,10 +119,9 @@ def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None
 def judged(
     task: Task, outputs: Sequence[Tensor], targets: Sequence[Tensor], units: Sequence[Tensor | None]
 ) -> dict[str, np.ndarray]:
-    """`metrics` of outputs, whatever gave them, in double precision.
+    """`metrics` of given outputs and targets [b, ...] of every client, in the targets' own units, in double precision.
 
-    outputs, targets: of every client, [b, ...] each, on the CPU, in the targets' own units
-    units: [1, 2] each: shift and scale of the targets, as a `Split` has them
+    units: [1, 2] each, shift and scale in training. All lie on the CPU.
     """
     pairs = zip(outputs, targets, strict=True)
     exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
@@ -142,14 +135,14 @@ def judged(
 
 
 def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
-    """[b] loss and score of every sample; the loss is that of the targets as they are trained on."""
+    """[b] loss and score of every sample; the loss is that of the targets in training."""
     loss = task.criterion.each(seen.output[None], seen.target[None])[0]
     loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
     return {"loss": loss, **_score(task, seen)}
 
 
 def _score(task: Task, seen: Seen) -> dict[str, Tensor]:
-    """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
+    """{metric: [b]}: each sample's share of the metrics that are means over samples, where they fit."""
     mine = [m for m in task.scores if m.per == "sample" and m.compute and (task.settled or m.fits(seen))]
     return {m.name: torch.as_tensor(m.computed(seen), device=seen.output.device) for m in mine}
 

@@ -1,5 +1,4 @@
-"""Local steps that leave the lowest layers as they are: what comes out of these is computed once, and only what lies
-above is trained, on that."""
+"""Local steps that leave the lowest layers as they are: their outputs are computed once, and only those above train."""
 
 import itertools
 from typing import NamedTuple, cast
@@ -14,23 +13,21 @@ from polyfed.compute.task import Task, model_input, trainable
 
 
 class Upper(NamedTuple):
-    """The layers above the frozen ones: their task, where they begin in the vector, and what goes into them."""
+    """The layers above the frozen ones."""
 
     task: Task
-    start: int
-    data: Batches
+    start: int  # of their part of the vector
+    data: Batches  # their inputs
 
 
 _above = WeakKeyDictionary[Task, dict[int, Task]]()
 
 
 def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
-    """Return the part that is left to train on these clients' samples of models `w: [s, p]`.
+    """The part to train, where `only` is not 0, on these clients' samples of models `w: [s, p]`.
 
     None where the lowest layers are trained too, the model is no sequence of modules, or their outputs would be needed
     less than once: inputs are augmented, or fewer samples seen than there are.
-
-    only: [p] or [s, p], not 0 for what is trained
     """
     below = cut(task, only)
     if below is None or data.work.augment is not None or data.seen < data.split.counts[data.clients].sum():
@@ -41,12 +38,8 @@ def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
 
 
 def cut(task: Task, only: Tensor) -> int | None:
-    """Count the modules of the model below the first that is trained.
-
-    None where these have no parameters, the model is not a `Sequential`, it may draw random numbers or has BatchNorm.
-    only: [..., p], not 0 for what is trained
-    """
-    mixes = task.statistics is not None  # a batch's samples
+    """Count the modules below the first with a trained parameter (only: [..., p]); None: no cut is possible there."""
+    mixes = task.statistics is not None  # a batch's samples  # a batch's samples
     if type(task.model) is not nn.Sequential or mixes or (task.stacked is None and task.random):
         return None
     # read back at once: an accelerator is waited for
@@ -70,10 +63,7 @@ def above(task: Task, cut: int) -> Task:
 
 
 def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
-    """Pass samples through the modules below `cut`, in training: [N, ...], the first client's, then the second's, ...
-
-    w: [s, p]     clients: [b, ...] inputs of each
-    """
+    """Pass clients' inputs [b, ...] through the modules below `cut`, in training: [N, ...], client by client."""
     module, parameters = task.workspace(training=True)
     below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
     for row, x in zip(w, clients, strict=True):
@@ -85,5 +75,5 @@ def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
 
 
 def _sequence(model: nn.Module) -> list[nn.Module]:
-    """The modules of a `Sequential`, one that stands in two places twice."""
+    """The modules of a `Sequential`, with repeats."""
     return [*cast("nn.Sequential", model)]

@@ -1,11 +1,5 @@
-"""Many models that are alike but for small trained parts, in one pass of the rest: what is frozen is called as an
-ordinary module on all samples [s b, ...], so that masks may be of any kind; trained layers are batched products.
-
-A layer that holds a trained parameter has a form here, by its type. A layer of another type is called as it is, every
-sample with its own model's parameters, where these are vectors: so do factors on outputs or inputs, and the RMSNorms of
-transformers. Else it is refused, and so is a layer whose input does not begin with the samples. A parameter that is
-used elsewhere than in its own layer's call has no gradient here, which `check` finds by comparing.
-"""
+"""Many models that are alike but for small trained parts, in one pass of the rest: frozen modules are called as they
+are on all samples [s b, ...], so that masks may be of any kind; trained layers are batched products, by type."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,10 +33,10 @@ def grouped_pass(
     seen: Entering | None,
     blocks: Sequence[str] = (),
 ) -> tuple[Tensor, ...]:
-    """Every model's outputs on its own samples, as `vectorised.stacked_pass`: [s, p], [s, b, ...] -> [s, b, ...].
+    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...]; features too where `seen` watches.
 
-    blocks: names of those that are computed again in the backward pass
-    Raises ModelError for a layer that has no form.
+    blocks: names of those to compute again in the backward pass. Raises ModelError for a layer that has no form. A
+    parameter used elsewhere than in its own layer's call has no gradient here; `check` finds it by comparing.
     """
     s, owned = len(w), dict[str, Own]()
     for e, view in zip(layout.entries, layout.views(w), strict=True):
@@ -61,19 +55,20 @@ def grouped_pass(
 
 @contextmanager
 def _inside(module: nn.Module, owned: dict[str, Own], s: int, keys: Tensor | None, count: int) -> Generator[None]:
-    """What a pass is inside of, from its dropout `count` on."""
+    """The contexts of a pass, from its dropout `count` on."""
     with _forms(module, owned, s), Drawn(s, keys, count):
         yield
 
 
 @contextmanager
 def _forms(module: nn.Module, owned: dict[str, Own], s: int) -> Generator[None]:
-    """Inside, layers with trained parameters compute by their forms."""
+    """Let layers with trained parameters compute by their forms."""
     changed: list[nn.Module] = []
     try:
         for name, own in owned.items():
             layer = module.get_submodule(name)
             form = FORMS.get(type(layer).__name__ if type(layer).__module__.startswith("polyfed.") else type(layer))
+            # vectors: factors on outputs or inputs, RMSNorms of transformers
             if form is None and all(t.dim() == 2 for t in own.values()):
                 form = _by_sample
             if form is None:
@@ -101,7 +96,7 @@ def _by_group(x: Tensor, s: int) -> Tensor:
 
 
 def _times(x: Tensor, weight: Tensor, s: int) -> Tensor:
-    """[s, n, k] times one weight [m, k], or one for each group [s, m, k], transposed."""
+    """[s, n, k] times the transpose of one weight [m, k], or of one for each group [s, m, k]."""
     return x @ weight.mT if weight.dim() == 3 else F.linear(x, weight)
 
 
@@ -113,7 +108,7 @@ def _linear(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    """The base as it is, and c (R x + B (A x)) for every group."""
+    """base(x) + c (R x + B (A x)), the rest by group."""
     g, R = _by_group(x, s), own.get("R")
     A = own.get("A", layer.A)
     update = _times(_times(g, A, s), own["B"], s)
@@ -123,7 +118,7 @@ def _lora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _dora(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    """As `_lora`, with the rows of every group's weight scaled to their lengths."""
+    """`_lora` with the rows of every group's weight scaled to their lengths."""
     A, B, g = own["A"], own["B"], own["g"]
     update = layer.scale * _times(_times(_by_group(x, s), A, s), B, s)
     base: Tensor = layer.base(x)
@@ -140,7 +135,7 @@ def _rms_norm(layer: nn.RMSNorm, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _scaled(layer: nn.Module, own: Own, y: Tensor, s: int) -> Tensor:
-    """The normalised [s b, ...], times the weights and plus the biases of every group."""
+    """The normalised [s b, ...], times the weights plus the biases of every group."""
     shape, named = y.shape, dict(layer.named_parameters())
     if "weight" in named:
         y = y.reshape(s, -1, *named["weight"].shape)
@@ -156,7 +151,7 @@ def _group_norm(layer: nn.GroupNorm, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _convolution(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    """Unfolded once, then a product for every group; groups of channels make one convolution of s times as many."""
+    """Unfold once, then one product per group; groups of channels make one convolution of s times as many."""
     weight, bias = own.get("weight", layer.weight), own.get("bias", layer.bias)
     step, pad, apart = layer.stride, layer.padding, layer.dilation
     convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(step)]
@@ -180,7 +175,7 @@ def _convolution(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
 
 
 def _by_sample(layer: Any, own: Own, s: int, x: Tensor) -> Tensor:
-    """What the layer itself makes of vectors [s b, 1, ..., k], which is right where it multiplies or adds them."""
+    """Call the layer with vectors [s b, 1, ..., k], which is right where it multiplies or adds them."""
     b, between, before = len(x) // s, [1] * (x.dim() - 2), dict(layer.named_parameters(recurse=False))
     layer._parameters.update({
         name: t[:, None].expand(-1, b, -1).reshape(len(x), *between, -1) for name, t in own.items()
@@ -213,10 +208,7 @@ FORMS: dict[Any, Form] = {  # two by name: they are built from models, which lie
 
 
 class Drawn(TorchFunctionMode):
-    """Inside, dropouts have each group's own keyed masks. keys: [2, s] int32; None: nothing may be drawn.
-
-    count: of dropouts so far
-    """
+    """Gives the dropouts from `count` on each group's own masks. keys: [2, s] int32; None: nothing may be drawn."""
 
     def __init__(self, s: int, keys: Tensor | None, count: int = 0):
         super().__init__()

@@ -1,9 +1,5 @@
-"""Models whose trained parameters all lie above frozen modules: what these make of a sample is a feature, which never
-changes, and what lies above is a task of its own, on features.
-
-The cut is found in what a pass does, not in how the model is written: from the output back, module by module, each of
-which was called once, on the one tensor that the module below it returned.
-"""
+"""Models whose trained parameters all lie above frozen modules: the output of these for a sample is a feature, which
+never changes, and the modules above are a task of their own, on features."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,27 +22,23 @@ BLOCK = 64  # samples a pass on a processor, whatever the number of threads: it 
 
 
 class Call(NamedTuple):
-    """One call of a module in a pass. x, out: the tensor that went in and the one that came out"""
+    """One call of a module in a pass."""
 
     name: str
-    x: Tensor
-    out: Tensor
+    x: Tensor  # the tensor that went in
+    out: Tensor  # the tensor that came out
 
 
 class Kept(NamedTuple):
-    """A model that is cut in two.
+    """A model cut in two."""
 
-    task: the whole     top: the task of the modules above the cut, of the same vector and the same layers' names
-    first: the lowest of these, by name     shape: of a feature
-    """
-
-    task: Task
-    top: Task
-    first: str
-    shape: tuple[int, ...]
+    task: Task  # of the whole model
+    top: Task  # of the modules above the cut, with the same vector and the same layers' names
+    first: str  # the lowest of these, by name
+    shape: tuple[int, ...]  # of a feature
 
     def key(self, split: Split) -> str:
-        """Digest of all that the features of these samples follow from, `torch.__version__` included."""
+        """A digest of all that the features of these samples depend on, `torch.__version__` included."""
         w = self.task.w0
         h = blake2b(f"{self.task.fixed_digest} {self.first} {w.dtype} {w.device.type} {torch.__version__}".encode())
         h.update(f"{split.x.dtype} {[*split.x.shape]}".encode())
@@ -54,11 +46,9 @@ class Kept(NamedTuple):
         return h.hexdigest()[:32]
 
     def features_(self, out: Tensor, x: Tensor, threads: int) -> None:
-        """Write the features of samples into `out: [N, *shape]`, the same whatever the number of threads.
-
-        x: [N, ...], on the task's device     threads: to compute on; an accelerator takes larger blocks one by one
-        """
+        """Write the features of samples into `out: [N, *shape]`, the same whatever the number of threads."""
         on_cpu = self.task.device.type == "cpu"
+        # an accelerator takes larger blocks one by one
         block = BLOCK if on_cpu else max(BLOCK, self.task.block)
 
         def write(k: int) -> None:
@@ -80,18 +70,17 @@ class Kept(NamedTuple):
 
 
 class _Reached(BaseException):
-    """Ends a pass where the feature is there."""
+    """Ends a pass once the feature is there."""
 
     def __init__(self, x: Tensor):
         self.x = x
 
 
 def kept(task: Task, x: Tensor) -> Kept | None:
-    """Cut a task's model above its frozen modules, after `check`.
+    """Cut a task's model above its frozen modules, after `check`; x: [N, ...] samples, on any device.
 
-    None where nothing is frozen below what is trained, the frozen modules draw random numbers, or the modules above
-    them are no chain.
-    x: [N, ...] samples, anywhere
+    None where nothing is frozen below the trained parts, the frozen modules draw random numbers, or the modules above
+    them are no chain. The cut is found in a pass, from the output back, whatever the model's code looks like.
     """
     if task.bf16 or task.tf32 or not _frozen(task.model):
         return None
@@ -112,7 +101,7 @@ def _frozen(model: nn.Module) -> int:
 
 
 def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
-    """The calls of a training pass, in the order in which they ended, of modules that are called once on one tensor."""
+    """The calls of a training pass, in the order of their ends, of modules called once on one tensor."""
     module, parameters = task.workspace(training=True)
     task.point(parameters, task.w0.clone())
     calls, seen = list[Call](), dict[str, int]()
@@ -136,7 +125,7 @@ def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
 
 
 def _tails(calls: list[Call], out: Tensor, needed: set[str]) -> Iterator[list[Call]]:
-    """Chains of calls that end in `out` and hold all modules that are `needed`, those of the smallest modules first."""
+    """Chains of calls that end in `out` and hold all `needed` modules, those of the smallest modules first."""
     for k, call in enumerate(calls):
         if call.out is out:
             rest = {name for name in needed if name != call.name and not name.startswith(f"{call.name}.")}
@@ -180,7 +169,7 @@ def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
 
 
 def _entering(task: Task, name: str, x: Tensor, training: bool = False) -> Tensor:
-    """What enters the module of this name: [N, ...]."""
+    """The input [N, ...] of the module of this name."""
     module, parameters = task.workspace(training)
     task.point(parameters, task.w0)
     x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x

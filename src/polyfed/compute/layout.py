@@ -1,8 +1,4 @@
-"""nn.Module <-> flat vector. `w: [p]`; layers are zero-copy views of it, with or without a leading client axis.
-
-Convolution weights lie in the vector in channels-last order and are seen through a permuted view: the arithmetic is
-unchanged and convolutions on CPU run markedly faster.
-"""
+"""nn.Module <-> flat vector. `w: [p]`; layers are zero-copy views of it, with or without a leading client axis."""
 
 from math import prod
 from typing import NamedTuple
@@ -23,11 +19,11 @@ def is_norm(module: nn.Module) -> bool:
 
 
 class Entry(NamedTuple):
-    """One parameter: its name, its shape as the module sees it, and whether it lies in channels-last order."""
+    """One parameter."""
 
     name: str
-    shape: tuple[int, ...]
-    channels_last: bool
+    shape: tuple[int, ...]  # as the module sees it
+    channels_last: bool  # convolutions on CPU run markedly faster so
 
     @property
     def size(self) -> int:
@@ -40,7 +36,7 @@ def last(module: nn.Module) -> nn.Module:
 
 
 class Layout:
-    """Where each trainable parameter of a module lies in the flat vector `w: [p]`."""
+    """The place of each trainable parameter of a module in the flat vector `w: [p]`."""
 
     def __init__(self, module: nn.Module):
         self.entries = [
@@ -98,10 +94,10 @@ class Layout:
         return module
 
     def mask(self, *layers: str) -> Tensor:
-        """[p] bool: True where a parameter belongs to one of `layers`.
+        """[p] bool: True where a parameter belongs to one of `layers`. Raises KeyError for an unknown layer.
 
         Each is "head" (the last layer with weights), "body" (all but the head), "norm" (normalisation layers), or the
-        beginning of a parameter's name ("conv1", "0.weight"). Raises KeyError, naming the layers there are.
+        beginning of a parameter's name ("conv1", "0.weight").
         """
         parts: list[Tensor] = []
         for layer in layers:

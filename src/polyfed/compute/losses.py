@@ -17,20 +17,16 @@ FEW = 32  # classes up to which their losses are worked out for many samples at 
 
 
 def tokens(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over samples of each one's mean cross-entropy over its tokens; 0 for a sample without any.
+    """Mean over samples of their mean cross-entropy over tokens, 0 for a sample without any.
 
-    output: [b, T, C]     target: [b, T] classes 0 to C - 1, also as floats, -100 where a token is not counted
+    output: [b, T, C]; target: [b, T] classes 0 to C - 1, also as floats, -100 where a token is not counted.
     """
     loss = F.cross_entropy(output.transpose(1, 2), target.long(), ignore_index=IGNORED, reduction="none")
     return (loss.sum(1) / (target != IGNORED).sum(1).clamp(min=1)).mean()
 
 
 class Criterion:
-    """A loss as a mean over samples, by name or of a callable.
-
-    loss, class_weights: as in `Task`     device: where outputs will be
-    Raises ConfigError for an unknown loss, and for class weights with another one than "cross-entropy".
-    """
+    """A loss as a mean over samples, by name or of a callable. Raises ConfigError for one that is unknown."""
 
     def __init__(self, loss: Loss, class_weights: Sequence[float] | None, device: torch.device):
         if class_weights is not None and loss != "cross-entropy":
@@ -45,10 +41,7 @@ class Criterion:
         self.reshape = True  # outputs [b, 1] for a callable, until `check` has found what it wants
 
     def mean(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss over samples.
-
-        output, target: [b, ...]     weight: [b] for the weighted sum; None: the mean
-        """
+        """The mean loss over samples [b, ...], or their sum weighted by `weight: [b]`."""
         if weight is not None:
             if not callable(self.loss):
                 return (self.each(output.reshape(1, len(output), -1), target[None])[0] * weight).sum()
@@ -68,7 +61,7 @@ class Criterion:
         return output.reshape(target.shape) if fits else output
 
     def each(self, output: Tensor, target: Tensor) -> Tensor:
-        """[s, b] losses of samples; for named losses only. output: [s, b, out]     target: [s, b, ...]"""
+        """[s, b] losses of samples, of named losses only. output: [s, b, out]; target: [s, b, ...]"""
         if self.loss == "cross-entropy":
             if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
                 loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
@@ -79,7 +72,7 @@ class Criterion:
         return gap.square().mean(2)
 
     def of_models(self, output: Tensor, batch: Batch) -> Tensor:
-        """[s] each client's mean loss. output: [s, b, ...] each model's, of its own samples     batch: s rows"""
+        """[s] each client's mean loss, of each model's outputs [s, b, ...] on its own samples."""
         if not callable(self.loss):
             each = self.each(output, batch.y)
             return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)

@@ -1,7 +1,5 @@
-"""Frozen parameters in half precision stay as they are in memory. The module that owns some computes with them in the
-run's precision: they are widened as it is called, and let go of as it returns. The wider type has every half-precision
-number, so the outputs are those of the model widened as a whole, bit for bit. For the backward pass they are widened
-again, layer by layer; inside of blocks that are computed again nothing is kept anyway."""
+"""Frozen parameters in half precision stay so in memory; the module that owns some widens them for its call. The
+wider type has every half-precision number, so outputs are those of the model widened as a whole, bit for bit."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -17,10 +15,7 @@ READS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncode
 
 
 def placed(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
-    """Move a module to a device and a precision, in place, but for frozen parameters in half precision.
-
-    dtype: None keeps what is there
-    """
+    """Move a module to a device and a precision (None: its own) in place, but for frozen half-precision parameters."""
     whole: Any = module  # whose _apply is what its `to` is made of
     dtype = dtype or next((q.dtype for q in module.parameters() if q.requires_grad), None)
     kept = set[int]()
@@ -43,7 +38,7 @@ def _narrow(q: nn.Parameter, dtype: torch.dtype | None) -> bool:
 
 
 def _alone(module: nn.Module) -> list[nn.Module]:
-    """The modules in it whose parameters are read by themselves alone, and not by a module around them."""
+    """The modules in it whose parameters no module around them reads."""
     if isinstance(module, READS):
         return []
     return [module, *(part for child in module.children() for part in _alone(child))]
@@ -55,10 +50,7 @@ _around = threading.local()  # of a pass, see `saving`
 
 @contextmanager
 def saving(narrow: bool, seen: Seen | None = None) -> Generator[None]:
-    """Inside, hooks that are around a pass see what its layers save for the backward pass.
-
-    narrow: False: all of it; True: `seen` is given all but what is saved in half precision
-    """
+    """Let hooks around a pass see what its layers save for the backward pass, narrow: but for half precision."""
     before = vars(_around).copy()
     vars(_around).update(narrow=narrow, seen=seen)
     try:
@@ -72,6 +64,7 @@ def _widen(module: Any, _: Any) -> None:
     module._kept = {name: module._parameters[name] for name in module._narrow}
     wide = {name: _wider(q, module._wide) for name, q in module._kept.items()}
     module._parameters.update(wide)
+    # for the backward pass they are widened again, layer by layer; blocks that are computed again keep nothing anyway
     if torch.is_grad_enabled() and getattr(_around, "narrow", True):
         narrow = {t.data_ptr(): module._kept[name] for name, t in wide.items()}
         module._saved = _saved(narrow, module._wide, getattr(_around, "seen", None))
@@ -83,7 +76,7 @@ def _wider(q: Tensor, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _saved(narrow: dict[int, Tensor], dtype: torch.dtype, seen: Seen | None) -> saved_tensors_hooks:
-    """Keeps these tensors, by the address of what was made of them, in its place for a backward pass."""
+    """A hook that saves narrow tensors, by the address of their wide copies, in place of those."""
 
     def pack(t: Tensor) -> Any:
         q = narrow.get(t.untyped_storage().data_ptr())

@@ -1,8 +1,5 @@
-"""Local optimisers, and step sizes over the rounds.
-
-Both are settings of a run that methods never see: `local_sgd` asks its task for the optimiser, and the event loop
-scales the method's step sizes before every round.
-"""
+"""Local optimisers, and step sizes over the rounds: settings of a run that methods never see. `local_sgd` asks its
+task for the optimiser, and the event loop scales the method's step sizes before every round."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +45,7 @@ class Optimizer:
     def start(self, w: Tensor, only: Tensor | None = None) -> Advance:
         """The steps of one local solve: (models [m, p], directions [m, p], step size) -> the next models.
 
-        w: [s, p], whose first m rows take each step     only: [p] or [s, p], 0 where a model stays as it is
+        w: [s, p], whose first m rows take each step. only: [p] or [s, p], 0 where a model stays as it is.
         """
         m, v = torch.zeros_like(w), torch.zeros_like(w)
         k = 0
@@ -74,16 +71,12 @@ class Optimizer:
 
 
 class StepSizes(NamedTuple):
-    """By what the methods' step sizes are multiplied, from round to round.
+    """Factors of the methods' step sizes, from round to round."""
 
-    decay, every: `decay` every so many rounds     warmup: rounds of a linear rise to the full step     cosine: rounds,
-    warm-up included, after which half a cosine has fallen to zero; 0: no cosine
-    """
-
-    decay: float = 1.0
+    decay: float = 1.0  # once every `every` rounds
     every: int = 1
-    warmup: int = 0
-    cosine: int = 0
+    warmup: int = 0  # rounds of a linear rise to the full step
+    cosine: int = 0  # rounds, warm-up included, after which half a cosine has fallen to zero; 0: none
 
     def at(self, t: int) -> float:
         """The factor in round t, from 0."""

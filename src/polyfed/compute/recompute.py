@@ -1,9 +1,5 @@
-"""Activation checkpointing: a block keeps what goes into it, and is computed again where the backward pass needs more.
-Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
-
-The second time a block draws what it drew the first time: whoever runs the model says how (`again`), so that gradients
-are the same.
-"""
+"""Activation checkpointing: a block keeps its inputs, and is computed again, with the same draws, for the backward
+pass. Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174)."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,8 +18,7 @@ Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """Names of the blocks of a model: the entries of its outermost lists of at least two modules of one class, made of
-    layers, such as a transformer's layers or a residual network's blocks."""
+    """Names of a model's blocks, such as a transformer's layers: entries of outermost lists of one class of modules."""
     found: list[str] = []
     for name, module in named_modules(model):
         inside = dict(module.named_children()) if isinstance(module, nn.ModuleList | nn.Sequential) else {}
@@ -40,10 +35,7 @@ def blocks(model: nn.Module) -> list[str]:
 
 @contextmanager
 def kept_short(module: nn.Module, names: Sequence[str], again: Again) -> Generator[None]:
-    """Inside, the blocks of these names keep what goes into them, and nothing else, for a backward pass.
-
-    module: whose blocks they are     again: called where a block begins: makes what its second pass is inside of
-    """
+    """Let blocks keep nothing but their inputs for a backward pass; `again` gives a block's second pass its context."""
     if not names or not torch.is_grad_enabled():
         yield
         return
@@ -66,7 +58,7 @@ def _short(name: str, forward: Callable[..., Any], again: Again, *args: Any, **k
 
 
 class _Call:
-    """One call of a block. What it would have kept has numbers, in the order in which it is made."""
+    """One call of a block. The tensors that it would have kept are numbered in the order of their making."""
 
     def __init__(self, name: str, forward: Callable[..., Any], inside: Callable[[], Any], args: Any, kwargs: Any):
         self._name, self._forward, self._inside, self._given = name, forward, inside, (args, kwargs)
@@ -131,10 +123,7 @@ def _alike(t: Any) -> Any:
 
 
 def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: Sequence[nn.Module] = ()) -> int:
-    """Bytes that are kept for a backward pass of what `make` makes, at their peak.
-
-    besides: what is there anyway     blocks: which are computed again: of each what goes in, and of one all the rest
-    """
+    """Peak bytes that `make` keeps for a backward pass, `besides` not counted; `blocks` are computed again."""
     known = {t.untyped_storage().data_ptr() for t in besides}
     kept = [dict[int, int]() for _ in range(1 + len(blocks))]
     entering, where = dict[int, Tensor](), [0]  # which would else be gone, and their places used again
@@ -158,6 +147,7 @@ def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: S
     finally:
         for hook in hooks:
             hook.remove()
+    # | of each block what goes in, and of the largest one all the rest
     once = kept[0] | {at: t.untyped_storage().nbytes() for at, t in entering.items()}
     inside = [sum(n for at, n in own.items() if at not in known and at not in once) for own in kept[1:]]
     found = sum(n for at, n in once.items() if at not in known) + max(inside, default=0)

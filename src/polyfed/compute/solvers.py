@@ -39,9 +39,8 @@ def local_sgd(
         d = g + strength (w - anchor) + shift - minus
         w <- prox(w - lr d)
 
-    A pull, `shift` and `minus` are numbers, which cost next to nothing in a step; `correct` is for directions of
-    another form, a function that is called at every step. The run's local optimiser, where it is another one, takes the
-    steps in the direction d.
+    A pull, `shift` and `minus` cost next to nothing in a step; `correct` is a function that is called at every step,
+    for directions of another form. The run's local optimiser, where it is another one, takes the steps in direction d.
 
     Parameters
     ----------
@@ -56,25 +55,23 @@ def local_sgd(
     pull : tuple or None
         (strength, anchor): a pull towards anchor [s, p], the gradient of strength/2 ||w - anchor||^2 (FedProx:
         ``pull=(self.mu, x)``). The strength is a number, or a tensor that broadcasts to [s, p].
-    shift : Tensor or None
-        [s, p], added to every gradient.
-    minus : Tensor or None
-        [s, p], subtracted from every gradient (SCAFFOLD: ``shift=c, minus=ci``).
+    shift, minus : Tensor or None
+        [s, p], added to and subtracted from every gradient (SCAFFOLD: ``shift=c, minus=ci``).
     correct : callable or None
-        (w, g) -> [s, p]: what takes the place of the mean-loss gradients g.
+        (w, g) -> [s, p], in place of the mean-loss gradients g.
     prox : callable or None
         w -> [s, p], applied after every step; it may change w.
     only : Tensor or None
-        [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything. The outputs of
-        layers at the bottom that stay as they are, are computed once.
+        [p] or [s, p], 1 where trained and 0 elsewhere; None: everything. Outputs of the lowest layers, where they are
+        not trained, are computed once.
     toward : tuple or None
         (strength, M): adds strength_y ||f - M_y||^2 to the loss of a sample of class y, with f its features, which
         enter the last layer. M is [s, C, d]; the strength is a number, or one for every class [s, C].
     teacher : tuple or None
         (models [s, p], Distillation): adds the divergence from these frozen models' outputs.
     also : callable or None
-        (features [m, b, d], outputs [m, b, C], batch, rows) -> [m]: what is added to the mean losses of the clients
-        `rows`, differentiated by autograd; ``batch.mean`` is the mean over a client's samples.
+        (features [m, b, d], outputs [m, b, C], batch, rows) -> [m]: a term of the mean losses of the clients `rows`,
+        differentiated by autograd; ``batch.mean`` is the mean over a client's samples.
 
     Returns
     -------
@@ -84,8 +81,8 @@ def local_sgd(
     Raises
     ------
     ConfigError
-        The run's local optimiser is not plain SGD, and the method takes proximal steps; or the run is private by
-        row, and the method adds to the loss.
+        The method takes proximal steps and the run's optimiser is not plain SGD, or the method adds to the loss and the
+        run is private by row.
     """
     correct = correct and partial(answer, "correct", correct, takes=Tensor)
     prox = prox and partial(answer, "prox", prox, takes=Tensor)
@@ -160,7 +157,7 @@ def _copied(w: Tensor) -> Tensor:
 def _descended(
     task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """w after all of `data`'s steps w <- prox(keep w + add - lr gradient), most of them in place."""
+    """w after all steps w <- prox(keep w + add - lr gradient), most of them in place."""
     if (
         (batch := data.same) is not None
         and (prox is None or not batch.native)  # the kernel sets nothing up for many steps
@@ -187,9 +184,8 @@ def sgd_with_curvature(
 ) -> tuple[Tensor, Tensor]:
     """`local_sgd` that also measures the smoothness it meets: ([s, p], [s] largest ||g - g'|| / ||w - w'||).
 
-    The ratio compares gradients at successive iterates on the same samples. With full batches they are at hand
-    anyway, except for a client of one step, which costs a second gradient; with mini-batches each step does. Moves
-    shorter than 1e-12 max(1, ||w||) are skipped: 0 says that nothing was measured.
+    Gradients are compared at successive iterates on the same samples. With full batches they are at hand, but for a
+    client of one step; with mini-batches each step costs a second gradient.
     """
     if not data.full_batch:
         found = w.new_zeros(len(w), dtype=torch.float64)
@@ -201,6 +197,7 @@ def sgd_with_curvature(
 
     def ratio(move: Tensor, w1: Tensor, g1: Tensor, g0: Tensor) -> None:
         m = len(w1)
+        # shorter moves are skipped: 0 says that nothing was measured
         usable = move > 1e-12 * row_norms(w1).clamp(min=1)
         largest[:m] = torch.where(usable, torch.maximum(largest[:m], row_norms(g1 - g0) / move), largest[:m])
 
@@ -258,7 +255,7 @@ def _direction(
 
 
 def _at(value: float | Tensor, where: slice) -> float | Tensor:
-    """The part of a number, or of a tensor that broadcasts to [s, p], that belongs to these parameters."""
+    """The part of a number, or of a tensor that broadcasts to [s, p], at these parameters."""
     return value[..., where] if isinstance(value, Tensor) and value.dim() and value.shape[-1] > 1 else value
 
 

@@ -1,7 +1,4 @@
-"""The samples of n clients, laid end to end: one tensor for inputs, one for targets, and where each client begins.
-
-Everything that trains or evaluates reads its samples from here; `data.Federation` holds two or three of them.
-"""
+"""The samples of n clients, laid end to end: one tensor for inputs, one for targets, and where clients begin."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,20 +13,13 @@ from polyfed.base.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples of `n` clients.
+    """The samples of `n` clients; everything that trains or evaluates reads them from here."""
 
-    x: [N, ...]     inputs of all clients, client 0 first
-    y: [N] int64 class labels, [N, T] of every token, or [N, ...] float targets
-    offsets: [n+1]  client i owns rows offsets[i] to offsets[i+1]
-    unit: [n, 2]    shift and scale of each client's targets, which train models as (y - shift) / scale; or None
-    weight: [N]     how much each sample counts in its client's training loss, see `shares`; None: all the same
-    """
-
-    x: Tensor
-    y: Tensor
-    offsets: np.ndarray
-    unit: Tensor | None = None
-    weight: Tensor | None = None
+    x: Tensor  # [N, ...] inputs of all clients, client 0 first
+    y: Tensor  # [N] int64 class labels, [N, T] of every token, or [N, ...] float targets
+    offsets: np.ndarray  # [n+1]: client i owns rows offsets[i] to offsets[i+1]
+    unit: Tensor | None = None  # [n, 2] shift and scale of targets, which train models as (y - shift) / scale
+    weight: Tensor | None = None  # [N] of each sample in its client's training loss, see `shares`; None: all the same
 
     def __post_init__(self):
         object.__setattr__(self, "offsets", np.asarray(self.offsets, dtype=np.int64))
@@ -64,7 +54,7 @@ class Split:
         return weight / (total / torch.as_tensor(self.counts, device=self.x.device))[owner]
 
     def rows(self, i: int) -> slice:
-        """Where client i's samples are."""
+        """The rows of client i's samples."""
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     @cached_property
@@ -78,13 +68,11 @@ class Split:
         return self.x[self.rows(i)], self.y[self.rows(i)]
 
     def of_all(self, clients: np.ndarray) -> list[Callable[[slice], Tensor]]:
-        """Inputs and targets of some clients, end to end: functions that give those from one place to another.
-
-        Clients that follow one another are read where they lie.
-        """
+        """Inputs and targets of some clients, end to end, as functions of a slice."""
         counts, first = self.counts[clients], self.offsets[clients]
         if len(clients) and (np.diff(clients) == 1).all():
             rows = slice(int(first[0]), int(first[-1] + counts[-1]))
+            # clients that follow one another are read where they lie
             return [t[rows].__getitem__ for t in (self.x, self.y)]
         index = np.arange(int(counts.sum())) + np.repeat(first - np.cumsum(counts) + counts, counts)
         at = torch.as_tensor(index, device=self.x.device)
@@ -95,14 +83,14 @@ class Split:
         return self.given(clients, torch.cat([self.x[self.rows(int(i))] for i in clients]))
 
     def given(self, clients: Sequence[int] | np.ndarray, x: Tensor) -> "Split":
-        """The named clients' targets with other inputs `x`, which lie in the order given."""
+        """The named clients' targets with other inputs `x`, in the order given."""
         y = torch.cat([self.y[self.rows(int(i))] for i in clients])
         weight = None if self.weight is None else torch.cat([self.weight[self.rows(int(i))] for i in clients])
         offsets = np.concatenate([[0], np.cumsum(self.counts[np.asarray(clients)])])
         return Split(x, y, offsets, self.units(clients), weight)
 
     def at(self, clients: np.ndarray, rows: Sequence[np.ndarray]) -> "Split":
-        """Some samples of the named clients: client by client the rows to take."""
+        """Some samples of the named clients: the rows to take, client by client."""
         at = torch.as_tensor(np.concatenate(rows), device=self.x.device)
         offsets = np.concatenate([[0], np.cumsum([len(some) for some in rows])])
         weight = None if self.weight is None else self.weight[at]

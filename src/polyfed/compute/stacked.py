@@ -1,9 +1,5 @@
-"""Closed-form gradients of s small networks at once: chains of linear layers and element-wise activations.
-
-Activations are [s, features, b]; in memory their longer axis lies last, so that the softmax of few classes runs along
-contiguous samples and the product of a wide layer along its features. Each weight gradient is one batched matrix
-product straight into the flat vector. No graph is recorded.
-"""
+"""Closed-form gradients of s small networks at once: chains of linear layers and element-wise activations. Each
+weight gradient is one batched matrix product straight into the flat vector, and no graph is recorded."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -23,38 +19,35 @@ Beyond = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Drift(NamedTuple):
-    """The part of a step besides descending the loss: w <- keep * w + add - lr * gradient.
+    """The part of a step besides descending the loss: w <- keep * w + add - lr * gradient."""
 
-    keep: a number, or a tensor that broadcasts to [s, p]     add: [s, p]
-    """
-
-    keep: float | Tensor = 1.0
-    add: Tensor | None = None
+    keep: float | Tensor = 1.0  # a tensor broadcasts to [s, p]
+    add: Tensor | None = None  # [s, p]
 
     def first(self, m: int) -> "Drift":
-        """That of the first m clients."""
+        """The drift of the first m clients."""
         return Drift(first(self.keep, m), None if self.add is None else self.add[:m])
 
     def row(self, i: int) -> "Drift":
-        """That of client i, for w: [p]."""
+        """The drift of client i, for w: [p]."""
         keep = self.keep[i] if isinstance(self.keep, Tensor) and self.keep.dim() == 2 else self.keep
         return Drift(keep, None if self.add is None else self.add[i])
 
     def __call__(self, w: Tensor) -> Tensor:
-        """In place."""
+        """Apply it to w, in place."""
         if isinstance(self.keep, Tensor) or self.keep != 1:
             w.mul_(self.keep)
         return w if self.add is None else w.add_(self.add)
 
 
 class Affine(NamedTuple):
-    """A drift whose `add` is a sum: of factors (numbers, or tensors that broadcast to [s, p]) times [s, p] vectors."""
+    """A drift whose `add` is a sum of factors (numbers, or tensors that broadcast to [s, p]) times [s, p] vectors."""
 
     keep: float | Tensor
     terms: list[tuple[float | Tensor, Tensor]]
 
     def summed(self) -> Drift:
-        """With the sum worked out."""
+        """The drift, its sum worked out."""
         total: Tensor | None = None
         for by, vector in self.terms:
             if total is None:
@@ -70,27 +63,23 @@ def first(value: float | Tensor, m: int) -> float | Tensor:
 
 
 class Signal(NamedTuple):
-    """One linear layer's gradient in factored form: `d_weight = delta @ inputs^T`, `d_bias = delta.sum(-1)`.
+    """One linear layer's gradient in factored form: `d_weight = delta @ inputs^T`, `d_bias = delta.sum(-1)`."""
 
-    layer: index of the layer's weight among the module's parameters
-    delta: [s, out, b]     inputs: [s, b, in]
-    """
-
-    layer: int
+    layer: int  # index of its weight among the module's parameters
     bias: bool
-    delta: Tensor
-    inputs: Tensor
+    delta: Tensor  # [s, out, b]
+    inputs: Tensor  # [s, b, in]
 
 
 def flat(module: nn.Module) -> list[nn.Module]:
-    """The modules of a sequence and of the sequences in it, one that stands in two places twice."""
+    """The modules of a sequence and of the sequences in it, with repeats."""
     if type(module) is not nn.Sequential:
         return [module]
     return [m for part in module for m in flat(part)]
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:
-    """The module as a list of Linear and activation layers, or None when it is not such a chain."""
+    """The module as a list of Linear and activation layers; None: it is no such chain."""
     layers: list[nn.Module] = []
     for m in flat(module):
         if (type(m) in ACTIVATIONS and layers) or (
@@ -111,7 +100,7 @@ def flattens(m: nn.Module) -> bool:
 
 
 def rows(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """A hook on a chain, which takes a row of every sample: what goes in, [b, ...] -> [b, numbers]."""
+    """A hook on a chain: inputs [b, ...] as rows [b, numbers]."""
     (x,) = inputs
     return (x.flatten(1) if x.dim() > 2 else x,)
 
@@ -150,21 +139,19 @@ class Stacked:
             k, a = k + size, z
 
     def features(self, w: Tensor, x: Tensor) -> Tensor:
-        """What enters the last layer. w: [s, p], x: [s, b, ...] -> [s, b, d]."""
+        """The inputs of the last layer. w: [s, p], x: [s, b, ...] -> [s, b, d]."""
         *_, (_, a, _) = self._forward(self.layout.views(w), _entering(x))
         return a.transpose(1, 2)
 
     def _signals(
         self, views: list[Tensor], x: Tensor, slope: Slope, beyond: Beyond | None = None
     ) -> tuple[list[Signal], Tensor]:
-        """A factored `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b].
-
-        beyond: gradients of what is added to the loss, with respect to the last layer's input and to the outputs
-        """
+        """A `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b]."""
         trace = list(self._forward(views, x))
         outputs, inside = trace[-1][2], None
         delta = slope(outputs)
         if beyond is not None:
+            # gradients of what is added to the loss, by the last layer's input and by the outputs
             inside, more = beyond(trace[-1][1], outputs)
             delta = delta + more
         found: list[Signal] = []
@@ -235,10 +222,7 @@ class Stacked:
         return g
 
     def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor]:
-        """The gradient as a function of what `w: [s, p]` holds when it is called: for many steps on one batch.
-
-        Nothing is looked up or set up twice, and every call returns the same memory.
-        """
+        """A function that gives the gradient at what `w: [s, p]` then holds, in the same memory at every call."""
         views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
         g = w.new_empty(w.shape)
         into = self.layout.views(g)
@@ -250,10 +234,7 @@ class Stacked:
         return gradient
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None]:
-        """w <- drift(w) - lr * gradient, in place at every call, the gradient never written out; set up once as above.
-
-        lr: a number or [s, 1]
-        """
+        """A function that does w <- drift(w) - lr * gradient in place, the gradient never written out. lr: or [s, 1]"""
         views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
         rate: float = 1.0
         if isinstance(lr, Tensor):
@@ -294,7 +275,7 @@ def _scaled(slope: Slope, by: Tensor) -> Slope:
 
 
 def _write(found: list[Signal], into: list[Tensor]) -> None:
-    """The gradient that the signals stand for, into its views."""
+    """Write the signals' gradient into its views."""
     for layer, bias, delta, inputs in found:
         torch.bmm(delta, inputs, out=into[layer])
         if bias:
@@ -302,10 +283,9 @@ def _write(found: list[Signal], into: list[Tensor]) -> None:
 
 
 def product(weight: Tensor, a: Tensor, bias: Tensor | None = None) -> Tensor:
-    """weight [s, out, in] @ a [s, in, b] + bias [s, out] -> [s, out, b], the longer of out and b contiguous.
-
-    On CPU the other order takes up to a third longer for a wide layer, and three times as long for many samples.
-    """
+    """weight [s, out, in] @ a [s, in, b] + bias [s, out] -> [s, out, b], the longer of out and b contiguous."""
+    # the other order takes up to a third longer on CPU for a wide layer, three times for many samples; and the softmax
+    # of few classes runs along contiguous samples
     if weight.shape[1] < a.shape[2]:
         return torch.bmm(weight, a) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a)
     weight, a = weight.transpose(1, 2), a.transpose(1, 2)

@@ -1,9 +1,5 @@
-"""Task: a model, a loss and its metrics, on flat vectors, for s clients at once.
-
-Three ways to a gradient, the same numbers: closed form for chains of linear layers (`stacked.py`); on an accelerator
-one vectorised forward pass with stacked weights and one backward pass of the summed losses (clients do not interact);
-otherwise the module itself, one client after another, its parameters pointed at views of the vector.
-"""
+"""Task: a model, a loss and its metrics, on flat vectors, for s clients at once. Gradients come in closed form
+(`stacked.py`), from one vectorised pass on an accelerator, or from the module itself, client after client."""
 
 import copy
 import threading
@@ -47,25 +43,24 @@ ONE = 1 << 26  # bytes of them when evaluating one model, by what a step would k
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 
-    Random layers (dropout of any kind) draw from a key per client and step. A module whose parameters are all frozen
-    is in evaluation mode, always, and its parameters are shared with the model that is given, not copied. Integer
-    inputs stay integers for a model with an embedding and become floats for others.
+    Random layers (dropout of any kind) draw from a key per client and step. A module whose parameters are all frozen is
+    always in evaluation mode, and shares its parameters with the given model. Integer inputs stay integers for a model
+    with an embedding and become floats for others.
 
     Parameters
     ----------
     model : nn.Module
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
-        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T], -100 where none is wanted),
-        or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
-        outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
-        samples only with outputs as they are.
+        "cross-entropy", "mse", "tokens" (classes at every token, targets [b, T], -100 where none is wanted), or (output
+        [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b], outputs [b, 1] are reshaped to [b]
+        first, and the reverse, unless `check` finds that the loss is a mean over samples only with outputs as they are.
     weight_decay : float
         Adds weight_decay/2 * ||w||^2 to every client's loss.
     optimizer : Optimizer
-        What takes the local steps of `local_sgd`.
+        Takes the local steps of `local_sgd`.
     device : torch.device, str or None
-        Where to compute; None keeps the model's.
+        None keeps the model's.
     dtype : torch.dtype or None
         Precision; None keeps the model's.
     bf16 : bool
@@ -74,19 +69,19 @@ class Task:
     tf32 : bool
         On a CUDA device, float32 products and convolutions of local training by TF32's tensor cores.
     metrics : sequence of Metric or None
-        What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
+        Scores of clients' models, the first leads; None: accuracy for classes, RMSE for numbers.
     class_weights : sequence of float or None
         One number per class, which multiplies the loss of its samples; the mean over a batch divides by the number of
         its samples. For "cross-entropy" only.
     recompute : bool
-        Activation checkpointing: the model's blocks keep what goes into them and are computed again in the backward
-        pass, with the same gradients. Blocks are the entries of lists of at least two modules of one class.
+        Activation checkpointing: the model's blocks keep their inputs and are computed again in the backward pass, with
+        the same gradients. Blocks are the entries of lists of at least two modules of one class.
 
     Raises
     ------
     ModelError
-        The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen (its
-        statistics mix samples and are no part of the vector). `check` finds the rest by trying.
+        The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen.
+        `check` finds the rest by trying.
     ConfigError
         The loss is unknown, bf16 is asked for with other weights than float32, or recompute of a model without blocks.
     """
@@ -157,11 +152,11 @@ class Task:
 
     @property
     def found(self) -> dict[str, Any]:
-        """Findings of `check`, which `adopt` takes."""
+        """The findings of `check`, for `adopt`."""
         return {name: getattr(self, name) for name in FOUND} | {"reshape": self.criterion.reshape}
 
     def adopt(self, found: Mapping[str, Any]) -> "Task":
-        """Take over what `check` has found of the same model and loss.
+        """Take over the findings of `check` of the same model and loss.
 
         Parameters
         ----------
@@ -180,22 +175,22 @@ class Task:
 
     @property
     def loss(self) -> Loss:
-        """As it was given."""
+        """The loss as it was given."""
         return self.criterion.loss
 
     @property
     def class_weights(self) -> Tensor | None:
-        """[C] float64."""
+        """[C] float64, or None."""
         return self.criterion.class_weights
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the vector and of all computing."""
         return self.w0.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the start, and of what is trained from it."""
+        """The precision of the start, and of all that is trained from it."""
         return self.w0.dtype
 
     @property
@@ -328,7 +323,7 @@ class Task:
         need_loss : bool
             False may skip the loss.
         also : callable or None
-            What is added to the losses, see `local_sgd`.
+            A term of the losses, see `local_sgd`.
 
         Returns
         -------
@@ -382,7 +377,7 @@ class Task:
         shift: Tensor | None = None,
         minus: Tensor | None = None,
     ) -> Affine:
-        """Return what a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
+        """The effect of a pull, a shift and weight decay on w in a step, besides the gradient of the loss.
 
         Parameters
         ----------
@@ -426,7 +421,7 @@ class Task:
         lr : float or Tensor
             Step size; a tensor is [s, 1].
         drift : Drift
-            What the steps do besides.
+            The rest of a step.
 
         Returns
         -------
@@ -449,7 +444,7 @@ class Task:
         lr : float or Tensor
             Step size; a tensor is [s, 1].
         drift : Drift
-            What a step does besides, as `affine(...).summed()` makes it; None: weight decay.
+            The rest of a step, `affine(...).summed()`; None: weight decay.
         steps : int
             How many, all on this batch.
         """
@@ -489,10 +484,7 @@ class Task:
     def _losses(
         self, w: Tensor, batch: Batch, also: Also | None = None
     ) -> Iterator[tuple[int, list[Tensor], list[nn.Parameter], Tensor]]:
-        """Client by client through the module: (row, views of w[row], the parameters that see them, loss to derive).
-
-        Rows without samples are left out.
-        """
+        """Client by client through the module: (row, views of w[row], parameters, loss), without rows of no samples."""
         module, parameters = self.workspace(training=True, second=also is not None)  # which may evaluate models
         keys = self._keys(batch)
 
@@ -520,10 +512,8 @@ class Task:
 
         Parameters
         ----------
-        w : Tensor
-            [s, p] the clients' models.
-        v : Tensor
-            [s, p] the vectors.
+        w, v : Tensor
+            [s, p] the clients' models, and the vectors.
         batch : Batch
             s rows.
 
@@ -559,11 +549,11 @@ class Task:
 
     @property
     def many_pass(self) -> Callable[..., tuple[Tensor, ...]]:
-        """What computes many models on their own samples at once."""
+        """The pass that computes many models on their own samples at once."""
         return partial(grouped_pass, blocks=self.blocks) if self.grouped else stacked_pass
 
     def _keys(self, batch: Batch) -> np.ndarray | None:
-        """[s] uint64, of what the model draws in this step."""
+        """[s] uint64 keys of the model's draws in this step."""
         if not self.random:
             return None
         return batch.seed() if batch.seed else np.zeros(len(batch.x), dtype=np.uint64)
@@ -573,10 +563,8 @@ class Task:
 
         Parameters
         ----------
-        w : Tensor
-            [s, p] the clients' models.
-        x : Tensor
-            [s, b, ...] inputs.
+        w, x : Tensor
+            [s, p] the clients' models, and [s, b, ...] their inputs.
 
         Returns
         -------
@@ -608,14 +596,12 @@ class Task:
 
     @torch.no_grad()
     def features(self, w: Tensor, x: Tensor) -> Tensor:
-        """Every model's features of its own samples, what enters its last layer, in evaluation mode.
+        """The features, which enter the last layer, of every model's own samples, in evaluation mode.
 
         Parameters
         ----------
-        w : Tensor
-            [s, p] the clients' models.
-        x : Tensor
-            [s, b, ...] inputs.
+        w, x : Tensor
+            [s, p] the clients' models, and [s, b, ...] their inputs.
 
         Returns
         -------
@@ -673,10 +659,8 @@ class Task:
 
         Parameters
         ----------
-        training : bool
-            Its mode; frozen modules are in evaluation mode always.
-        second : bool
-            Another copy, to be used while the first is.
+        training, second : bool
+            Its mode, which frozen modules ignore; and True for another copy, to use while the first is in use.
 
         Returns
         -------
@@ -718,23 +702,11 @@ class Task:
         return Keyed(key, self.device, count) if self.random else nullcontext()
 
     def precision(self) -> AbstractContextManager[object]:
-        """Inside, products and convolutions are in bfloat16 where `bf16` asks for it.
-
-        Returns
-        -------
-        context manager
-            Of torch's autocast, or of nothing.
-        """
+        """A context in which products and convolutions are in bfloat16 where `bf16` asks for it."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def exactly(self) -> AbstractContextManager[object]:
-        """Inside, a CUDA device rounds the factors of no product or convolution, as it does of the latter by default.
-
-        Returns
-        -------
-        context manager
-            Of `tf32`, or of nothing.
-        """
+        """A context in which CUDA computes products and convolutions without TF32, its default for the latter."""
         return tf32(False) if self.device.type == "cuda" else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
@@ -801,10 +773,8 @@ class Task:
 
         Parameters
         ----------
-        w : Tensor
-            [p] its parameters.
-        x : Tensor
-            [b, ...] inputs.
+        w, x : Tensor
+            [p] its parameters, and [b, ...] inputs.
 
         Returns
         -------
@@ -859,7 +829,7 @@ def output_of(task: Task, x: Tensor, training: bool) -> Tensor:
 def undecayed(
     task: Task, w: Tensor, batch: Batch, need_loss: bool = False, also: Also | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """`Task.gradient` of the loss alone; at running statistics of BatchNorm what the pass takes off them."""
+    """`Task.gradient` of the loss alone; at running statistics of BatchNorm, what the pass takes off them."""
     return task._undecayed(w, batch, need_loss, also)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -886,10 +856,7 @@ def bare(task: Task, v: Tensor) -> Tensor:
 def statistics_(
     task: Task, w: Tensor, before: Tensor, moves: Tensor | None, live: Tensor | float | None = 1.0
 ) -> Tensor:
-    """Set running statistics of BatchNorm in `w` to what a pass makes of those in `before`, whatever a step has.
-
-    moves: as of `passed`     live: [s, 1], [p] or [s, p], 0 for what stays
-    """
+    """Set running statistics of BatchNorm in `w` to those `before` less `moves` of a pass, where `live` is not 0."""
     if moves is not None and (at := task.statistics) is not None:
         part = live.index_select(-1, at) if isinstance(live, Tensor) and live.shape[-1] == task.p else live
         w.index_copy_(-1, at, before.index_select(-1, at) - moves * (1.0 if part is None else part))
@@ -906,13 +873,13 @@ def _finite(t: Tensor) -> bool:
 
 
 def copied(module: nn.Module, of: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """A copy of a module in whose frozen parameters is the same memory. of: makes the copy's of the module's"""
+    """A copy of a module that shares the memory of frozen parameters; `of` makes the copy's from the module's."""
     frozen = [q for q in module.parameters() if not q.requires_grad and type(q) is nn.Parameter]
     return copy.deepcopy(module, {id(q): of(q) for q in frozen})
 
 
 def slopes(loss: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
-    """Gradients, 0 of what the pass has not used."""
+    """Gradients, 0 for parameters that the pass has not used."""
     if not loss.requires_grad:
         return tuple(torch.zeros_like(q) for q in parameters)
     return torch.autograd.grad(loss, parameters, create_graph=create_graph, materialize_grads=True)

@@ -36,13 +36,10 @@ class Distillation(NamedTuple):
 
 
 class Toward(NamedTuple):
-    """A pull of each sample's features to the vector of its class: mean_j strength_y ||f_j - M_y||^2.
+    """A pull of each sample's features to the vector of its class: mean_j strength_y ||f_j - M_y||^2."""
 
-    strength: a number, or one for every class [s, C]     prototypes: [s, C, d]
-    """
-
-    strength: float | Tensor
-    prototypes: Tensor
+    strength: float | Tensor  # a tensor: one for every class [s, C]
+    prototypes: Tensor  # [s, C, d]
 
     def __call__(self, features: Tensor, outputs: Tensor, batch: Batch, rows: slice) -> Tensor:
         M = self.prototypes[rows]
@@ -53,10 +50,10 @@ class Toward(NamedTuple):
 
 
 class Taught(NamedTuple):
-    """Distillation from frozen models. outputs: (w [m, p], x [m, b, ...]) -> [m, b, C]     w: [s, p]"""
+    """Distillation from frozen models."""
 
-    outputs: Callable[[Tensor, Tensor], Tensor]
-    w: Tensor
+    outputs: Callable[[Tensor, Tensor], Tensor]  # (w [m, p], x [m, b, ...]) -> [m, b, C]
+    w: Tensor  # [s, p]
     form: Distillation
 
     def __call__(self, features: Tensor, outputs: Tensor, batch: Batch, rows: slice) -> Tensor:
@@ -75,7 +72,7 @@ def log_shares(z: Tensor, y: Tensor, form: Distillation) -> Tensor:
 
 
 def members(y: Tensor, classes: int) -> Tensor:
-    """[..., C] true at each sample's class. y: [...]; nothing is read back from the device, as one_hot would"""
+    """[..., C] True at each sample's class. y: [...]; nothing is read back from the device, as one_hot would"""
     return y[..., None] == torch.arange(classes, device=y.device)
 
 
@@ -91,7 +88,7 @@ def together(terms: list[Also]) -> Also | None:
 
 
 class Entering:
-    """Inside: watches what enters a module's last layer in a forward pass, and what leaves it."""
+    """Watches the inputs of a module's last layer in a forward pass, and its outputs."""
 
     def __init__(self, module: nn.Module):
         self._layer = last(module)

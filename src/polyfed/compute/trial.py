@@ -1,8 +1,6 @@
-"""Check that a model can be trained, by trying it: what it draws, what it keeps and what its loss depends on.
-
-A client's step has to be a function of (parameters, samples, key), or threads, kills and resumes would change a run.
-So torch's random numbers are keyed, and anything else that changes from one pass to the next is refused.
-"""
+"""A trial of a model: a client's step has to be a function of (parameters, samples, key), or threads, kills and
+resumes would change a run. So torch's random numbers are keyed, and anything else that changes between passes is
+refused."""
 
 import logging
 import random
@@ -29,12 +27,9 @@ _generators = threading.Lock()
 
 
 class Keyed(TorchDispatchMode):
-    """Inside, the k-th random operation draws from (key, k), whatever other threads do.
+    """Lets the k-th random operation draw from (key, k), whatever other threads do; `count` is the next k.
 
-    Dropout has masks of its own (`dropout.py`). Worker threads share torch's generators, so each other random operation
-    seeds them, draws, and puts them back as they were, under a lock. Operations that are given a generator of their own
-    are left alone.
-    device: of a tensor     count: k of the next one     drew: whether any number was drawn
+    Dropout has masks of its own (`dropout.py`); operations that are given a generator of their own are left alone.
     """
 
     @classmethod
@@ -68,6 +63,7 @@ class Keyed(TorchDispatchMode):
         drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None
         if not drawn:
             return func(*args, **kwargs)
+        # threads share torch's generators: each operation seeds them, draws, and puts them back as they were
         with _generators:
             before = [g.get_state() for g in self.generators]
             try:
@@ -117,8 +113,8 @@ def reason(e: BaseException) -> str:
 def still(model: nn.Module) -> list[str]:
     """Names of the frozen modules, which are in evaluation mode while the rest trains.
 
-    Those with parameters of which none is trained, with all that is inside them, such as a backbone and its dropout;
-    of those that have buffers alone, such as a BatchNorm without scale, the ones that were handed over in it.
+    Frozen are modules whose parameters are all frozen, with everything inside them, and modules of buffers alone, such
+    as a BatchNorm without scale, that were given in evaluation mode.
     """
     return [
         name
@@ -129,10 +125,7 @@ def still(model: nn.Module) -> list[str]:
 
 
 def check_structure(model: nn.Module, training: Callable[[nn.Module], object]) -> None:
-    """Refuse what cannot be laid out as a vector, and BatchNorm that normalises by the batch.
-
-    training: puts a model into the mode it trains in.
-    """
+    """Refuse models that cannot be laid out as a vector, and BatchNorm that normalises by the batch."""
     who = type(model).__name__
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, t in tensors:
@@ -166,10 +159,8 @@ def train_twice(
     evaluate: Callable[[], Tensor],
     who: str,
 ) -> bool:
-    """True where the model draws random numbers. Raises ModelError for what no key can make repeatable.
-
-    step: one training pass -> (output, loss)     evaluate: outputs in evaluation mode
-    """
+    """True where the model draws random numbers. Raises ModelError for what no key can make repeatable."""
+    # step: one training pass -> (output, loss); evaluate: outputs in evaluation mode
     device = parameters[0].device
     outside = _outside()
     before = {name: _image(t) for name, t in _tensors(module)}
@@ -226,11 +217,7 @@ def train_twice(
 
 
 def alone(run: Callable[[Tensor], Tensor], x: Tensor, who: str, training: bool) -> None:
-    """Raise ModelError for a model that takes several samples and not one, or gives one an output of another shape.
-
-    In evaluation a warning where its numbers are others too.
-    run: of samples [b, ...]     x: some
-    """
+    """Raise ModelError for a model that fails on one sample, or gives one an output of another shape."""
     where = "in training" if training else "in evaluation"
     together = run(x)[:1].detach()
     try:
@@ -242,6 +229,7 @@ def alone(run: Callable[[Tensor], Tensor], x: Tensor, who: str, training: bool) 
             f"{who} returns output of shape {[*one.shape]} for one sample {where}, expected {[*together.shape]} as of "
             "several; a squeeze() without an axis?"
         )
+    # in evaluation other numbers are allowed
     if not training and (one - together).abs().max() > APART * together.abs().max():
         log.warning("%s: what it returns for a sample depends on those beside it, in evaluation too", who)
 
@@ -264,7 +252,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _image(t: Tensor) -> Tensor:
-    """What tells whether a tensor has changed: a copy, and of a frozen parameter, which may be large, a sum."""
+    """A record to see whether a tensor has changed: a copy, or the sum of a frozen parameter, which may be large."""
     if isinstance(t, nn.Parameter) and not t.requires_grad:
         return t.detach().sum()
     return t.detach().clone()

@@ -1,9 +1,5 @@
-"""Many models at once: what an accelerator does in one pass of stacked weights, any module as it is.
-
-`torch.func.vmap` carries a module over the client axis. Inside, two of torch's functions are others: convolutions whose
-weights differ between clients, which would become one with as many groups as clients, the slowest case of cuDNN, are
-batched products of unfolded inputs; and dropout draws every client's own keyed masks in one go.
-"""
+"""Many models at once: one pass of stacked weights on an accelerator, of any module as it is. `torch.func.vmap`
+carries it over the client axis; dropout draws every client's own keyed masks in one go."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -28,17 +24,14 @@ UNFOLDED: bool | None = None  # `benchmarks/accelerator.py` compares the two on 
 
 
 def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None = None) -> Tensor:
-    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...].
-
-    keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
-    """
+    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...]."""
     return stacked_pass(module, layout, w, x, keys, None)[0]
 
 
 def stacked_pass(
     module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, seen: Entering | None
 ) -> tuple[Tensor, ...]:
-    """`stacked_outputs`, and behind them what enters every model's last layer, where `seen` watches it."""
+    """`stacked_outputs`, and behind them the inputs of every model's last layer, where `seen` watches it."""
 
     def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> tuple[Tensor, ...]:
         named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
@@ -46,6 +39,7 @@ def stacked_pass(
             output = torch.func.functional_call(module, named, (x.clone(),))
         return (output,) if seen is None else (output, seen.entered())
 
+    # keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
     drawn = () if keys is None else on_device(halves(keys), w.device).unbind()
     return torch.func.vmap(forward)(layout.views(w), x, *drawn)
 
@@ -61,6 +55,7 @@ class Many(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # with weights of their own, clients' convolutions would be one of as many groups, cuDNN's slowest case
         if func in CONVOLUTIONS and _unfolds() and (made := _convolved(*args, **kwargs)) is not None:
             return made
         if self._key is not None and func in DROPOUTS:
@@ -77,7 +72,8 @@ class Many(TorchFunctionMode):
 
 
 def _unfolds() -> bool:
-    """In float32 products are three times faster on an H100, in bfloat16 the grouped convolutions are by a half."""
+    """True where products of unfolded inputs are faster than grouped convolutions."""
+    # on an H100 in float32 by three times; in bfloat16 the grouped convolutions are, by a half
     return not torch.is_autocast_enabled("cuda") if UNFOLDED is None else UNFOLDED
 
 
@@ -94,10 +90,7 @@ def _convolved(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """`F.conv1d`, `conv2d` or `conv3d` as a product, channels last; None where torch's own is to be taken.
-
-    input: [b, C, ...]     weight: [out, C, ...]     returns [b, out, ...]
-    """
+    """`F.conv1d`, `conv2d` or `conv3d` as a product, channels last; None where torch's own is to be called."""
     if groups != 1 or input.dim() != weight.dim() or not is_batched(weight):
         return None
     columns, places = unfolded(input, weight.shape[2:], stride, padding, dilation), range(2, weight.dim())
@@ -112,10 +105,7 @@ def unfolded(
     padding: str | int | Sequence[int],
     dilation: int | Sequence[int],
 ) -> Tensor:
-    """What every place of a convolution sees: [b, C, ...] -> [b, places ..., (kernel's places) C].
-
-    size: of the kernel, one number per dimension
-    """
+    """The window of every place of a convolution: [b, C, ...] -> [b, places ..., (kernel's places) C]."""
     d = len(size)
     step, apart = _each(stride, d), _each(dilation, d)
     reach = [a * (k - 1) for a, k in zip(apart, size, strict=True)]
