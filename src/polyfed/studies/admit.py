@@ -1,5 +1,5 @@
-"""admit: clients that come after training. Each is added by its method's rule while the others stay as they are, and
-compared with what it reaches alone.
+"""admit: clients that come after training, added by the method's rule while the others stay as they are, and compared
+with training alone.
 """
 
 import copy
@@ -60,17 +60,16 @@ class Admission:
     names : tuple of str
         [m] the newcomers.
     table : DataFrame
-        One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
-        many rounds of the same local work), down_bytes and up_bytes so far.
+        One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the metric of Local after
+        as many rounds of the same local work), down_bytes and up_bytes so far.
     metric : Metric
         The leading metric.
     split : str
-        What it is measured on: "test", or "train" where there are no test samples.
+        The split measured: "test", or "train" without test samples.
     personal : Tensor
-        [m, p] the model that each newcomer deploys.
+        [m, p] the newcomers' models.
     clusters : array or None
-        [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none; None
-        for a method that finds no clusters.
+        [m] the label in `run.clusters` of each newcomer's group, -1 without one; None for a method without clusters.
     task : Task
         The run's model and loss.
     label : str
@@ -92,17 +91,12 @@ class Admission:
         Parameters
         ----------
         client : int or str
-            Its position or name.
+            Position or name.
 
         Returns
         -------
         nn.Module
-            A copy of its own.
-
-        Raises
-        ------
-        ConfigError
-            There is no such newcomer.
+            A copy of the model.
         """
         return self.task.module(self.personal[position(client, self.names, "newcomer")])
 
@@ -130,7 +124,7 @@ class Admission:
         Parameters
         ----------
         folder : str or Path
-            Made if it is not there.
+            The folder, made if need be.
 
         Returns
         -------
@@ -158,27 +152,25 @@ def admit(
 ) -> Admission:
     """Add new clients to a finished run by the method's own rule.
 
-    One common model is there with exchange 0, and more exchanges are not made. A method that adapts the model to a
-    client (Ditto, FedRep, ...) does so against the frozen common part. Methods with one model per cluster place the
-    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training. Every
-    newcomer is treated as if it were the only one.
-
-    Bytes are counted for every exchange, and at entry for models that are downloaded to stay or to choose from.
+    A common model needs no exchange beyond entry. A method that adapts the model to a client (Ditto, FedRep, ...) does
+    so against the frozen common part, and a method with one model per cluster places the newcomer. Where the server
+    keeps every client's model, the newcomer's is added after its first local training. Newcomers do not affect each
+    other. Bytes count every exchange, and models downloaded at entry to keep or to choose from.
 
     Parameters
     ----------
     run : Result
-        Stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen.
+        The run, which stays as it is, bit for bit.
     newcomers : Federation
-        Their data, under names that the run does not have.
+        Data of the newcomers, under names that are new to the run.
     exchanges : int
-        Rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count from
-        its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
+        Rounds of each newcomer, with the run's amount of local work; batches, decaying step sizes and growing numbers
+        of steps are those of a client's first rounds.
     start : {"offered", "common"}
-        Where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the least
-        training loss, "common" begins where training began.
+        "offered": of the models that a method offers (FPFC those of its clusters), the one with the least training
+        loss; "common": the start of the training.
     alone : Algorithm or None
-        What the newcomers are compared with; None: Local with the method's step size.
+        The comparison; None: Local with the method's step size.
 
     Returns
     -------
@@ -243,10 +235,7 @@ def fits(old: Federation, new: Federation) -> None:
 
 
 def newcomers(run: Result, data: str | Path, target: str | None = None) -> Federation:
-    """New clients from a CSV or npz file, or a folder with one for each, typed, prepared and scaled as the run's are.
-
-    target: target column of CSV files; None: the run's own, else the last
-    """
+    """New clients from a CSV or npz file, or a folder of them, typed, prepared and scaled as the run's are."""
     place, of, old = Path(data), run.settings.data, run.outline
     if not place.exists():
         raise DataError(f"{place}: no such file or folder")

@@ -1,10 +1,5 @@
 """audit: try to break a private run's promise, with canaries. Steinke, Nasr, Jagielski, "Privacy Auditing with One (1)
 Training Run" (NeurIPS 2023).
-
-Rows are made whose gradients have directions of their own, and each is put in or left out by a fair coin. The run's
-privacy trains on them, by the code that trains on patients; whoever guesses the coins from the model more often than
-epsilon allows has shown that epsilon is wrong. Where no canary is, a round moves a model by noise alone, whose moments
-are held against what the claim needs: noise that is a little short changes guesses too little to be seen.
 """
 
 import math
@@ -29,23 +24,17 @@ LENGTH, TARGET = 1e3, 1e6  # of a canary: its gradient is far beyond any clip, w
 
 
 class Audit(NamedTuple):
-    """What an audit has found. claim: the run's epsilon     bound: what it is at least, at 95 % confidence
+    """Findings of an audit."""
 
-    right, guesses: of the coins that the auditor was most certain of     auc: of telling all canaries that were there
-    from those that were not     best: the AUC that the claim allows with noise of this size
-    moves: numbers that are noise alone     second: their variance over what the claim needs     fourth: their fourth
-    moment over the square of their variance, 3 for a Gaussian
-    """
-
-    claim: float
-    bound: float
-    right: int
-    guesses: int
-    auc: float
-    best: float
-    moves: int
-    second: float
-    fourth: float
+    claim: float  # the run's epsilon
+    bound: float  # the least epsilon, at 95 % confidence
+    right: int  # of the guesses
+    guesses: int  # of the coins that the auditor was most certain of
+    auc: float  # of telling all canaries that were there from those that were not
+    best: float  # the AUC that the claim allows with noise of this size
+    moves: int  # numbers that are noise alone
+    second: float  # their variance over that of the claim
+    fourth: float  # their fourth moment over their squared variance, 3 for a Gaussian
 
     @property
     def short(self) -> bool:
@@ -59,29 +48,11 @@ class Audit(NamedTuple):
 
 
 def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
-    """Train on canaries under a run's privacy, and guess which of them were there.
-
-    Parameters
-    ----------
-    privacy : Privacy
-        The run's settings, of a row.
-    rounds : int
-        Rounds.
-    canaries : int
-        Rows, each there or not.
-
-    Returns
-    -------
-    Audit
-        The bound and the claim.
-
-    Raises
-    ------
-    ConfigError
-        There is no epsilon, or its unit is a site.
-    """
+    """Train on canaries under a run's privacy, each there or not by a fair coin, and guess the coins."""
     if privacy.epsilon is None or privacy.unit == "site":
         raise ConfigError("audit: for runs with privacy.epsilon and unit = row, whose rows canaries can be")
+    # Rows whose gradients have directions of their own, trained on by the code that trains on patients: guessing their
+    # coins from the model more often than epsilon allows shows that epsilon is wrong.
     coins = np.array([secrets.randbits(1) for _ in range(canaries)])
     rows = np.eye(canaries) * LENGTH * coins[:, None]
     sites = [(x.astype(np.float64), np.full(len(x), TARGET)) for x in np.array_split(rows, SITES)]
@@ -104,6 +75,7 @@ def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
     rho = rho_of(claim, privacy.delta)
     several = {"shared": SITES / (SITES - privacy.absent), "own": SITES, "server": 1}[privacy.noise]
     sigma = float(privacy.clip or 0) * math.sqrt(several * rounds / (2 * rho)) / canaries
+    # without a canary a round moves a model by noise alone; noise a bit too small shows in its moments alone
     noise = moves[:, ~there].ravel() / sigma
     second = float((noise**2).mean())
     return Audit(
@@ -128,10 +100,8 @@ def _auc(score: np.ndarray, there: np.ndarray) -> float:
 
 
 def _scores(moves: np.ndarray) -> np.ndarray:
-    """How certain it is of each canary that it was there: [rounds, m] moves -> [m], above 0 where it was.
-
-    Every round's moves count by how little they vary, so that a round without noise decides.
-    """
+    """Certainty that each canary was there, from [rounds, m] moves: [m], above 0 where it was."""
     moves = moves - np.median(moves, axis=1, keepdims=True)
     spread = np.median(np.abs(moves), axis=1, keepdims=True)
+    # rounds weigh by how little their moves vary: one without noise decides
     return (moves / np.maximum(spread, 1e-100) ** 2).sum(0)

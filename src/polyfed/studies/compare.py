@@ -1,5 +1,4 @@
-"""compare: several methods on the same data, seed by seed. One seed means one partition, one test split and one
-initial model for all methods, so that their differences are paired.
+"""compare: several methods on the same data, seed by seed: one partition, test split and initial model for all methods.
 
 A comparison folder holds comparison.toml, runs/<label>-seed<k>/ and report.html; it can be interrupted and resumed.
 """
@@ -46,11 +45,11 @@ class Comparison:
     Parameters
     ----------
     results : list of Done
-        In the order of training.
+        The results, in the order of training.
     status : str
         "finished" or "interrupted".
     folder : Path or None
-        Where they are kept.
+        The comparison folder.
     """
 
     results: list[Done] = field(default_factory=list[Done])
@@ -107,8 +106,9 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per method: runs, mean and std over seeds of the clients' mean, the worst client, bytes, seconds. No
-        mean where a run diverged."""
+        """One row per method: runs, mean and std over seeds of the clients' mean (none where a run diverged), the worst
+        client, bytes, seconds.
+        """
         rows: list[dict[str, Any]] = []
         split = self.split
         for name in dict.fromkeys(r.label for r in self.results):
@@ -152,15 +152,14 @@ def compare(
 ) -> Comparison:
     """Train every algorithm with every seed, on the same data and from the same start.
 
-    A run that diverges does not stop the others; it is in `failures`. After Ctrl-C the round in hand is finished and
-    saved, and the status is "interrupted".
+    A run that diverges does not stop the others; it is in `failures`. Ctrl-C finishes and saves the round in hand.
 
     Parameters
     ----------
     model : nn.Module or callable
         As for `fit`, or a function of the seed.
     federation : Federation or callable
-        As for `fit`, or a function of the seed, which is how the partition comes to vary with the seed.
+        As for `fit`, or a function of the seed, such as its partition.
     algorithms : sequence of Algorithm or Yardstick, or dict
         A list, or {label: algorithm}.
     training : Training or None
@@ -168,29 +167,29 @@ def compare(
     callbacks : sequence of callable
         As for `fit`.
     seeds : int or sequence of int
-        How many (0, 1, ...), or which.
+        Their number (0, 1, ...), or the seeds.
     out : str, Path or None
         The comparison folder; without it nothing is written.
     resume : bool
-        Runs that are finished in `out` are read back, an unfinished one is continued.
+        Read back finished runs in `out`, and continue an unfinished one.
     keep : bool
-        Keep every Run. False: keep only its numbers; then runs that take one thread each are trained side by
-        side, in as many processes as there are cores (on Linux, in a folder, without callbacks).
+        Keep every Run. False: keep only its numbers; then runs of one thread each are trained side by side, a process
+        per core (on Linux, in a folder, without callbacks).
     watch : Watch or None
-        Called as the comparison proceeds.
+        Callbacks for the progress of the comparison.
     config : dict or None
         Contents of comparison.toml.
     describe : callable or None
         label -> further tables of that run's config.toml.
     report : bool
-        Whether to write report.html into the folder.
+        Write report.html into the folder.
     **settings
-        Passed to `fit`, such as rounds=100, batch_size=None.
+        Settings for `fit`, such as rounds=100, batch_size=None.
 
     Returns
     -------
     Comparison
-        What has been trained or read back.
+        The results, trained or read back.
 
     Raises
     ------

@@ -1,5 +1,6 @@
-"""One client's model out of a run folder: a safetensors file, and a JSON file that says what it is. What is frozen is
-one more file, which exports into the same folder share."""
+"""One client's model out of a run folder: a safetensors file and a JSON file about it, with frozen tensors in one more
+file that exports into the same folder share.
+"""
 
 import json
 import os
@@ -34,10 +35,9 @@ BATCH = 20  # samples for which an exported model is timed, as in Table 9 of Fed
 def export(
     run: Result, client: int | str, out: Path | None, factorised: bool = False, merged: bool = False
 ) -> tuple[Path, Path]:
-    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
+    """Copy a client's tensors to `out`, as low-rank factors or with merged adapters if asked, and a JSON about them.
 
-    merged: the whole model as it was before it was adapted, with the adapter's updates in its weights
-    With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
+    For factors, it also has measurements of the dense and the factorised models, under "measured".
     """
     folder, numbers = run.place(), stored(run).numbers
     config, federation = numbers.config, numbers.about
@@ -107,10 +107,7 @@ def _merged(run: Result, name: str) -> dict[str, Tensor]:
 
 
 def _backbone(fixed: Path, place: Path) -> str | None:
-    """Put the frozen tensors that all clients share beside an export, once; the file's name, None where there are none.
-
-    With them a client's tensors are a complete state of the module.
-    """
+    """Put the frozen tensors beside an export, once: with them it is a whole state of the module. Returns its name."""
     if not fixed.is_file():
         return None
     wanted = said(fixed)
@@ -189,14 +186,11 @@ def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _measured(run: Result, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
-
-    {"missing": why} where the model or the data cannot be had, as for runs from Python.
-    """
+    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples."""
     try:
         model = run.model(name).to("cpu")
         x = run.federation.test.to("cpu", run.trained.task.dtype).x[:BATCH]
         forms = measure(model, tensors, x)
-    except PolyfedError as e:
+    except PolyfedError as e:  # as for runs from Python, whose model or data cannot be made again
         return {"missing": f"the run's model cannot be made again from its folder ({e})"}
     return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}

@@ -1,7 +1,4 @@
-"""jobs: runs trained one after another or side by side, or read back where they were finished before. Comparisons and
-coalitions train with it. Runs that are too small for two threads are trained side by side, which changes only how long
-they take.
-"""
+"""jobs: runs of comparisons and coalitions, trained one after another or side by side, or read back where finished."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,21 +24,16 @@ from polyfed.studies import parallel
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """A job that is over.
-
-    status: "finished", "diverged" or "interrupted"     message: why it did not finish
-    summary, clients: what summary.json and clients.csv of a run folder hold; None when there is nothing
-    run: its Result, unless it was finished before and only read back, or not kept
-    """
+    """A job that is over."""
 
     label: str
     seed: int
-    status: str
-    summary: Summary | None = None
-    clients: pd.DataFrame | None = None
-    message: str = ""
+    status: str  # finished, diverged or interrupted
+    summary: Summary | None = None  # from summary.json of its folder
+    clients: pd.DataFrame | None = None  # from clients.csv
+    message: str = ""  # the reason for not finishing
     folder: Path | None = None
-    run: Result | None = None
+    run: Result | None = None  # unless it was read back or not kept
 
 
 class Trained(Protocol):
@@ -75,21 +67,18 @@ class Watch:
         return ()
 
     def end(self, result: Done, resumed: bool) -> None:
-        """A run is over. resumed: it had been finished earlier and was only read back."""
+        """A run is over, or `resumed`: finished earlier and read back."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run.
-
-    train: trains it, in `place` if it has one     make: what jobs of its seed have in common, made in this process so
-    that they share it
-    """
+    """One run, trained by `train`."""
 
     label: str
     seed: int
     place: Path | None
     train: Callable[[Sequence[Callback]], Result]
+    # makes what the jobs of a seed have in common, in this process so that they share it
     make: Callable[[int], Any] = lambda seed: None
 
     def here(self, callbacks: Sequence[Callback]) -> Done:
@@ -129,8 +118,7 @@ def job_of(
     describe: Callable[[], Mapping[str, Any] | None] = lambda: None,
     make: Callable[[int], Any] = lambda seed: None,
 ) -> Job:
-    """A run of a method, in its place among the `runs` of a folder. parts: its model and data     describe: further
-    tables of its config.toml"""
+    """A run of a method on the model and data of `parts`, in its place among the `runs` of a folder."""
     place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
 
     def train(more: Sequence[Callback]) -> Result:
@@ -147,13 +135,9 @@ def execute(
     jobs: Sequence[Job], watch: Watch, resume: bool = False, rounds: int | None = None, keep: bool = False,
     alone: bool = False,
 ) -> Iterator[tuple[Job, Done]]:  # fmt: skip
-    """Every job read back or trained, as they end: one after another, until one shows that the others may run side by
-    side, a process per core.
+    """Every job, trained or (with `resume`) read back, as they end; they train side by side unless `alone`.
 
-    resume: read back those that are over     rounds: that one must have for this     keep: its Result as well
-    alone: never side by side
-
-    Raises KeyboardInterrupt after Ctrl-C, once the jobs in hand have finished their rounds and are yielded.
+    Ctrl-C raises KeyboardInterrupt once the jobs in hand have finished their rounds and are yielded.
     """
 
     def begin(job: Job) -> None:
@@ -173,7 +157,7 @@ def execute(
             todo.append(job)
         else:
             yield end(job, before, resumed=True)
-    while todo and room == 1:
+    while todo and room == 1:  # until a run shows that the others are too small for two threads: a process per core
         job = todo.pop(0)
         begin(job)
         done = job.here(watch.callbacks())

@@ -1,8 +1,6 @@
-"""The rule by which `tune` and every recipe choose settings.
+"""The rule by which `tune` and every recipe choose settings by a score of validation data.
 
-A score of validation data decides. The values that are given are where a search begins: while the best is the first or
-the last that was tried, the search goes on beyond it, until both neighbours are no better or the setting ends there
-(a share of 0 or 1, no penalty at all, one cluster). Methods that stand in one table get the same number of trials.
+Given values are the beginning: the search goes beyond an end while that is the best, up to the end of the setting.
 """
 
 import dataclasses
@@ -21,15 +19,11 @@ At = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Ladder:
-    """The values of one setting, and how they go on beyond either end.
+    """The values of one setting and their continuation beyond either end."""
 
-    values: rising     limits: where the setting ends: a choice of that value is not at an edge
-    whole: whether it takes integers alone
-    """
-
-    values: tuple[float, ...]
-    limits: Limits = FREE
-    whole: bool = False
+    values: tuple[float, ...]  # rising
+    limits: Limits = FREE  # a value at a limit (a share of 1, no penalty, one cluster) is at no edge
+    whole: bool = False  # integers alone
 
     @classmethod
     def of(cls, method: Any, setting: str, values: Sequence[float]) -> "Ladder":
@@ -47,22 +41,20 @@ class Ladder:
         return cls(tuple(range(count)), Limits(ge=0, le=count - 1), True)
 
     def beyond(self, tried: Sequence[float], up: bool) -> float | None:
-        """The value to try next above (`up`) or below all that were tried, rising; None where the setting ends.
-
-        By the last step, or by the last ratio where ratios are the steadier ones. Half the way to a bound that cannot
-        be taken itself; and where ratios would never come to the setting's end, that end after one of them.
-        """
+        """The value to try next above (`up`) or below all that were tried, rising; None where the setting ends."""
         end, *inner = tried[::-1][:3] if up else tried[:3]
         taken, bound = (self.limits.le, self.limits.lt) if up else (self.limits.ge, self.limits.gt)
         if not inner or end == taken:
             return None
+        # the last step again, or the last ratio where ratios are the steadier ones
         ratio = len(inner) == 2 and by_ratio(end, *inner)
         value = float(f"{end * end / inner[0] if ratio else 2 * end - inner[0]:.6g}")
+        # ratios never come to 0: it is next after one of them
         never = ratio and taken == 0 and end not in self.values
         if taken is not None and (never or (value > taken if up else value < taken)):
             value = taken
         if bound is not None and not (value < bound if up else value > bound):
-            value = (end + bound) / 2
+            value = (end + bound) / 2  # the bound itself cannot be taken
         if self.whole:
             value = math.ceil(value) if up else math.floor(value)
         return value
@@ -85,29 +77,17 @@ def by_ratio(end: float, a: float, b: float) -> bool:
 
 @dataclass(frozen=True)
 class Climbed:
-    """Result of `climb`.
-
-    best: the values of the best trial     tried: {values: score} in the order of the trials
-    edges: at how many settings the choice is at an edge; more than none where the trials were too few
-    """
+    """Result of `climb`."""
 
     best: At
-    tried: dict[At, float]
-    edges: int
+    tried: dict[At, float]  # scores, in the order of the trials
+    edges: int  # settings whose choice is at an edge, as the trials were too few
 
 
 def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> Climbed:
-    """Find the best values of one setting or several, in `trials` trials where there are as many values.
-
-    Setting by setting all values of its ladder are tried, the others at the middle and then at the best of theirs. From
-    the best the search goes on to where no neighbour is better, beyond the ladders if need be; the trials that are left
-    halve the steps around the best. Where they run out before the neighbours of the latest place are tried, the choice
-    is the place before, all of whose neighbours were.
-
-    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity, NaN: diverged
-    ladders: one per setting     trials: how many different values are tried
-    Returns the choice, the trials, and how many edges are left.
-    """
+    """Find the best values of settings in `trials` different ones; higher scores are better, NaN diverged."""
+    # Each ladder in full, other settings at their middle or best; then to where no neighbour is better, beyond the
+    # ladders if need be; then with halved steps.
     way = _Way(score, ladders, trials)
     for k, ladder in enumerate(ladders):
         way.line(k, ladder.values)
@@ -116,13 +96,13 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
         rested = way.at
         if not way.refined():
             break
-    if rested is not None and way.edges():
+    if rested is not None and way.edges():  # trials ran out: back to the place all of whose neighbours were tried
         way.at = rested
     return Climbed(way.at, way.tried, way.edges())
 
 
 class _Way:
-    """Where a climb is, and what it has tried. rungs: [setting] the values that it may step on, rising"""
+    """The place of a climb and its trials; `rungs` are the rising values of each setting that it may step on."""
 
     def __init__(self, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int):
         self.ladders, self.trials = ladders, trials
@@ -181,7 +161,7 @@ class _Way:
         return found
 
     def edges(self) -> int:
-        """At how many settings the place is at an edge."""
+        """Number of settings with the place at an edge."""
         return sum(map(self.edge, range(len(self.ladders))))
 
     def edge(self, k: int) -> bool:

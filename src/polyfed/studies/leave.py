@@ -1,9 +1,6 @@
-"""leave: an experiment trained again without some of its clients, and what that costs those who stay.
+"""leave: an experiment trained again without some of its clients, and the cost for those who stay.
 
-The clients that stay keep their samples, splits, batches and every other draw, which are keyed by their names. Whatever
-follows from all clients is worked out anew from those that stay: standardisation, the number of classes in a folder of
-files, the initial model, step sizes, the cohorts of a fraction. So the result is, bit for bit, the federation that
-never had the others, and nothing of them is in it.
+Bit for bit the federation that never had the others: draws are keyed by names, and what follows from all is redone.
 """
 
 import dataclasses
@@ -42,24 +39,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """Cost of the leaving of some clients for the others.
+    """The cost for the other clients when some leave.
 
     Parameters
     ----------
     left : tuple of str
-        Who left.
+        Clients that left.
     folder : Path
-        The runs without them.
+        Folder of the runs without them.
     table : DataFrame
         One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
-        change (positive when better without those who left), low, high (95 %), clear (jointly over the clients), seeds,
-        bytes_before, bytes_after (NaN for what is not available in practice).
+        change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
+        bytes_before, bytes_after (NaN where not available in practice).
     metric : Metric
         The leading metric.
     split : str
-        What it is measured on.
+        The split measured.
     lead : str or None
-        The method in the lead of the answer with everyone; None: of a run alone, or an answer without one.
+        The leading method with everyone; None for a run alone, or without one.
     """
 
     left: tuple[str, ...]
@@ -73,15 +70,9 @@ class Departure:
         """The table as it is printed."""
         return departure_table(self)
 
+    # beside that folder, not in it: the scores of before are those of models trained with the clients that left
     def save(self) -> Path:
-        """Write the table and the page beside the folder of the runs without those who left, as FOLDER-cost.csv and
-        FOLDER-cost.html: the scores of before are those of models that were trained with them.
-
-        Returns
-        -------
-        Path
-            The page.
-        """
+        """Write FOLDER-cost.csv and FOLDER-cost.html beside the folder of the runs without those who left."""
         files = {"csv": csv_text(self.table), "html": departure_page(self)}
         places = {kind: self.folder.with_name(f"{self.folder.resolve().name}-cost.{kind}") for kind in files}
         for kind, text in files.items():
@@ -124,7 +115,7 @@ def leaving(clients: Sequence[str | int], names: Sequence[str]) -> list[str]:
 
 
 def without(experiment: Experiment, names: Sequence[str], everyone: Sequence[str]) -> Experiment:
-    """An experiment without some of its clients. everyone: in the order of a list of local steps"""
+    """An experiment without some of its clients; `everyone` is in the order of a list of local steps."""
     e = experiment
     refuse_private(e.settings, "leave")
     data = dataclasses.replace(e.data, without=[*(e.data.without or ()), *names])
@@ -153,10 +144,7 @@ def _check_same(before: Numbers, clients: Sequence[Client]) -> None:
 
 
 def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
-    """Compare runs without some clients with the runs with them, from their folders alone.
-
-    before, after: two runs, or two comparisons with the same methods and seeds
-    """
+    """Compare runs or comparisons without some clients with those with them, from their folders alone."""
     runs: dict[str, list[tuple[Numbers, Numbers]]] = {}
     for old, new in _pairs(before, after):
         _check_same(old, new.about.clients)

@@ -1,9 +1,7 @@
-"""One client's model as an ONNX file: a row goes in as it is in a CSV file, an answer comes out.
+"""One client's model as an ONNX file with its preparation in the graph: a CSV row goes in, an answer comes out.
 
-The preparation is part of the graph, so that whatever runs ONNX needs nothing of ours. Inputs carry the columns' names:
-[N] doubles, NaN where missing, for numbers and for categories whose values are all numbers; [N] strings for other
-categories. Outputs: `prediction` [N], and for classes `probabilities` [N, classes]. Texts and images go in prepared:
-`input_ids` and `attention_mask` [N, length], `pixel_values` [N, 3, size, size]. A language model puts out `logits`.
+See `Run.onnx` for inputs and outputs. Texts and images go in prepared, as `input_ids` and `attention_mask`
+[N, length], or `pixel_values` [N, 3, size, size]; a language model puts out `logits`.
 """
 
 import tempfile
@@ -56,10 +54,7 @@ def onnx_from_vault(vault: Path, out: Path | None) -> Path:
 
 
 def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | None) -> Path:
-    """Write a model, with the preparation of `by` before it and its answer behind it where there is one.
-
-    shape: of one prepared input. Without a preparation the input is `x` [N, *shape], the output `output`.
-    """
+    """Write a model, between the preparation and the answer of `by`, or else from `x` [N, *shape] to `output`."""
     if find_spec("onnx") is None:
         raise ConfigError("onnx: is not installed; pip install 'polyfed[onnx]'")
     graph = Graph(_traced(model, shape, "" if by is None else "/"))
@@ -74,10 +69,7 @@ def _write(model: nn.Module, shape: Sequence[int], out: Path, by: Predictor | No
 
 
 def _traced(model: nn.Module, shape: Sequence[int], before: str) -> Any:
-    """The model in single precision by torch's own exporter: from `x` to `output`, with `before` before their names.
-
-    A model that embeds takes whole numbers.
-    """
+    """The model in single precision by torch's exporter, from `x` to `output`, with `before` before the names."""
     exporter: Any = torch.onnx
     embeds = any(isinstance(m, EMBEDDINGS) for m in model.modules())
     example = torch.ones(2, *shape, dtype=torch.int64 if embeds else torch.float32)
@@ -207,7 +199,7 @@ class Graph:
         return cells, gone
 
     def gone(self, cells: str, known: Preparation) -> str:
-        """Where numbers are missing: NaN, or one that stands for a gap, such as -999."""
+        """Mask of missing numbers: NaN, or one that stands for a gap, such as -999."""
         found = self.do("IsNaN", cells)
         for text in known.gaps:
             if _numeric([text]):

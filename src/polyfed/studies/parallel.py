@@ -1,7 +1,6 @@
-"""Tasks side by side, each in a process of its own: for many runs that are each too small for two threads.
+"""Tasks side by side, each in a forked process that shares the data: for many runs, each too small for two threads.
 
-A task's process is forked, so that data are shared and nothing but its number is sent to it; what it returns comes back
-as JSON. A Ctrl-C reaches the tasks once, through this process, so that each can finish its round and save.
+Results come back as JSON. A Ctrl-C reaches the tasks once, through this process, so that each can save its round.
 """
 
 import contextlib
@@ -33,10 +32,8 @@ _inside = False  # whether this process is such a task
 
 
 def room(device: str = "cpu") -> int:
-    """Number of tasks that may run at a time: one per core, as far as memory allows.
-
-    One where processes cannot be forked safely: not on Linux, on an accelerator, off the main thread, in a task.
-    """
+    """Number of tasks that may run at a time: one per core, as far as memory allows."""
+    # processes cannot be forked safely elsewhere, with an accelerator, off the main thread or in a task
     plain = sys.platform == "linux" and device == "cpu" and not torch.cuda.is_initialized()
     if not plain or _inside or threading.current_thread() is not threading.main_thread():
         return 1
@@ -50,13 +47,11 @@ def side_by_side(
     begin: Callable[[int], None] | None = None,
     needs: Callable[[int], Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Run the tasks in order, a limited number at a time; yields (which, what it returned) as they end.
+    """Run the tasks in order, at most `most` at a time; yields (number, result) as they end.
 
-    begin: called with the number of a task before it starts
-    needs: what `begin` makes for the task of that number; a process that has it takes the next task as well
-
-    Raises what a task raised, after the others were stopped. After Ctrl-C no further task is started, those that run
-    are signalled once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
+    `begin` is called with a task's number before it starts; a process that has what `needs` names takes the next task
+    as well. A task's error is raised after the others were stopped. After Ctrl-C no task is started, those that run are
+    signalled once, their results are still yielded, and KeyboardInterrupt is raised at the end.
     """
     waiting, running, idle = list(range(len(tasks))), dict[Connection, _Worker](), list[_Worker]()
     failed: BaseException | None = None

@@ -24,18 +24,13 @@ BEFORE = "base_model.model."  # peft's names of the parameters of the model that
 
 
 def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
-    """Write the folder of one client's adapter.
-
-    The head and whatever else is trained are "modules to save". A language model with its own head is the library
-    transformers' own class, for which the names are. The matrix of a residual is part of the factors, whose
-    rank is then higher.
-    """
+    """Write the folder of one client's adapter; the head and other trained modules are its "modules to save"."""
     names = run.outline.names
     if isinstance(client, str) and client not in names and client.isdecimal():
         client = int(client)
     name = names[position(client, names)]
     model, task = run.model(name).to("cpu"), None
-    if isinstance(model, Pretrained) and model.pool == "words":  # transformers' own class, with its own head
+    if isinstance(model, Pretrained) and model.pool == "words":  # transformers' class and names, with its own head
         model, task = model.base, "CAUSAL_LM"
     layers = {key: m for key, m in named_modules(model) if isinstance(m, Beside)}
     if not layers:

@@ -1,6 +1,6 @@
 """Predictions: a new patient's row goes in as it is in a file, a probability per class or a number comes out.
 
-The model comes from a run, or from the two files that `polyfed export` writes; the preparation comes with either.
+Model and preparation come from a run, or from the two files that `polyfed export` writes.
 """
 
 import math
@@ -36,16 +36,16 @@ from polyfed.runs.result import Result, position
 
 @checked
 class Predictor:
-    """One client's model, and how a row becomes its input and its output an answer.
+    """One client's model, with the preparation of its rows.
 
     Parameters
     ----------
     model : nn.Module
-        In evaluation mode from here on.
+        The model, put into evaluation mode.
     preparation : Preparation
-        What was learnt from training rows.
+        Preparation learnt from training rows.
     client : str
-        Whose model it is.
+        Name of the client.
     """
 
     def __init__(self, model: nn.Module, preparation: Preparation, client: str):
@@ -63,7 +63,7 @@ class Predictor:
         Returns
         -------
         Predictor
-            Ready to predict.
+            A predictor.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Predictor:
         return cls(found, preparation, facts["client"])
 
     def predict(self, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
-        """Answers for new rows, with a warning for gaps, and for rows unlike all training rows, by column.
+        """Answers for new rows, with warnings by column for gaps and for rows unlike all training rows.
 
         Parameters
         ----------
@@ -115,13 +115,8 @@ class Predictor:
         Returns
         -------
         DataFrame
-            [N]: row (from 1), prediction, and for classes one column of probabilities each. Of a language model the
-            prediction is the likeliest token after the text, beside the perplexity and the number of its tokens.
-
-        Raises
-        ------
-        DataError
-            A column is missing, or a cell is not what it was in training.
+            [N]: row (from 1), prediction, and a column of probabilities per class. A language model predicts the
+            likeliest next token, beside the text's perplexity and number of tokens.
         """
         raw = self.preparation.raw
         used = {i.name for i in self.preparation.inputs} if raw is None else {raw.column}
@@ -162,7 +157,7 @@ def predicted(by: Predictor, sheet: Sheet, strict: bool = False) -> tuple[pd.Dat
 
 
 def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
-    """Of every text its tokens, as far as they go in, their perplexity, and the likeliest token after them."""
+    """Tokens of each text, as far as they go in, their perplexity, and the likeliest next token."""
     raw = by.preparation.raw
     assert isinstance(raw, Text)
     ids = raw.ids(sheet.columns[raw.column], lambda k: sheet.at(k, raw.column))

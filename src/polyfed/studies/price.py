@@ -1,4 +1,4 @@
-"""price: what differential privacy costs. The method is trained without it and at each epsilon, seed by seed on the
+"""price: the cost of differential privacy. The method is trained without it and at each epsilon, seed by seed on the
 same rows, so that differences are paired. A simulation, with all data in one place; every run has its whole epsilon.
 """
 
@@ -32,35 +32,7 @@ def price(
     out: Path,
     watch: Watch,
 ) -> Comparison:
-    """Train a method without privacy and at each epsilon.
-
-    Parameters
-    ----------
-    model, federation : callable
-        Of the seed.
-    method : Algorithm
-        The method.
-    training : Training
-        With the table [privacy].
-    epsilons : sequence of float
-        Those that are compared.
-    seeds : sequence of int
-        Splits.
-    out : Path
-        A comparison folder: its report has the figure.
-    watch : Watch
-        Called as it proceeds.
-
-    Returns
-    -------
-    Comparison
-        Of "open" and "epsilon-8", "epsilon-4", ...
-
-    Raises
-    ------
-    ConfigError
-        There is no table [privacy] with a clip, or the method cannot have it.
-    """
+    """Train a method without privacy ("open") and at each epsilon ("epsilon-8", ...), into a comparison folder."""
     if training.privacy is None or training.privacy.clip is None:
         raise ConfigError("privacy.clip: found none, expected the clip that all epsilons are compared at")
     how = {OPEN: replace(training, privacy=None)}

@@ -1,6 +1,5 @@
-"""tune: one numeric setting of a method by validation. The warm-up path of FPFC (arXiv 2211.04218, section "Warmup"),
-which starts every lambda from the solution of the last one, or separate tuning, with every value from the common start.
-Test data are never looked at before the value is chosen.
+"""tune: one numeric setting of a method by validation data, separately or on FPFC's warm-up path (arXiv 2211.04218,
+"Warmup"), which starts every lambda from the last solution. Test data are never seen before the choice.
 """
 
 import contextlib
@@ -79,20 +78,18 @@ def tune(
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
-    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by (seed,
-    client); where inputs were scaled or filled in by training samples, a note of the run says that these had a part in
-    it, and ``partition(validation_fraction=0.2)`` holds them out before. The metric is the mean over clients on
-    validation data; the federation that is trained on while tuning has no test samples at all, they come back for the
-    final run. A leg that diverges is a row without a metric, and ends a
-    warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder, every leg is a
-    run folder in `out`/legs until the search is over.
+    Without validation samples, `VALIDATION` of each client's training samples are held out, keyed by (seed, client);
+    ``partition(validation_fraction=0.2)`` holds them out before inputs are scaled or filled in. The metric is the mean
+    over clients. Test samples come back for the final run. A leg that diverges is a row without a metric and ends a
+    warm path. After Ctrl-C the table holds the finished legs; with a folder, every leg is a run folder in `out`/legs
+    until the search is over.
 
-    A warm path starts each value from the solution of the last one, the method's state kept; a cold one starts each
-    from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
-    settles) before they are compared. A value is done when the metric changes by less than `tolerance` at `patience`
-    looks in a row. A warm path ends at a value that is worse than the best before it by more than two standard errors,
-    paired over the clients. While the best value of a regime is the first or the last that was tried, the search goes
-    on beyond it, by at most `extend` values, to where the setting ends; a warm path goes on upwards alone.
+    A warm path starts each value from the last solution, with the method's state; a cold one from the common start.
+    With both, the best value of each is trained on to equal numbers of rounds (or until it settles) before they are
+    compared. A value is done when the metric changes by less than `tolerance` at `patience` looks in a row. A warm path
+    ends at a value worse than the best before it by more than two standard errors, paired over clients. While the best
+    value of a regime is the first or the last, the search goes on beyond it, by at most `extend` values; a warm path
+    only upwards.
 
     Parameters
     ----------
@@ -101,35 +98,30 @@ def tune(
     federation : Federation
         As for `fit`.
     algorithm : Algorithm, Yardstick or None
-        A method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used.
+        The method, by default FPFC(nu=0.5); its own value of the setting is not used.
     training : Training or None
         As for `fit`.
     search : Search or None
-        How values are tried.
+        Settings of the search.
     seed : int
         As for `fit`.
     out : str, Path or None
         Folder for the final run, with tune.csv and tune.svg among its files.
     resume : bool
-        Go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand is
-        continued; of a search that is over the table is read back, without `run`.
+        Go on with the search in `out`: finished values are read back, the one in hand is continued; the table of a
+        finished search is read back without `run`.
     watch : Watch or None
-        Called as the search proceeds.
+        Callbacks for the progress of the search.
     describe : callable or None
         The method with its value -> further tables for config.toml.
     **settings
-        Those of `Search` and of `Training` by keyword, such as grid=[0, 0.5, 1], fraction=0.3; `rounds` is the largest
-        number for one value.
+        Settings of `Search` and of `Training`, such as grid=[0, 0.5, 1], fraction=0.3; `rounds` is the most for one
+        value.
 
     Returns
     -------
     Tuned
         The table of values, and the final run.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong; nothing has been trained yet. Then all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
     known = [s.name for s in settings_of(Search)]
@@ -171,19 +163,16 @@ def tune(
 
 
 def held_out(federation: Federation, seed: int) -> Federation:
-    """A federation with validation samples: its own, or `VALIDATION` of its training samples.
-
-    It has a note where what is held out had a part in preparing the inputs.
-    """
+    """A federation with validation samples: its own, or `VALIDATION` of its training samples."""
     if federation.validation is not None and len(federation.validation.x):
         return federation
     cut = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
-    leaked = any(key in cut.meta for key in LEARNT)
+    leaked = any(key in cut.meta for key in LEARNT)  # the samples held out had a part in preparing the inputs
     return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if leaked else cut
 
 
 class _Leg(NamedTuple):
-    """A leg that was trained to its end. scores: [n] the metric per client, higher is better"""
+    """A leg that was trained to its end, with the metric of each client, higher is better."""
 
     row: dict[str, Any]
     scores: np.ndarray
@@ -203,10 +192,7 @@ class _Leg(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Legs:
-    """The legs of one call of `tune`, and the best of them.
-
-    best: the first of equals     leaders: the best leg of each regime     first: a leg of both regimes, and its value
-    """
+    """The legs of one call of `tune`, and the best of them."""
 
     model: nn.Module
     federation: Federation
@@ -216,9 +202,9 @@ class _Legs:
     known: dict[tuple[str, float], dict[str, Any]] | None
     training: Training
     total: int = 0
-    best: _Leg | None = None
-    leaders: dict[str, _Leg] = dataclasses.field(default_factory=dict[str, _Leg])
-    first: tuple[float, tuple[Result, str]] | None = None
+    best: _Leg | None = None  # the first of equals
+    leaders: dict[str, _Leg] = dataclasses.field(default_factory=dict[str, _Leg])  # the best leg of each regime
+    first: tuple[float, tuple[Result, str]] | None = None  # value and leg that both regimes have
 
     def all(self, paths: Mapping[str, Sequence[Contender]]) -> None:
         """Every regime's values, then their best on equal terms."""
@@ -272,9 +258,8 @@ class _Legs:
         return []
 
     def level(self) -> None:
-        """Train the best leg of each regime on to as many rounds as the other, or until it settles, before one
-        is chosen: the rounds of a warm path add up, those of a cold leg do not.
-        """
+        """Train the best leg of each regime on to as many rounds as the other, or until it settles."""
+        # the rounds of a warm path add up, those of a cold leg do not
         most = max((leg.run.rounds for leg in self.leaders.values()), default=0)
         for regime, leg in self.leaders.items():
             before = leg.run

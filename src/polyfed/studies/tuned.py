@@ -38,22 +38,22 @@ class Tuned:
     Parameters
     ----------
     setting : str
-        The name of what was tuned.
+        Name of the setting.
     metric : Metric
         The leading metric.
     rows : list of dict
-        One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
-        metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
-        federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
-        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
+        One per value and regime, in the order of training: regime; the value, under the setting's name; validation: the
+        metric, mean over clients; clusters: their number (None for a method without); ari: agreement with the
+        federation's own clusters, where known (not used for choosing); rounds, bytes, seconds: of this leg alone;
+        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: True for the choice.
     run : Result or None
-        The chosen model, trained on; None when no leg was finished or there was no further training.
+        The chosen model, trained on; None without a finished leg or further training.
     status : str
         "finished" or "interrupted".
     folder : Path or None
-        Where it is kept.
+        Folder of the search.
     ladders : dict
-        {regime: the values that were given, and where the setting ends}.
+        {regime: the values given, and the setting's limits}.
     """
 
     setting: str = "lam"

@@ -30,13 +30,10 @@ LIBRARIES = ("torch", "numpy", "sums")  # whose versions round differently
 
 
 class Difference(NamedTuple):
-    """Difference of a part of two runs.
+    """Difference of a part of two runs."""
 
-    text: of the first number     by: the largest relative difference of a number; infinity of what is no number
-    """
-
-    text: str
-    by: float
+    text: str  # about the first number that differs
+    by: float  # largest relative difference of a number; infinity for anything else
 
 
 Differs = Callable[[Numbers, Numbers], Difference | None]  # how a run differs from the same made again
@@ -44,15 +41,12 @@ Differs = Callable[[Numbers, Numbers], Difference | None]  # how a run differs f
 
 @dataclass(frozen=True)
 class Verdict:
-    """parts: what is said of the server's state, the clients' models and the history, "equal" or how they differ
-    versions: name -> (in the run, here), of those that differ     by: the largest relative difference of any number
-    digits: the largest that rounding is taken for on another processor or with other libraries
-    """
+    """Result of a comparison of two runs."""
 
-    parts: dict[str, str]
-    versions: dict[str, tuple[str, str]]
-    by: float = 0.0
-    digits: float = 0.0
+    parts: dict[str, str]  # "equal" or the difference, for the server's state, the clients' models and the history
+    versions: dict[str, tuple[str, str]]  # (in the run, here) of those that differ
+    by: float = 0.0  # largest relative difference of any number
+    digits: float = 0.0  # largest that counts as rounding, on another processor or with other libraries
 
     @property
     def equal(self) -> bool:
@@ -64,7 +58,7 @@ class Verdict:
         return not self.equal and self.by <= self.digits and bool(self._others())
 
     def _others(self) -> list[str]:
-        """What the runs were made with that rounds differently."""
+        """Versions that differ and round differently."""
         instructions = ["processor instructions"] * any(key in self.versions for key in PROCESSOR)
         libraries = [key for key in LIBRARIES if key in self.versions]
         return instructions + [f"versions of {' and '.join(libraries)}"] * bool(libraries)
@@ -79,11 +73,7 @@ class Verdict:
 
 
 def verify(folder: Path) -> Verdict:
-    """Train the run of `folder` again in a temporary folder and compare; nothing is written to `folder`.
-
-    Raises ConfigError for a run that its folder does not describe whole (from Python with data or a model of its own,
-    started from another run), RunError for one that is not over or damaged.
-    """
+    """Train the run of `folder` again in a temporary folder and compare; `folder` must describe the run whole."""
     config = unsealed(folder / "config.toml")
     if "start" in config:
         raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
@@ -121,7 +111,7 @@ def _bring_secret(folder: Path, again: Path) -> None:
 
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
-    """Compare two run folders part by part. config: of the first one"""
+    """Compare two run folders part by part; `config` is that of the first one."""
     first, second = Numbers.of(folder), Numbers.of(again)
     before, now = first.summary.digest, second.summary.digest or {}
     said: dict[str, str] = {}

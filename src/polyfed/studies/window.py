@@ -32,9 +32,9 @@ class WindowAdvice:
         fit(..., FPFC(lam=0.7), callbacks=[advice])
         advice.found                                  # [(round, clusters, Window)]
 
-    It says whether the groups that are there now can stay at the lambda of the run: below `necessary` they will fall
-    apart, at or above `unbiased` the penalty pulls them towards each other. It minimises every group's loss again
-    (`window_for`), so choose `every` with care.
+    It shows if the present groups can stay at the run's lambda: below `necessary` they fall apart, at or above
+    `unbiased` the penalty pulls them towards each other. It minimises every group's loss again (`window_for`), which
+    takes time.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class WindowAdvice:
     found : list of tuple
         (round, clusters, Window) of each window so far.
     theory : str
-        Whether rho meets condition (13) of the convergence theorem.
+        A sentence on rho and condition (13) of the convergence theorem.
     """
 
     def __init__(self, every: int = 100):
@@ -88,17 +88,14 @@ def window_for(
 ) -> Window:
     """The window of lambda for a proposed grouping of a federation's clients, from their training data.
 
-    Minimises the sum of the losses of every group, and of all clients, from the model's parameters (L-BFGS, in
-    float64); see `lambda_window` for the bounds. For a model without a unique minimiser they are those of the one that
-    was found.
-
-    The window says where a grouping can stay, not how it is reached: from each client's own model it usually takes a
-    larger lambda to bring a group together than to hold it.
+    Minimises the sum of the losses of every group, and of all clients, from the model's parameters (L-BFGS, float64);
+    see `lambda_window` for the bounds. They say where a grouping can stay: to bring a group together from each client's
+    own model usually takes a larger lambda.
 
     Parameters
     ----------
     model : nn.Module
-        Its present parameters are the start.
+        The model, whose parameters are the start.
     federation : Federation
         The clients.
     groups : sequence of int
@@ -106,7 +103,7 @@ def window_for(
     loss : str or callable
         As for `fit`.
     method : FPFC or None
-        Its a, penalty and shared layers, which are not fused; None: FPFC().
+        The method, with its a, penalty and shared layers, which are not fused; None: FPFC().
     weight_decay : float
         As for `fit`.
     iterations : int
@@ -116,11 +113,6 @@ def window_for(
     -------
     Window
         The bounds on lambda.
-
-    Raises
-    ------
-    ConfigError
-        There is not one group for each client.
     """
     method = method or FPFC()
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]
