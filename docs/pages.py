@@ -1,5 +1,5 @@
 """The pages of the site that are made from the code: one per method, the settings, the reference, and files of the
-repository's root; and the tables of results, from the CSV files of docs/tables.
+repository's root; and tables in pages: of results from the CSV files of docs/tables, of the code from the code.
 
 mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file as a hook); `pages` needs no mkdocs, so that
 the tests can check every link without it.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import polyfed as pf
+from polyfed.base.settings import kebab, settings_of
 from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
 from polyfed.compute.batches import Batch, Batches
@@ -22,8 +23,11 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.recipes import load as recipes
 from polyfed.recipes.said import Setting
 from polyfed.runs.rehearsal import counted
+from polyfed.runs.released import RELEASED
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
+from polyfed.sites import fields
+from polyfed.sites.policy import Policy
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
@@ -326,22 +330,48 @@ def included(text: str) -> str:
 
 
 def tabled(text: str, page: str) -> str:
-    """With the CSV file of every line [Table](FILE.csv) as a table; a column whose name ends in < is aligned left."""
+    """With a table for every line [Table](FILE.csv), where a column whose name ends in < is aligned left, and for every
+    comment `<!-- table: NAME -->`, from `OF_CODE`."""
 
     def table(link: re.Match[str]) -> str:
         with (ROOT / "docs" / page).parent.joinpath(link[1]).open(newline="") as file:
             heads, *rows = csv.reader(file)
-        lines = [
-            [head.removesuffix("<") for head in heads],
-            [":--" if h.endswith("<") else "--:" for h in heads],
-            *rows,
-        ]
-        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+        return markdown(
+            [h.removesuffix("<") for h in heads], [":--" if h.endswith("<") else "--:" for h in heads], rows
+        )
 
-    return re.sub(r"^\[Table\]\((\S+\.csv)\)$", table, text, flags=re.M)
+    text = re.sub(r"^\[Table\]\((\S+\.csv)\)$", table, text, flags=re.M)
+    return re.sub(r"^<!-- table: (\w+) -->$", lambda name: OF_CODE[name[1]](), text, flags=re.M)
+
+
+def policy() -> str:
+    """The keys of a site's policy."""
+    rows = [
+        [f"`{kebab(s.name)}`", "–" if s.default is None else str(s.default).lower(), s.doc] for s in settings_of(Policy)
+    ]
+    return markdown(["key", "default", "meaning"], [":--"] * 3, rows)
+
+
+def released() -> str:
+    """The settings of authors' code, method by method."""
+
+    def said(values: dict[str, Any]) -> str:
+        return ", ".join(f"`{kebab(k)}` {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in values.items())
+
+    rows = [[name, said(r.method), said(r.training), r.source, r.apart] for name, r in RELEASED.items()]
+    return markdown(["method", "its settings", "the run's", "read in", "not taken over"], [":--"] * 5, rows)
+
+
+OF_CODE = {"policy": policy, "fields": fields.rendered, "released": released}
 
 
 # Markdown
+
+
+def markdown(heads: list[str], marks: list[str], rows: list[list[str]]) -> str:
+    """A table; marks: the alignment of each column."""
+    lines = [heads, marks, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def prose(text: str) -> str:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -331,17 +330,10 @@ def test_what_contradicts_a_preset_is_refused(method, given, facts):
     assert "\n" not in str(error.value)
 
 
-def test_the_page_and_the_command_show_every_row(cli):
-    page = (Path(__file__).parents[2] / "docs" / "released.md").read_text(encoding="utf-8").splitlines()
+def test_the_command_shows_every_row(cli):
     for name, row in RELEASED.items():
-        (line,) = [text for text in page if text.startswith(f"| {name} |")]
         shown = cli("algorithms", name).out.replace("\n", " ")
-        for text in (row.source, row.apart):
-            assert text in line
-            assert text.split()[-1] in shown
-        for key, value in (row.method | row.training).items():
-            said = f"{value:.4g}" if isinstance(value, float) else str(value)
-            assert f"`{kebab(key)}` {said}" in line
+        assert all(text.split()[-1] in shown for text in (row.source, row.apart))
 
 
 def test_from_the_command_line_each_run_says_what_it_was_trained_with(cli, tmp_path):

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from test_site import DOCS, generator
 
 ROOT = Path(__file__).resolve().parents[2]
 STRONG = ("always", "never", "exactly", "same bits", "to the bit", "to the last bit", "bit for bit", "to the byte",
@@ -45,7 +46,10 @@ def promises(path: Path) -> list[str]:
         plain = re.sub(r"`[^`]*`|\"[^\"]*\"|\]\([^)]*\)", " ", sentence)  # not what others say
         return re.sub(r"\|\s*(no|yes)\b[^|]*(?=\|)", "|", plain) if plain.startswith("|") else plain  # an answer
 
-    return [s for s in sentences(path.read_text()) if word.search(said(s)) and not TEST.search(s)]
+    text = path.read_text()
+    if path.is_relative_to(DOCS):
+        text = generator().tabled(text, path.relative_to(DOCS).as_posix())
+    return [s for s in sentences(text) if word.search(said(s)) and not TEST.search(s)]
 
 
 @cache

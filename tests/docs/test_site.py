@@ -25,10 +25,13 @@ import pytest
 import torch
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
+from polyfed.base.settings import kebab, settings_of
 from polyfed.cli import _command, describe
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
 from polyfed.recipes import load as recipes
+from polyfed.runs.released import RELEASED
+from polyfed.sites.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -152,6 +155,22 @@ def test_a_table_moved_to_a_file_is_the_same_table_on_the_site(tmp_path, monkeyp
             csv.writer(lines).writerows(rows)
     (tmp_path / "docs" / "experiments").mkdir()
     assert generator().tabled(page, "experiments/page.md") == text
+
+
+def test_tables_of_the_code_have_every_row():
+    """A policy's keys, what a server may choose, and the settings of authors' code: nothing is typed a second time."""
+    policy, fields, released = (generator().OF_CODE[name]() for name in ("policy", "fields", "released"))
+    assert policy in site()["security.md"]
+    assert fields in site()["security.md"]
+    assert released in site()["released.md"]
+    for s in settings_of(Policy):
+        default = "–" if s.default is None else str(s.default).lower()
+        assert f"| `{s.name.replace('_', '-')}` | {default} | {s.doc} |" in policy
+    for name, row in RELEASED.items():
+        (line,) = [text for text in released.splitlines() if text.startswith(f"| {name} |")]
+        assert line.endswith(f"| {row.source} | {row.apart} |")
+        for key, value in (row.method | row.training).items():
+            assert f"`{kebab(key)}` {f'{value:.4g}' if isinstance(value, float) else value}" in line
 
 
 def test_prose_of_a_docstring_shows_every_character():
@@ -416,7 +435,7 @@ def wrong(row: tuple[str, ...], words: Sequence[str] = ()) -> str:
 def test_every_claim_of_the_index_has_its_words_size_and_seeds():
     """Quotations are those of quotations.toml, each at its own paper and number, and none there is left unused."""
     words = tomllib.loads((DOCS / "experiments/quotations.toml").read_text())
-    rows = index_rows((DOCS / "experiments/index.md").read_text())
+    rows = index_rows(site()["experiments/index.md"])
     assert len(rows) > 40
     known = [(paper, row, words.get(paper, {}).get(row[0], [])) for paper, row in rows]
     assert [(paper, row[0], wrong(row, said)) for paper, row, said in known if wrong(row, said)] == []
