@@ -26,13 +26,13 @@ from polyfed.runs.rehearsal import counted
 from polyfed.runs.released import RELEASED
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.sites import fields
-from polyfed.sites.policy import Policy
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
 from polyfed.testing import check_method
+from polyfed_sites import fields
+from polyfed_sites.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

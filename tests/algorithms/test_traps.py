@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def named():
-    return re.findall(r"`((?:tests|src)/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "tables" / "traps" / "traps.csv").read_text())
+    return re.findall(
+        r"`((?:tests|src)/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "tables" / "traps" / "traps.csv").read_text()
+    )
 
 
 @pytest.mark.parametrize(("path", "name"), named())

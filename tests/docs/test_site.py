@@ -31,7 +31,7 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
 from polyfed.recipes import load as recipes
 from polyfed.runs.released import RELEASED
-from polyfed.sites.policy import Policy
+from polyfed_sites.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
