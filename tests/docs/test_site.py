@@ -159,18 +159,15 @@ def test_a_table_moved_to_a_file_is_the_same_table_on_the_site(tmp_path, monkeyp
 
 def test_tables_of_the_code_have_every_row():
     """A policy's keys, what a server may choose, and the settings of authors' code: nothing is typed a second time."""
-    policy, fields, released = (generator().OF_CODE[name]() for name in ("policy", "fields", "released"))
-    assert policy in site()["security.md"]
-    assert fields in site()["security.md"]
-    assert released in site()["released.md"]
+    for name, page in {"policy": "security.md", "fields": "security.md", "released": "released.md"}.items():
+        assert generator().OF_CODE[name]() in site()[page]
     for s in settings_of(Policy):
-        default = "–" if s.default is None else str(s.default).lower()
-        assert f"| `{s.name.replace('_', '-')}` | {default} | {s.doc} |" in policy
+        assert f"| `{kebab(s.name)}` | " in site()["security.md"]
+        assert f" | {s.doc} |" in site()["security.md"]
     for name, row in RELEASED.items():
-        (line,) = [text for text in released.splitlines() if text.startswith(f"| {name} |")]
-        assert line.endswith(f"| {row.source} | {row.apart} |")
-        for key, value in (row.method | row.training).items():
-            assert f"`{kebab(key)}` {f'{value:.4g}' if isinstance(value, float) else value}" in line
+        assert re.search(
+            rf"^\| {name} \|.* \| {re.escape(f'{row.source} | {row.apart}')} \|$", site()["released.md"], re.M
+        )
 
 
 def test_prose_of_a_docstring_shows_every_character():
