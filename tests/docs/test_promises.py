@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_site import DOCS, generator
+from test_site import generator
 
 ROOT = Path(__file__).resolve().parents[2]
 STRONG = ("always", "never", "exactly", "same bits", "to the bit", "to the last bit", "bit for bit", "to the byte",
@@ -46,9 +46,7 @@ def promises(path: Path) -> list[str]:
         plain = re.sub(r"`[^`]*`|\"[^\"]*\"|\]\([^)]*\)", " ", sentence)  # not what others say
         return re.sub(r"\|\s*(no|yes)\b[^|]*(?=\|)", "|", plain) if plain.startswith("|") else plain  # an answer
 
-    text = path.read_text()
-    if path.is_relative_to(DOCS):
-        text = generator().tabled(text, path.relative_to(DOCS).as_posix())
+    text = generator().tabled(path.read_text(), str(path))
     return [s for s in sentences(text) if word.search(said(s)) and not TEST.search(s)]
 
 
