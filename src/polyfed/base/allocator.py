@@ -1,7 +1,6 @@
 """Memory that is asked for once: what a round has freed is kept for the next one, and tables grow where they are.
 
-glibc hands blocks of megabytes back to the system and asks for them again, page by page, each filled with zeros: a
-third of a round of FedCET on a perceptron of 159,010 numbers.
+glibc would hand megabytes back and get them again filled with zeros: a third of a round of FedCET on 159,010 numbers.
 """
 
 import ctypes
@@ -36,18 +35,15 @@ _reserved: "WeakValueDictionary[int, mmap.mmap]" = WeakValueDictionary()  # by a
 
 
 def lengthened(table: Tensor, count: int, most: int) -> Tensor:
-    """A table with `count` rows of zeros behind its own, which stay where they are if there is room.
+    """[k + count, q]: a table [k, q] without gaps, with rows of zeros behind its own, which stay if there is room.
 
-    On the CPU the first call reserves room for `most` rows, in huge pages where the system has them. It becomes memory
-    only as it is written to. Elsewhere, and where no room can be had, the rows are copied.
-
-    table: [k, q] without gaps     count: how many rows are added     most: how many rows the table may come to have
-    Returns [k + count, q]; of `table` nothing but its own rows may be used from now on.
+    The first call reserves room for `most` rows on the CPU. Of `table` only its own rows may be used from now on.
     """
     k, q = table.shape
     room = _reserved.get(table.data_ptr())
     if room is not None and (k + count) * q * table.element_size() <= len(room):
         return table.as_strided((k + count, q), (q, 1), 0)
+    # huge pages where the system has them; they become memory only as they are written to
     fresh = _reserve(table, most) if table.device.type == "cpu" else None
     fresh = table.new_zeros(k + count, q) if fresh is None else fresh[: k + count]
     fresh[:k] = table

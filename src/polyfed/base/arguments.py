@@ -17,15 +17,11 @@ T = TypeVar("T")
 
 
 def checked(thing: T) -> T:
-    """A function that refuses wrong arguments: a ConfigError in one line, by the types that it declares.
-
-    Of a class: its public methods, and what makes one unless its fields are settings. A call that does not fit the
-    signature stays Python's own TypeError.
-    """
+    """A function, or a class's public methods, with a ConfigError for arguments not of their declared types."""
     given: Any = thing
     if not inspect.isclass(given):
         return _checking(given)
-    made = () if issubclass(given, Configured) else ("__init__",)
+    made = () if issubclass(given, Configured) else ("__init__",)  # settings are checked anyway
     for name, member in [*vars(given).items()]:
         function = getattr(member, "__func__", member)
         if isinstance(function, types.FunctionType) and (not name.startswith("_") or name in made):
@@ -51,7 +47,7 @@ def _checking(function: Callable[..., Any], scope: Scope = dict[str, Any]) -> An
 
 
 class _Rule(NamedTuple):
-    """Rule for one argument. classes: those whose every instance fits, so that most calls cost next to nothing"""
+    """Rule for one argument; instances of `classes` always fit, so that most calls cost next to nothing."""
 
     name: str
     hint: Any
@@ -108,10 +104,9 @@ def _classes(hint: Any) -> tuple[type, ...]:
 def answer(
     what: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """Return what a user's function gives, as the type `takes`. Raises ConfigError, which names the function, where it
-    fails or gives something else.
+    """Return a user's function's result as the type `takes`; ConfigError names the function, the setting `what`.
 
-    what: the setting that the function is     through: errors of the function's own that mean something to the caller
+    Errors of `through` are the function's own and pass.
     """
     try:
         value = function(*given)

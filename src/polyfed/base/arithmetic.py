@@ -1,6 +1,4 @@
-"""Arithmetic of one unknown in an experiment file, such as "(x - 32) / 1.8": numbers, x, + - * / and brackets, which is
-read from its syntax tree and never run as code.
-"""
+"""Arithmetic of one unknown, such as "(x - 32) / 1.8", read from its syntax tree and never run as code."""
 
 import ast
 import operator
@@ -26,23 +24,7 @@ FEW, LARGE = 3, 1e6  # constants of a change of units, and their size: more, and
 
 
 def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
-    """Arithmetic as a function of x.
-
-    Parameters
-    ----------
-    text : str
-        Such as "x / 18.02".
-
-    Returns
-    -------
-    callable
-        From [N] numbers to [N] numbers; a division by 0 gives one that is not finite.
-
-    Raises
-    ------
-    ConfigError
-        Anything but numbers, x, + - * / and brackets, or no x.
-    """
+    """Arithmetic such as "x / 18.02" as a function of [N] numbers; a division by 0 gives one that is not finite."""
     found = arithmetic(text)
 
     def computed(x: "np.ndarray") -> "np.ndarray":

@@ -1,7 +1,6 @@
 """Atomic save and exact resume: safetensors for numbers, JSON for the rest, nothing ever unpickled.
 
-A checkpoint is a folder that is written elsewhere, flushed to disk and renamed into place, so a half-written one is
-never taken for whole; the last two are kept, and a damaged one falls back to the one before.
+A checkpoint is written elsewhere, flushed and renamed into place; the last two are kept, in case one is damaged.
 """
 
 import errno
@@ -66,11 +65,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def load(
     folder: Path, check: Callable[[dict[str, Tensor]], None] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-    """The newest sound checkpoint: (tensors, meta, one warning per damaged one that was passed over).
-
-    check: raises RunError when what the tensors refer to elsewhere is damaged
-    Raises RunError when there is none.
-    """
+    """The newest sound checkpoint: (tensors, meta, one warning per damaged one that was passed over)."""
     warnings: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:

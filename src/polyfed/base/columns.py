@@ -1,6 +1,4 @@
-"""Columns: what the columns of a site's table are. The [columns] table of an experiment file, the keywords of
-`data.load(folder, ...)` and the options of the command line are these settings.
-"""
+"""Settings of a site's table: [columns] of an experiment file, keywords of `data.load(folder, ...)`, and options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

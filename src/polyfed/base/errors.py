@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line that says what, where, what was found and what was expected.
+"""Errors that a user can act on, in one line: what, where, what was found and what was expected.
 
 The command line prints the line and exits non-zero; a traceback means a bug in polyfed, not in the input.
 """
@@ -7,13 +7,10 @@ from collections.abc import Iterable
 
 
 class PolyfedError(Exception):
-    """Base of every error meant for the user. `str(error)` is one complete line.
-
-    The line may name paths and cells, which are for the machine's own user. Another machine is told `outside`: what
-    kind of error it is, unless whoever raises it says more.
-    """
+    """Base of every error meant for the user. `str(error)` is one complete line."""
 
     key: str = ""  # the setting at fault, where there is one
+    # for other machines: the line may name paths and cells, which are for the machine's own user
     outside: str = "it failed"
 
     def __str__(self) -> str:
@@ -28,7 +25,7 @@ class ConfigError(PolyfedError):
 
 
 class DataError(PolyfedError):
-    """A data file or a client's data cannot be used as it is. column: the one at fault, which may be named outside"""
+    """A data file or a client's data cannot be used; `column`, the one at fault, may be named outside."""
 
     outside = "its file does not fit"
 
@@ -63,7 +60,7 @@ class RunError(PolyfedError):
 
 
 class Refusal(RunError):
-    """A site does not do what it is asked. outside: what the server is told; the whole line where that is left out"""
+    """A site does not do what it is asked; the server is told `outside`, or the whole line without it."""
 
     def __init__(self, line: str, outside: str = ""):
         super().__init__(line)
@@ -71,7 +68,7 @@ class Refusal(RunError):
 
 
 class Forbidden(Refusal):
-    """A site's policy forbids what is asked. key: the setting of the policy that does"""
+    """A site's policy forbids what is asked, by its setting `key`."""
 
     def __init__(self, line: str, key: str):
         super().__init__(line)

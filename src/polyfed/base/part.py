@@ -21,22 +21,18 @@ End = Annotated[list[Finite], Field(min_length=2, max_length=2)]  # a number, an
 
 
 class Part(Strict):
-    """One column at one site, for the audit between sites.
-
-    quantiles: of its numbers, where all its values are: 5, 25, 50, 75 and 95 %     values: rows of each value, where
-    there are few     odd: rows of numbers that look like codes of a gap     low, high: the least and the largest number
-    with their rows, where many rows have them     repeats: rows that repeat another's, of identifiers
-    """
+    """One column at one site, for the audit between sites."""
 
     rows: Count
     gaps: Count
     distinct: Count = 0
+    # 5, 25, 50, 75 and 95 %, where all values are numbers
     quantiles: Annotated[list[Finite], Field(min_length=5, max_length=5)] | None = None
-    values: Annotated[dict[str, Count], Field(max_length=100)] | None = None
-    odd: Annotated[dict[str, Count], Field(max_length=100)] | None = None
-    low: End | None = None
+    values: Annotated[dict[str, Count], Field(max_length=100)] | None = None  # rows of each, where there are few
+    odd: Annotated[dict[str, Count], Field(max_length=100)] | None = None  # rows of numbers like codes of a gap
+    low: End | None = None  # where many rows have it
     high: End | None = None
-    repeats: Count = 0
+    repeats: Count = 0  # rows that repeat another's, of identifiers
 
     @property
     def there(self) -> int:

@@ -1,7 +1,6 @@
 """Keyed randomness: every draw is a function of (seed, purpose, round, client), so there is no generator state.
 
-A client is keyed by a hash of its name, not by its position: relabelling the clients relabels the draws, and the
-order, chunk or engine that runs a client cannot change its numbers.
+Clients are keyed by hashes of their names: order, chunk or engine cannot change a client's numbers.
 """
 
 from collections.abc import Sequence
@@ -23,10 +22,7 @@ def client_keys(names: Sequence[str]) -> np.ndarray:
 
 
 def mix(*values: int | np.ndarray) -> np.ndarray:
-    """Hash integers into uint64, element by element (the splitmix64 finaliser, applied once per value).
-
-    values: integers or uint64 arrays that broadcast together. Returns an array of their common shape.
-    """
+    """Hash integers or uint64 arrays that broadcast into uint64 (the splitmix64 finaliser, applied once per value)."""
     with np.errstate(over="ignore"):
         h = np.uint64(0x9E3779B97F4A7C15)
         for value in values:

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, T]):
-    """Things by name: methods, attacks, rules, ...
-
-    key: the setting that names one, such as "algorithm.name"
-    group: of entry points, by which installed packages add more, and what each must be
-    """
+    """Things by name, which the setting `key` gives; installed packages add more by entry points of `group`."""
 
     def __init__(
         self,
@@ -99,17 +95,14 @@ class Registry(dict[str, T]):
         self._added[name] = plugin
 
     def _home(self, name: str, thing: Any) -> str:
-        """Where something of this name is from, for an error."""
+        """Origin of a name's thing, for an error."""
         root = _root(thing)
         ours = [] if root == plugins.OURS or self.group is None else plugins.of(self.group[0])
         package = next((f" ({p})" for p in ours if p.root == root), "")
         return f"{getattr(thing, '__qualname__', name)} of {thing.__module__}{package}"
 
     def make(self, name: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> Any:
-        """An instance of the class of this name. Raises an error for settings that it does not have or that do not fit.
-
-        spell: how an error writes the names of settings
-        """
+        """An instance of the class of this name; `spell` writes the names of settings in errors."""
         cls: Any = self.find(name)
         known = {s.name: spell(s.name) for s in settings_of(cls)}
         for key in settings:
@@ -129,10 +122,7 @@ class Registry(dict[str, T]):
         raise error from None
 
     def read(self, text: str, what: str, **more: Any) -> Any:
-        """An instance from `name:value,key=value`; values go to the settings in their order.
-
-        what: the setting that the text stands for     more: settings that text cannot say
-        """
+        """An instance from `name:value,key=value`; values go to the settings in order, `more` to those beyond text."""
         name, values, named = parse(text, what, self.refusal)
         cls: Any = self.find(name)
         return cls(**arguments(cls, values, named, what, text, self.refusal), **more)

@@ -1,12 +1,4 @@
-"""Settings: declared once, as a dataclass field with its type, default, bounds and source, and checked from that alone.
-
-    @dataclass(frozen=True)
-    class Ditto(Algorithm):
-        lam: float = setting(0.1, ge=0, source="FedSLR's comparison")
-        order: Literal["first", "hf"] = setting("first", source="paper")
-
-`registry` holds the things that have settings by their names.
-"""
+"""Settings: declared once, as dataclass fields with type, default, bounds and source, and checked from that alone."""
 
 import dataclasses
 import inspect
@@ -40,20 +32,14 @@ from polyfed.base.values import (
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A setting's name, type, default, meaning and limits.
-
-    source: whose choice the default is, such as "paper"     doc: one line
-    decides: whether it decides the numbers of a run, or only how they are computed
-    step_size: whether it is a step size of a method, which a decaying step size scales
-    tune: whether a method's result hinges on it, so that it is chosen by validation
-    """
+    """A setting's limits, source and meaning, as its field's metadata."""
 
     limits: Limits = FREE
-    source: str = ""
+    source: str = ""  # of the default, such as "paper"
     doc: str = ""
-    decides: bool = True
-    step_size: bool = False
-    tune: bool = False
+    decides: bool = True  # it decides the numbers of a run, not only how they are computed
+    step_size: bool = False  # a step size of a method, which a decaying step size scales
+    tune: bool = False  # a method's result hinges on it, so that it is chosen by validation
 
 
 def setting(
@@ -75,21 +61,21 @@ def setting(
     Parameters
     ----------
     default : object
-        Its default; without one the setting must be given.
+        The default; without one the setting must be given.
     factory : callable
-        Makes a default that must not be shared, such as a dict.
+        Maker of a default that must not be shared, such as a dict.
     ge, gt, le, lt : float or None
         Bounds of a number: at least, above, at most, below.
     source : str
-        Whose choice the default is, such as "paper".
+        Source of the default, such as "paper".
     doc : str
-        What it means, in one line.
+        Meaning, in one line.
     decides : bool
-        Whether it decides the numbers of a run, or only how they are computed.
+        False for a setting that changes only how the numbers of a run are computed.
     step_size : bool
-        Whether it is a local step size of a method: it is at least 0, and `lr_decay` scales it. A field named `lr` is.
+        True for a local step size of a method, at least 0 and scaled by `lr_decay`. A field named `lr` is one.
     tune : bool
-        Whether the method's result hinges on it: `tune` chooses it, and `polyfed compare` says where it was left.
+        True if the method's result hinges on it: `tune` chooses it, and `polyfed compare` says where it was left.
 
     Returns
     -------
@@ -150,10 +136,7 @@ def parameters(cls: type) -> str:
 class Configured:
     """Base of frozen dataclasses whose fields are settings: all of them are checked whenever one is made.
 
-    What each means stands at the field, `lr: float = setting(0.1, doc="Step size.")`; the docstring says it too.
-
-    A subclass with conditions across fields has a `__post_init__` that begins with `super().__post_init__()`, and says
-    them with `self.require`.
+    A subclass states conditions across fields with `self.require` in a `__post_init__` that first calls super's.
     """
 
     table: ClassVar[str] = ""  # what goes before a setting's name in an error: "algorithm" for algorithm.lr
@@ -181,7 +164,7 @@ class Configured:
             self.refuse(key, expected)
 
     def refuse(self, key: str, expected: str, near: str = "") -> NoReturn:
-        """Raise the error for a value of the setting `key`. near: the choice that may have been meant."""
+        """Raise the error for a value of the setting `key`; `near` is the choice that may have been meant."""
         where = f"{self.table}.{key}" if self.table else key
         error = self.refusal(f"{where} of {type(self).__name__}: {found(getattr(self, key), expected, near)}")
         error.key = key
@@ -256,10 +239,7 @@ def options(
     of: str = "",
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
-    """The options `given` to a function as its annotations take them, or an error for the first that does not fit.
-
-    skip: leading parameters that are no options     where: goes before an option's name     of: whose options
-    """
+    """The options `given` to a function, as the annotations behind its first `skip` parameters take them."""
     known = options_of(function, skip)
     out: dict[str, Any] = {}
     for key, value in given.items():

@@ -23,10 +23,7 @@ def nfc(text: str) -> str:
 
 
 def value_of(text: str, what: str = "value") -> Any:
-    """A setting typed as text: a TOML value, or else the text itself. Raises ConfigError for what is neither.
-
-    Numbers may begin or end with their point, as TOML's may not: .25, [.1, 1.]
-    """
+    """A setting typed as text: a TOML value, with points as in .25 and 1. allowed, or else the text itself."""
     _readable(text, what)
     if "\n" in text:
         return text
@@ -52,10 +49,7 @@ def _readable(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -
 
 
 def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: int = 0) -> None:
-    """Raise ConfigError for what no setting can be: text with NUL or without end, integers beyond 2^63, deep nesting.
-
-    value: a table as TOML gives it     where: says where a key is from
-    """
+    """Raise ConfigError for values of no setting: text with NUL or without end, integers beyond 2^63, deep nesting."""
     if isinstance(value, str) and ("\0" in value or len(value) > LONGEST):
         raise ConfigError(f"{where(key)}: {found(value, f'at most {LONGEST} characters, none of them NUL')}")
     if isinstance(value, int) and abs(value) > MOST:
@@ -72,10 +66,7 @@ def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: 
 
 
 def parse(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -> tuple[str, list[str], dict[str, str]]:
-    """`name:value,value,key=value` -> (name, values, {key: value}), all as text; keys in snake_case.
-
-    Commas within brackets or quotes belong to their value. Values go before keys.
-    """
+    """`name:value,value,key=value` -> (name, values, {key: value}), as text; keys in snake_case, after values."""
     _readable(text, what, refusal)
     name, _, rest = text.partition(":")
     values: list[str] = []

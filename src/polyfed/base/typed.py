@@ -73,10 +73,7 @@ def seeded(seed: int) -> Generator[None]:
 
 @contextmanager
 def tf32(on: bool) -> Generator[None]:
-    """Inside, CUDA devices round the factors of float32 products and convolutions to TF32's 10 bits, or none of them.
-
-    torch's own default rounds those of convolutions.
-    """
+    """Inside, CUDA devices round the factors of all float32 products and convolutions to TF32's 10 bits, or none."""
     flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [f.allow_tf32 for f in flags]
     try:

@@ -82,10 +82,7 @@ def fit_of(hint: Any) -> Callable[[Any], Any]:
 
 
 def _strict(hint: Any, rules: tuple[Any, ...] = ()) -> Any:
-    """The type for pydantic, with our rules.
-
-    rules: what annotates the type, such as Limits
-    """
+    """The type for pydantic, with our rules, such as Limits, that annotate it."""
     import pydantic as p
 
     hint = tuple[Any, ...] if hint is tuple else hint

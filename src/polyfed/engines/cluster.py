@@ -14,7 +14,7 @@ JOINED: list[str | None] = []  # the address by which this process has joined a 
 
 
 def needs(device: str) -> dict[str, int]:
-    """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
+    """Ray's resources for an actor: one processor, and a graphics card where it trains on one."""
     return {"CPU": 1} | ({"GPU": 1} if device.startswith("cuda") else {})
 
 
@@ -32,9 +32,7 @@ def _alone(workers: int) -> None:
 
 
 def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> float:
-    """Join a cluster, or start one here. Returns the seconds that actors may take to start: a cluster at an address may
-    grow by demand. Raises ConfigError where the actors of this machine would wait for ever.
-    """
+    """Join a cluster, or start one here. Returns the seconds that actors may take to start."""
     if not ray.is_initialized():
         try:
             if address is None:
@@ -50,7 +48,7 @@ def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: 
         )
     if address is not None:
         return GROWS
-    for kind, each in needed.items():
+    for kind, each in needed.items():  # actors of this machine would wait for ever
         have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
         if have < workers:
             what = {"CPU": "processors", "GPU": "graphics cards"}[kind]

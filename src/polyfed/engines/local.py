@@ -1,7 +1,6 @@
 """The default engine: every client on this machine, in chunks, on CPU threads or one accelerator.
 
-The plan (how many clients per call, how many threads) follows from the model and the machine by fixed rules, measured
-once (see benchmarks/): it is written into the run folder and reused on resume.
+Fixed rules, measured once (see benchmarks/), make the plan; the run folder keeps it for resuming.
 """
 
 import os
@@ -66,18 +65,10 @@ def make_plan(
     most: float | None = None,
     batched: bool | None = None,
 ) -> Plan:
-    """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most.
-
-    On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, whatever the
-    threads, and has a thread only for `WORTH` products of a cohort's step: small operations would wait for the
-    interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort is one
-    chunk, or as many clients as half of the free memory holds: eight vectors each, and twice what a step keeps
-    for its backward pass, whose gradients are as large.
-
-    batched: whether clients share a call; None: as the task says
-    """
+    """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most."""
     batched = task.batched if batched is None else batched
     on_cpu = task.device.type == "cpu"
+    # a thread only for `WORTH` products: small operations would wait for the interpreter's lock longer than they take
     enough = max(1, int(cohort * batch * task.p // WORTH)) if batched else cohort
     threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
     path = path or path_of(task)
@@ -86,8 +77,10 @@ def make_plan(
         if not batched:
             chunk = 1
         elif on_cpu:
+            # weights that fit a core's cache, whatever the threads
             chunk = max(1, min(cohort, (ROOM if path == PATH else CACHE) // size))
         else:
+            # eight vectors, and twice what a step keeps for its backward pass, whose gradients are as large
             each = 8 * size + 2 * (most or batch) * task.sample_bytes
             chunk = max(1, min(cohort, int(free_memory(task.device) // 2 // each)))
     elif chunk < 1:
@@ -156,7 +149,7 @@ class LocalEngine:
         self._new, self._old = [], []
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str, block: int = 1 << 28) -> dict[str, np.ndarray]:
-        """Each client's metrics [n] for the model it would deploy. block: bytes of models at a time."""
+        """Each client's metrics [n] for the model it would deploy, with `block` bytes of models at a time."""
         n, data = self.rows.n, self.data[split]
         most = max(1, block // (self.task.p * self.task.w0.element_size()))
         worth = int(len(data.x) * self.task.p // SCORED) if self.task.batched else PARTS
@@ -170,7 +163,7 @@ class LocalEngine:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
-        """[s, p]: the models that `ids` would deploy. down: what all clients receive for it."""
+        """[s, p]: the models that `ids` would deploy; `down` is what all clients receive for it."""
         at = torch.as_tensor(ids, device=self.task.device)
         received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
         found = algorithm.personal(self.task, self.rows.gather(at), received)
@@ -215,21 +208,17 @@ def memory() -> int:
 
 
 class MemoryPlan(NamedTuple):
-    """Bytes that a run takes at its peak. base: what is frozen, in memory already, once for all clients and threads
-    server: its state, before and after a round     cohort: messages and private rows of one     steps: of all threads,
-    with models, gradients, the optimiser's vectors and activations, or to evaluate where that is more
-    row: what a client's private row takes
-    """
+    """Bytes that a run takes at its peak."""
 
-    base: int
-    server: int
-    cohort: int
-    steps: int
-    row: int
+    base: int  # frozen tensors, in memory already, once for all clients and threads
+    server: int  # its state, before and after a round
+    cohort: int  # messages and private rows of one
+    steps: int  # of all threads: models, gradients, optimisers' vectors, activations; or to evaluate, if that is more
+    row: int  # one client's private row
 
     @property
     def more(self) -> int:
-        """What has to be free."""
+        """Bytes that have to be free."""
         return self.server + self.cohort + self.steps
 
     def words(self) -> str:
@@ -239,7 +228,7 @@ class MemoryPlan(NamedTuple):
         return f"{base}the server's state takes {_size(self.server)}, a cohort {_size(self.cohort)}{steps}"
 
     def check(self, what: str, have: int) -> None:
-        """Raise RunError where less than `more` is free. what: is run     have: bytes that are free"""
+        """Raise RunError, about the run `what`, where fewer than `more` bytes are free."""
         if self.more > have:
             raise RunError(
                 f"{what} does not fit: {self.words()}, {_size(have)} are free; fewer clients per round, a smaller "
@@ -261,10 +250,9 @@ def memory_of(
     most: int = 0,
     seen: int = 0,
 ) -> MemoryPlan:
-    """The memory that a run of n clients takes, `cohort` at a time.
+    """The memory that a run of n clients takes, `cohort` at a time; without a plan that of local steps is left out.
 
-    added: see `make_rows`     plan: how they are run; None leaves steps out
-    most: samples in a step     seen: samples to evaluate on
+    `most` is the number of samples in a step, `seen` that of samples to evaluate on; for `added` see `make_rows`.
     """
     row = size(contract.client_state(algorithm, algorithm.init_client(task, task.w0)))
     w = task.p * task.w0.element_size()
@@ -288,14 +276,13 @@ def make_rows(
 ) -> Rows:
     """The store of the clients' private tensors, after checking that the run fits this machine.
 
-    saved: a checkpoint's tensors. Rows that are in files stay there; rows in memory move there where they do not fit
-    added: whether uplinks are added up as they come, so that no more than `LEAST` of a cohort's are there at a time
-    Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
+    With `added`, uplinks are added up as they come: no more than `LEAST` of a cohort's are there at a time.
     """
     needed, have = memory_of(algorithm, task, n, cohort, added), free_memory(task.device)
     needed.check(f"{algorithm.name} with {n} clients and {task.p:,} parameters", have)
     per_row = needed.row
     start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
+    # rows of a checkpoint that are in files stay there; rows in memory move there where they do not fit
     mapped = saved is not None and is_mapped(part(saved, "client."))
     if not mapped and (not per_row or n * per_row + needed.more <= 0.6 * have):
         return MemoryRows(n, start)

@@ -1,8 +1,6 @@
 """The engine for many machines: Ray actors hold shards of the clients, each a local engine with its samples and rows.
 
-Clients are cut into blocks, as many as their number asks for and whatever the number of actors. An actor runs its
-blocks one by one and adds up what the method takes only sums of, along a fixed tree over the blocks; so the last bits
-of a sum do not depend on how many actors there are, and an actor sends a few vectors a round, not one for each client.
+An actor adds up its blocks of clients along a fixed tree: the bits of a sum do not depend on the number of actors.
 """
 
 import os
@@ -45,7 +43,7 @@ Node = tuple[int, int]  # blocks from, and how many: a power of two, from a mult
 
 
 def blocks(n: int) -> int:
-    """How many blocks n clients are cut into: beyond 64, a power of two with at least 16 clients to a block."""
+    """Number of blocks for n clients: beyond 64, a power of two with at least 16 clients to a block."""
     return min(max(BLOCKS[0], 1 << (n // 16).bit_length() >> 1), BLOCKS[1])
 
 
@@ -67,13 +65,13 @@ def cover(first: int, end: int, size: int, at: int = 0) -> list[Node]:
 
 
 class Asked(NamedTuple):
-    """One exchange as an actor is asked for it. at: rows of the cohort     ids: positions in the shard"""
+    """One exchange as an actor is asked for it."""
 
     t: int
     n: int
     phase: int
-    at: np.ndarray
-    ids: np.ndarray
+    at: np.ndarray  # rows of the cohort
+    ids: np.ndarray  # positions in the shard
     blocks: np.ndarray
     sent: np.ndarray
     total: float
@@ -119,7 +117,7 @@ class Shard:
         return Done(asked.at, kept, sums, size, seconds, steps, None)
 
     def commit(self) -> State:
-        """What the rows' files must be opened with, should this actor be lost."""
+        """The index with which another actor could open the rows' files."""
         self.engine.commit()
         if isinstance(self.engine.rows, MemoryRows):
             return {}
@@ -158,7 +156,7 @@ class Shard:
 
 
 class Done(NamedTuple):
-    """What an actor answers: kept rows, in the order of `at`, sums, bytes of one client, costs; `bad`: who diverged."""
+    """An actor's answer: kept rows, in the order of `at`, sums, bytes of one client, costs; `bad` diverged."""
 
     at: np.ndarray
     rows: State
@@ -173,11 +171,9 @@ IDLE: dict[str, list[Any]] = {}  # by device, actors that no engine uses: starti
 
 
 class RayEngine:
-    """Runs clients in `workers` actors.
+    """Runs clients in `workers` actors, of the cluster at `address` or one on this machine.
 
-    task: makes the task, where it is needed     folder: where actors keep private rows, which all machines see; without
-    it they are in the actors' memory, and with an actor they are lost
-    address: of a cluster; None: one on this machine
+    Actors keep private rows in `folder`, which all machines see; without it a lost actor's rows are lost.
     """
 
     here = True
@@ -411,7 +407,7 @@ def _local(
     folder: str | None,
     data: Mapping[str, Split],
 ) -> LocalEngine:
-    """A local engine of these clients. folder: of their private rows; None: in memory"""
+    """A local engine of these clients; their private rows are in `folder`, or in memory without one."""
     task = make()
     start = algorithm.init_client(task, task.w0)
     rows = MemoryRows(len(names), start) if folder is None else MappedRows(len(names), start, Path(folder))
