@@ -28,7 +28,7 @@ WARM = (
     "sklearn.metrics",
 )
 GUESSES = " ".join(
-    f"tests/studies/test_privacy_audit.py::test_{name}"
+    f"tests/privacy/test_privacy_audit.py::test_{name}"
     for name in (
         "two_hundred_right_guesses_show_epsilon_four",
         "guesses_at_random_show_nothing",
@@ -41,14 +41,14 @@ WIDE = " ".join(
 )
 GONE = "the source is another now"
 TESTS = {  # files of src, and the tests that hold what they promise
-    "polyfed/privacy/secure.py": "tests/privacy/test_secure.py",
-    "polyfed/privacy/guard.py": "tests/privacy/test_guard.py",
-    "polyfed/privacy/ledger.py": "tests/privacy/test_privacy_ledger.py",
-    "polyfed/privacy/accounts.py": f"tests/privacy/test_accounts.py {GUESSES}",
-    "polyfed/privacy/shares.py": "tests/privacy/test_shares.py",
-    "polyfed/privacy/masks.py": "tests/privacy/test_masks.py tests/privacy/test_secure.py",
-    "polyfed/privacy/fixed.py": f"tests/privacy/test_fixed.py {WIDE}",
-    "polyfed/privacy/noise.py": "tests/privacy/test_noise.py",
+    "polyfed_privacy/secure.py": "tests/privacy/test_secure.py",
+    "polyfed_privacy/guard.py": "tests/privacy/test_guard.py",
+    "polyfed_privacy/ledger.py": "tests/privacy/test_privacy_ledger.py",
+    "polyfed_privacy/accounts.py": f"tests/privacy/test_accounts.py {GUESSES}",
+    "polyfed_privacy/shares.py": "tests/privacy/test_shares.py",
+    "polyfed_privacy/masks.py": "tests/privacy/test_masks.py tests/privacy/test_secure.py",
+    "polyfed_privacy/fixed.py": f"tests/privacy/test_fixed.py {WIDE}",
+    "polyfed_privacy/noise.py": "tests/privacy/test_noise.py",
     "polyfed_sites/policy.py": "tests/sites/test_thresholds.py",
     "polyfed/runs/ownership.py": "tests/runs/test_folder_files.py -k force_takes",
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError, DataError, Refusal
 from polyfed.core.algorithm import State
-from polyfed.privacy.fixed import narrow, wide
 from polyfed_clinical import splines as curves
 from polyfed_clinical.columns import Units, designed, started
 from polyfed_clinical.inference import LikelihoodRatio, wald
@@ -32,11 +31,12 @@ from polyfed_clinical.models import Model
 from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Found, newton, why
 from polyfed_clinical.sites import CONSTANTS, Design, Site, Wire, correction, dispersion, full, upper
 from polyfed_clinical.summary import ClinicalFit, loglik_of, told
+from polyfed_privacy.fixed import narrow, wide
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    from polyfed.privacy import secure
+    from polyfed_privacy import secure
 except ImportError:
     secure = X25519PrivateKey = None
 
@@ -47,7 +47,7 @@ FEWEST = 3  # sites: of two, each knows the other's numbers by subtraction
 class Sealed(Wire):
     """Asks sites a question, of whose answers it reads the sum over all of them.
 
-    Keys and masks are those of real sites (`polyfed.privacy.secure`); here all are in one process, as their rows are.
+    Keys and masks are those of real sites (`polyfed_privacy.secure`); here all are in one process, as their rows are.
     """
 
     _ends: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -28,7 +28,7 @@ from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.private import refuse_private
+from polyfed.runs.privacy import refuse_private
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.studies.compare import Cached, config_of, seeds_of
 from polyfed.studies.jobs import Job, Watch, execute, job_of
@@ -139,7 +139,7 @@ class Game:
     describe: Tables = lambda label, without: {"data": {"without": list(without)}} if without else {}
 
     def __post_init__(self) -> None:
-        refuse_private(self.training, "coalitions")
+        refuse_private(self.training.privacy, "coalitions")
         n = self.federation.n
         if n < 2:
             raise ConfigError(f"coalitions: found {n} client, expected at least two")

@@ -19,7 +19,7 @@ from polyfed.core.algorithm import Algorithm, Round, State, decayed
 from polyfed.core.rows import MemoryRows
 from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Plan, Worker
-from polyfed.privacy.guard import Guard
+from polyfed_privacy.guard import Guard
 from polyfed_sites import wire as m
 from polyfed_sites.vault import START, Vault, Version
 from polyfed_sites.wire import Message

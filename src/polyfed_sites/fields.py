@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 
 from polyfed.base.columns import Columns
 from polyfed.base.settings import kebab, settings_of
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
 from polyfed_sites import wire as m
 
 

@@ -23,8 +23,8 @@ from polyfed.base.typed import norm
 from polyfed.base.values import COUNTED, Words
 from polyfed.compute.batches import Work
 from polyfed.core.messages import State
-from polyfed.privacy.settings import Privacy
 from polyfed.runs.config import Where, read_table, read_toml
+from polyfed.runs.privacy import Privacy
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
 from polyfed_sites.agreed import Experiment

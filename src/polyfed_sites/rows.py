@@ -17,7 +17,7 @@ from polyfed.base.errors import DataError, Refusal
 from polyfed.data.csv_files import Texts, canonical
 from polyfed.data.readers import pictures, read_cells
 from polyfed.data.schema import File
-from polyfed.privacy.noise import new_secret
+from polyfed_privacy.noise import new_secret
 from polyfed_sites import journal
 from polyfed_sites.keys import write
 

@@ -276,8 +276,8 @@ class Server:
         def wanted(round: int, phase: int) -> Wanted:
             return t.sums.get((self.algorithm.needs.phases(round), phase), {})
 
-        p = t.private
-        summed = p is not None and (p.privacy.sums == "secure" or (p.sends and p.private))
+        p = settings.privacy
+        summed = t.door is not None or (p is not None and p.sums == "secure")
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),

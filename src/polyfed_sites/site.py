@@ -40,17 +40,17 @@ from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device
 from polyfed.metrics.scores import LOSS
-from polyfed.privacy.accounts import rho_of
-from polyfed.privacy.guard import Guard
-from polyfed.privacy.ledger import Budget, Ledger, Spent
-from polyfed.privacy.settings import Privacy, privacy_of
 from polyfed.runs.folder import version_of
-from polyfed.runs.private import planned
+from polyfed.runs.privacy import Privacy, privacy_of
 from polyfed.runs.rehearsal import Forms, forms, sums
 from polyfed.runs.schema import finite
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.studies.export import write_model
+from polyfed_privacy.accounts import rho_of
+from polyfed_privacy.guard import Guard
+from polyfed_privacy.ledger import Budget, Ledger, Spent
+from polyfed_privacy.plan import planned
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import Experiment, digest, experiment, frozen, mark, unlike, versions
 from polyfed_sites.answered import NAME as ANSWERED
@@ -527,7 +527,7 @@ class Site:
         own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers, tokens=s.tokens)
         assert p is not None
         plan = planned(e.method, task, own, p, work, Uniform(), join.rounds, wanted, join.cohort)
-        if not plan.sends or not (plan.private or p.sums == "secure"):
+        if not plan.guards:
             return None
         everybody = np.array([peer.rows for peer in head.peers.values()] or counts)
         ledger = Ledger(self.vault.parent / LEDGER, self._book.heaviest)

@@ -23,12 +23,12 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Silent
 from polyfed.core.messages import Form, State
 from polyfed.core.uplinks import Wanted
-from polyfed.privacy.fixed import narrow, wide
-from polyfed.privacy.masks import derive
-from polyfed.privacy.noise import new_secret
-from polyfed.privacy.secure import Context, Masked, Opened, Server, Site
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
 from polyfed.runs.rehearsal import counted, sums_instead
+from polyfed_privacy.fixed import narrow, wide
+from polyfed_privacy.masks import derive
+from polyfed_privacy.noise import new_secret
+from polyfed_privacy.secure import Context, Masked, Opened, Server, Site
 from polyfed_sites import journal
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import digest

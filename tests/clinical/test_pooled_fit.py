@@ -15,8 +15,8 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 import polyfed as pf
 import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError
-from polyfed.privacy.fixed import narrow
 from polyfed_clinical import secured
+from polyfed_privacy.fixed import narrow
 
 TIGHT = 1e-8
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from polyfed.privacy.accounts import cost, epsilon_of, multiplier, rho_of, shared_cost
+from polyfed_privacy.accounts import cost, epsilon_of, multiplier, rho_of, shared_cost
 
 
 def exact(eps: float, s: float) -> float:

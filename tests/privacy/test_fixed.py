@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from polyfed.privacy.fixed import PLACES, OutOfRange, decode, encode, largest, narrow, wide
+from polyfed_privacy.fixed import PLACES, OutOfRange, decode, encode, largest, narrow, wide
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

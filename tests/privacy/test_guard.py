@@ -10,10 +10,10 @@ from polyfed.base.errors import RunError
 from polyfed.compute.batches import Batch
 from polyfed.compute.split import Split
 from polyfed.core.messages import Round
-from polyfed.privacy.guard import Guard, Rows, clipped_words, digest_of, lengths
-from polyfed.privacy.ledger import Entry, Ledger, Spent
-from polyfed.privacy.planned import Planned
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
+from polyfed_privacy.guard import Guard, Rows, clipped_words, digest_of, lengths
+from polyfed_privacy.ledger import Entry, Ledger, Spent
+from polyfed_privacy.planned import Planned
 
 N = 2000
 NAMES = ("bern", "oslo", "riga", "wien")

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import RunError
-from polyfed.privacy.masks import agreed, derive, masked, pair_masks, seal, unseal, words
+from polyfed_privacy.masks import agreed, derive, masked, pair_masks, seal, unseal, words
 
 
 def hkdf(ikm: bytes, salt: bytes, info: bytes, size: int) -> bytes:

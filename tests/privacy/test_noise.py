@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from polyfed.privacy.noise import Gaussian, Stream, keyed, new_secret
+from polyfed_privacy.noise import Gaussian, Stream, keyed, new_secret
 
 N = 100_000
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from polyfed.base.errors import RunError
-from polyfed.privacy.accounts import rho_of
-from polyfed.privacy.ledger import Budget, Entry, Ledger, Spent
+from polyfed_privacy.accounts import rho_of
+from polyfed_privacy.ledger import Budget, Entry, Ledger, Spent
 
 BUDGET = Budget(2.0, 1e-5)
 PART = rho_of(2.0, 1e-5) / 4  # four releases

@@ -7,9 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import Refusal, RunError
-from polyfed.privacy.masks import add, subtract
-from polyfed.privacy.secure import Context, Server, Site
-from polyfed.privacy.shares import PRIME
+from polyfed_privacy.masks import add, subtract
+from polyfed_privacy.secure import Context, Server, Site
+from polyfed_privacy.shares import PRIME
 
 NAMES = ("bern", "oslo", "riga", "wien")
 D = 50

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from polyfed.base.errors import RunError
-from polyfed.privacy.shares import PRIME, commitment, join, split
+from polyfed_privacy.shares import PRIME, commitment, join, split
 
 HOLDERS = ["bern", "oslo", "riga", "wien"]
 SECRET = bytes(range(32))

@@ -18,7 +18,7 @@ from direct import Direct, Raw, raw
 from hospitals import at_sites
 from secured import FOUR, Secured, register
 
-from polyfed.privacy.guard import Guard
+from polyfed_privacy.guard import Guard
 
 FORK = multiprocessing.get_context("fork")  # packages are loaded once
 NOISE = "noise.jsonl"  # [key, digest] of all that was drawn, by whichever process

@@ -10,10 +10,10 @@ from hospitals import OPEN, at_sites, experiment
 from secured import FOUR, SECURE, Secured, folder
 
 from polyfed.base.errors import PolyfedError
-from polyfed.privacy.guard import Guard
-from polyfed.privacy.ledger import Entry, Ledger, Spent
-from polyfed.privacy.planned import Planned
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
+from polyfed_privacy.guard import Guard
+from polyfed_privacy.ledger import Entry, Ledger, Spent
+from polyfed_privacy.planned import Planned
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 WIDE = '[model]\nname = "mlp"\nhidden = [120]\n'

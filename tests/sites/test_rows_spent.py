@@ -8,7 +8,7 @@ from direct import raw
 from hospitals import ALL, OPEN
 from test_one_field import NAMES, private, run
 
-from polyfed.privacy.ledger import Ledger
+from polyfed_privacy.ledger import Ledger
 from polyfed_sites.policy import Policy
 from polyfed_sites.rows import Book
 from polyfed_sites.site import LEDGER, Site

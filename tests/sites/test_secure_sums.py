@@ -12,7 +12,7 @@ from hospitals import OPEN, at_sites, experiment, on_one_machine, same
 from secured import FOUR, SECURE, Losing, Secured, folder
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
-from polyfed.privacy.fixed import narrow, wide
+from polyfed_privacy.fixed import narrow, wide
 from polyfed_sites import sums
 
 COLUMNS = '[columns]\nmissing = "mean"\n'

@@ -11,7 +11,7 @@ from test_policy import NAMES, run
 
 import polyfed as pf
 from polyfed.base.errors import Forbidden
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
 from polyfed_sites.keys import full_fingerprint
 from polyfed_sites.policy import Policy
 

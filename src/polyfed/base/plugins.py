@@ -20,6 +20,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
+    "polyfed_privacy": ("privacy", "audit"),
 }
 
 
@@ -84,11 +85,10 @@ def find(group: str, name: str) -> Plugin | None:
 
 def sibling(module: str, why: str) -> Any:
     """A module of a package beside the core; ConfigError names `why` it is needed where it is not installed."""
-    package = module.partition(".")[0]
     try:
         return import_module(module)
     except ModuleNotFoundError as e:
-        if str(e.name).partition(".")[0] != package:
+        if (package := str(e.name).partition(".")[0]) not in SIBLINGS:
             raise
         raise ConfigError(f"{why} {missing(package)}") from None
 

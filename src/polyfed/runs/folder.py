@@ -35,7 +35,6 @@ from polyfed.core.ledger import COLUMNS
 from polyfed.core.messages import size
 from polyfed.metrics.metric import Seen, mean_of
 from polyfed.native import kernel
-from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
 from polyfed.runs.schema import About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
@@ -99,22 +98,6 @@ class RunFolder:
             found[name] = t.clone() if t.untyped_storage().data_ptr() in known else t  # of tensors that share memory
             known.add(t.untyped_storage().data_ptr())
         self._put("fixed.safetensors", lambda draft: save_file(found, draft, wanted))
-
-    def secret(self, fresh: bool) -> bytes:
-        """The secret of a private run's noise, made with the run and kept for its user alone. fresh: make it"""
-        path = self.path / "noise.key"
-        try:
-            if fresh and not path.exists():
-                files.put(path, lambda draft: files.write_private(draft, new_secret().hex()))
-                files.flush(self.path)
-            found = bytes.fromhex(path.read_text())
-        except (OSError, ValueError):
-            raise RunError(
-                f"{path}: found no secret of 32 bytes; a private run does not go on without its own"
-            ) from None
-        if len(found) != 32:
-            raise RunError(f"{path}: found {len(found)} bytes, expected the 32 that the run began with")
-        return found
 
     def record(self, records: list[Record]) -> None:
         """Append one evaluated round to metrics.jsonl."""

@@ -18,7 +18,7 @@ from polyfed.compute.losses import Loss, tokens
 from polyfed.compute.optimizers import Advance, Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Round, State
+from polyfed.core.algorithm import Algorithm, Contender, Round, State
 from polyfed.core.messages import Form, form_of
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
@@ -65,6 +65,11 @@ class Sent(NamedTuple):
         return (
             f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible{self.instead}."
         )
+
+
+def sending(algorithm: Contender) -> bool:
+    """True for a method whose clients send something."""
+    return isinstance(algorithm, Algorithm) and bool(counted(algorithm, rounds=2).kinds)
 
 
 def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:

@@ -20,6 +20,7 @@ from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
+from polyfed.base.plugins import sibling
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, parameters, settings_of
 from polyfed.base.typed import plain
@@ -38,7 +39,7 @@ from polyfed.core.messages import size
 from polyfed.core.rounds import Loop, refuse_late
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
-from polyfed.core.uplinks import Wanted
+from polyfed.core.uplinks import Door, Wanted
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation, Outline
 from polyfed.engines.local import (
@@ -53,16 +54,10 @@ from polyfed.engines.local import (
     pick_device,
 )
 from polyfed.models.adapters import adapted, bent
-from polyfed.privacy.guard import Guard
-from polyfed.privacy.ledger import Ledger
-from polyfed.privacy.noise import new_secret
-from polyfed.privacy.planned import Planned
-from polyfed.privacy.quantile import Following
 from polyfed.runs.features import features
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
-from polyfed.runs.private import check_settings, planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.released import as_released
 from polyfed.runs.result import Result, splits
@@ -115,8 +110,8 @@ class Trainer:
         Further tables of config.toml.
     elsewhere : callable or None
         Makes the engine where the clients are not here, and the federation is an outline.
-    private : Planned or None
-        What is planned for a run with [privacy].
+    door : callable or None
+        Makes what all messages pass through, of this, the run folder, and whether the run is new.
     billed : array or None
         [3, n] messages, bytes down and bytes up before the first round.
     kept : Kept or None
@@ -140,7 +135,7 @@ class Trainer:
     start: Result | None = None
     describe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     elsewhere: "Callable[[Trainer], Engine] | None" = None
-    private: Planned | None = None
+    door: "Callable[[Trainer, RunFolder | None, bool], Door | None] | None" = None
     billed: np.ndarray | None = None
     kept: Kept | None = None
     memory: MemoryPlan | None = None
@@ -232,32 +227,14 @@ class Trainer:
         rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, tensors, self.streamed)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
+        door = None if self.door is None else self.door(self, store, saved is None)
         loop = Loop(
             task, data["train"].counts, names, algorithm, self.schedule, engine, t.seed, t.step_sizes,
-            forge, t.robust, self.sums, self._door(data["train"], store, saved is None),
+            forge, t.robust, self.sums, door,
         )  # fmt: skip
         if self.start is not None:
             start_from(loop, self.start)
         return loop
-
-    def _door(self, train: Split, store: RunFolder | None, fresh: bool) -> Guard | None:
-        """What the messages of a private run pass through; None for a run whose messages are as they are."""
-        plan, fed = self.private, self.federation
-        if plan is None or not plan.sends or not (plan.private or plan.privacy.sums == "secure"):
-            return None
-        about = fed.describe()
-        own = None if plan.privacy.ledger is None else Path(plan.privacy.ledger).expanduser()
-        here = store if self.elsewhere is None else None  # a site has its own
-        ledger = Ledger(own if own is not None else here and here.path / "privacy.ledger")
-        data = f"{about.get('dataset') or 'arrays'} {about.get('options') or ''}".strip()
-        draws = self.elsewhere is None or plan.privacy.noise == "server"  # elsewhere sites have secrets of their own
-        secret = store.secret(fresh) if store is not None and draws else new_secret()
-        factor = self.training.step_sizes.at
-        guard = Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
-        if plan.privacy.quantile is not None:
-            path = here and here.path / "clips.jsonl"
-            guard.following = Following(float(plan.privacy.clip or 0), plan.privacy.quantile, path)
-        return guard
 
     def _engine(self, data: dict[str, Split], rows: Callable[[], Rows], plan: Plan, folder: Path | None) -> Engine:
         t, task, names = self.training, self.task, self.federation.names
@@ -289,8 +266,6 @@ class Trainer:
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
-            "privacy-plan": (self.private and self.private.table()) or None,
-            "privacy-says": (self.private and self.private.lines(self.elsewhere is None)) or None,
         }
         for key, value in self.describe.items():
             known = settings.get(key)
@@ -354,15 +329,9 @@ def prepare(
         name = getattr(loss, "__name__", "loss")
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
-    if t.privacy is not None:
-        check_settings(t, start is not None)
-        packed = federation.meta.get("preparation", {}).get("raw", {}).get("pack", False)
-        if packed and t.privacy.epsilon is not None and t.privacy.unit == "row":
-            raise ConfigError(
-                "columns.pack: found true, expected false: epsilon is of one row, and a text is in several"
-            )
-        if t.privacy.epsilon is not None and t.dtype is None:
-            t = dataclasses.replace(t, dtype=torch.float64)
+    privacy = None if t.privacy is None else sibling("polyfed_privacy.run", "privacy:")
+    if privacy is not None:
+        t = privacy.settled(t, federation, start is not None)
     if t.attack is not None:
         attackers = _attackers(t.attack, t.seed, federation)
         federation = t.attack.poison(federation, t.seed)
@@ -384,7 +353,6 @@ def prepare(
             f"{cut.first!r}, so that one feature of each sample is kept; expected none, or a model that trains more"
         )
     top, shape = (task, federation.input_shape) if cut is None else (cut.top, cut.shape)
-    private: Planned | None = None
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
@@ -405,10 +373,6 @@ def prepare(
         else:
             note = check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
-    if t.privacy is not None and isinstance(algorithm, Algorithm):
-        private = planned(
-            algorithm, task, federation, t.privacy, work, schedule, t.rounds, wanted, cohort, t.step_sizes
-        )
     every = t.evaluate_every
     if every is None:
         found, share = splits(federation), cohort / federation.n
@@ -432,10 +396,11 @@ def prepare(
     t = dataclasses.replace(
         t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
     )
-    return Trainer(
+    trainer = Trainer(
         task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
-        describe or {}, private=private, kept=cut, memory=needed,
+        describe or {}, kept=cut, memory=needed,
     )  # fmt: skip
+    return trainer if privacy is None else privacy.guarded(trainer)
 
 
 def _attackers(attack: Attack, seed: int, federation: Federation) -> np.ndarray:

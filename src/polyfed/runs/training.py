@@ -19,7 +19,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.settings import Configured, found, is_list, is_mapping, kebab, setting, settings_of
 from polyfed.base.values import COUNT, COUNTED, Limits, Words
-from polyfed.privacy.settings import Privacy, privacy_of
+from polyfed.runs.privacy import Privacy, privacy_of
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch

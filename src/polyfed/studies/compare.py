@@ -27,7 +27,7 @@ from polyfed.metrics.scores import LOSS
 from polyfed.runs.config import Method, label
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
-from polyfed.runs.private import shared_by
+from polyfed.runs.rehearsal import sending
 from polyfed.runs.released import each_as_released
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
@@ -201,7 +201,8 @@ def compare(
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
     how = training_of(training, settings)
-    how = replace(how, privacy=shared_by(how.privacy, [*methods.values()], len(which)))
+    if how.privacy is not None:
+        how = replace(how, privacy=how.privacy.shared(len(which) * sum(map(sending, methods.values()))))
     pairs = each_as_released(methods, how)
     made = Cached(model, federation)
 

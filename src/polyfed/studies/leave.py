@@ -26,7 +26,7 @@ from polyfed.runs.folder import csv_text, safe
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.ownership import put_out
-from polyfed.runs.private import refuse_private
+from polyfed.runs.privacy import refuse_private
 from polyfed.runs.result import Result, position
 from polyfed.runs.schema import About, Client
 from polyfed.runs.trainer import fit
@@ -95,7 +95,7 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
         algorithm, described = experiment.methods[0].algorithm, parts.describe(experiment.methods[0])
     else:
         model, federation, training, algorithm = stored(run).parts()
-        refuse_private(training, "leave")
+        refuse_private(training.privacy, "leave")
         federation, described = federation.without(names), {"data": {"without": names}}
         training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
     _check_same(stored(run).numbers, About.model_validate(federation.describe()).clients)
@@ -117,7 +117,7 @@ def leaving(clients: Sequence[str | int], names: Sequence[str]) -> list[str]:
 def without(experiment: Experiment, names: Sequence[str], everyone: Sequence[str]) -> Experiment:
     """An experiment without some of its clients; `everyone` is in the order of a list of local steps."""
     e = experiment
-    refuse_private(e.settings, "leave")
+    refuse_private(e.settings.privacy, "leave")
     data = dataclasses.replace(e.data, without=[*(e.data.without or ()), *names])
     settings = dataclasses.replace(e.settings, local_steps=_rest(e.settings.local_steps, names, everyone))
     return dataclasses.replace(e, data=data, settings=settings, name=f"{e.name}-without-{safe('+'.join(names))}")

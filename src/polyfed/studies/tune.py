@@ -29,7 +29,7 @@ from polyfed.metrics.metric import mean_of
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
 from polyfed.runs.ownership import locked
-from polyfed.runs.private import refuse_private
+from polyfed.runs.privacy import refuse_private
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
 from polyfed.runs.trainer import fit
@@ -126,7 +126,7 @@ def tune(
     algorithm = algorithm if algorithm is not None else FPFC()
     known = [s.name for s in settings_of(Search)]
     how = training_of(training, {k: v for k, v in settings.items() if k not in known})
-    refuse_private(how, "tune")
+    refuse_private(how.privacy, "tune")
     if "evaluate_every" in settings:
         raise ConfigError("evaluate_every: set by tune; leave it out")
     search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.privacy.accounts import epsilon_of, multiplier
-from polyfed.privacy.ledger import Budget
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
+from polyfed_privacy.accounts import epsilon_of, multiplier
+from polyfed_privacy.ledger import Budget
 
 PLACES = 30  # binary places of noisy sums
 
@@ -51,6 +51,11 @@ class Planned:
     def private(self) -> bool:
         """True where there is noise."""
         return self.privacy.epsilon is not None and self.sends
+
+    @property
+    def guards(self) -> bool:
+        """True where messages pass through a door."""
+        return self.sends and (self.private or self.privacy.sums == "secure")
 
     @property
     def budget(self) -> Budget:

@@ -21,8 +21,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyfed.base.errors import Refusal, RunError
-from polyfed.privacy.masks import add, agreed, derive, masked, pair_masks, seal, subtract, unseal, words
-from polyfed.privacy.shares import SIZE, Dealt, commitment, element, join, split
+from polyfed_privacy.masks import add, agreed, derive, masked, pair_masks, seal, subtract, unseal, words
+from polyfed_privacy.shares import SIZE, Dealt, commitment, element, join, split
 
 Memory = MutableMapping[str, bytes]  # what a site has answered; each entry is on disk before an answer leaves
 

@@ -13,14 +13,14 @@ import polyfed.algorithms
 from polyfed.base.errors import ConfigError, ModelError, RunError
 from polyfed.compute.clipped import clipped_sum
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.privacy.accounts import epsilon_of, shared_cost
-from polyfed.privacy.guard import Guard
-from polyfed.privacy.ledger import Ledger
-from polyfed.privacy.noise import Gaussian
-from polyfed.privacy.planned import PLACES
-from polyfed.privacy.settings import Privacy
-from polyfed.runs.trainer import prepare
+from polyfed.runs.privacy import Privacy
+from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Training
+from polyfed_privacy.accounts import epsilon_of, rho_of, shared_cost
+from polyfed_privacy.guard import Guard
+from polyfed_privacy.ledger import Ledger
+from polyfed_privacy.noise import Gaussian
+from polyfed_privacy.planned import PLACES, Planned
 
 SUMS = [
     "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "fedavg", "fedavg-ft", "fedavgm", "fedbabu", "feddyn",
@@ -60,6 +60,10 @@ PRIVATE = {"sums": "secure", "epsilon": 2.0, "delta": 1e-5, "clip": 1.0}
 def settings(rounds: int = 6, privacy: dict | None = None, **more) -> Training:
     given = {"rounds": rounds, "batch_size": None, "local_steps": 1, "evaluate_every": 0, "privacy": privacy}
     return Training(**(given | more))
+
+
+def planned(trainer: Trainer) -> Planned:
+    return trainer.door.args[0]
 
 
 # secure sums
@@ -218,7 +222,7 @@ def test_the_local_step_decides_whether_rows_can_be_private(name):
     """As an analysis by hand finds; APFL's two gradients share batches, and one is asked for at a private model."""
     how = settings(privacy=PRIVATE | {"noise": "own"}, local_steps=2)
     if name in BY_ROW:
-        assert prepare(net(), federation(), method(name), how).private.releases > 0
+        assert planned(prepare(net(), federation(), method(name), how)).releases > 0
     else:
         with pytest.raises(ConfigError, match=f"privacy.unit: .*{name}"):
             prepare(net(), federation(), method(name), how)
@@ -233,7 +237,7 @@ def test_an_uplink_made_of_samples_beside_gradients_is_refused():
 def test_what_stays_at_home_costs_nothing():
     """Ditto's personal solve is plain: its releases are FedAvg's."""
     how = settings(10, PRIVATE | {"noise": "own"}, local_steps=3)
-    found = [prepare(net(), federation(), m, how).private for m in (pf.FedAvg(), pf.Ditto())]
+    found = [planned(prepare(net(), federation(), m, how)) for m in (pf.FedAvg(), pf.Ditto())]
     assert found[0].releases == found[1].releases == 30
     assert found[1].home == {"personal"}
 
@@ -241,7 +245,7 @@ def test_what_stays_at_home_costs_nothing():
 def test_a_row_is_used_once_in_every_pass_of_batches():
     """Batches of one pass share no row, so a pass is one release, however many steps it has."""
     how = settings(10, PRIVATE | {"noise": "own"}, local_steps=None, local_epochs=2, batch_size=4)
-    assert prepare(net(), federation(), pf.FedAvg(), how).private.releases == 20
+    assert planned(prepare(net(), federation(), pf.FedAvg(), how)).releases == 20
 
 
 # the noise is what the account says
@@ -272,7 +276,7 @@ def noise_of(
     weights = np.array([*SIZES.values()])
     clean = x[0] + sum(n * m for n, m in zip(weights, moves, strict=True)) / weights.sum()
     gap = (run.server["w"] - clean).numpy()
-    z, d = trainer.private.multiplier, len(gap)
+    z, d = planned(trainer).multiplier, len(gap)
     if "quantile" in more:  # Andrew et al., section 2.3, with the deviation of bits that Following has
         z = (z**-2 - (2 * max(len(weights) / 20, z)) ** -2) ** -0.5
     if unit == "site":
@@ -429,21 +433,15 @@ def test_a_comparison_shares_the_budget_among_its_runs():
     one = Privacy(**PRIVATE)
     found = pf.compare(net(), federation(), [pf.FedAvg(), pf.Ditto(), pf.Local()], settings(3, PRIVATE), seeds=2)
     plan = next(iter(found.runs.values())).settings.privacy_plan
-    assert plan["noise-multiplier"] == pytest.approx(math.sqrt(4 * 3 / (2 * one_rho(one))), rel=1e-6)
+    assert plan["noise-multiplier"] == pytest.approx(math.sqrt(4 * 3 / (2 * rho_of(one.epsilon, one.delta))), rel=1e-6)
     alone = pf.compare(net(), federation(), [pf.FedAvg()], settings(3, PRIVATE | {"per": "run"}), seeds=2)
     assert next(iter(alone.runs.values())).settings.privacy_plan["epsilon-of-the-run"] == pytest.approx(2.0, rel=1e-6)
 
 
-def one_rho(p: Privacy) -> float:
-    from polyfed.privacy.accounts import rho_of
-
-    return rho_of(p.epsilon, p.delta)
-
-
 def test_local_models_leave_nothing_and_cost_nothing():
-    plan = prepare(net(), federation(), pf.Local(), settings(privacy=PRIVATE)).private
-    assert not plan.sends
-    assert plan.lines() == ["Nothing leaves the sites: there is nothing to protect."]
+    trainer = prepare(net(), federation(), pf.Local(), settings(privacy=PRIVATE))
+    assert trainer.door is None
+    assert trainer.describe["privacy-says"] == ["Nothing leaves the sites: there is nothing to protect."]
 
 
 TRUST = {"shared": "none colludes with it", "own": "nobody else is trusted", "server": "trusted with every reply"}
@@ -452,11 +450,11 @@ TRUST = {"shared": "none colludes with it", "own": "nobody else is trusted", "se
 def test_the_plan_says_who_is_trusted_and_what_is_not_covered():
     for noise, words in TRUST.items():
         how = settings(50, PRIVATE | {"noise": noise})
-        text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).private.lines())
+        text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).describe["privacy-says"])
         assert words in text
         assert "Not covered" in text
     how = settings(50, PRIVATE | {"unit": "site"})
-    text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).private.lines())
+    text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).describe["privacy-says"])
     assert "a model of any use is not to be had so" in text
 
 
@@ -467,7 +465,7 @@ def test_a_step_is_known_for_one_however_large_the_model_and_its_rehearsal(input
     sites = [(rng.normal(size=(5, inputs)), rng.normal(size=5)) for _ in SIZES]
     fed = pf.Federation.from_arrays(sites, names=[*SIZES], test_fraction=0)
     trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=1.0), settings(1, PRIVATE))
-    assert trainer.private.rate == pytest.approx(1.0, rel=1e-9)
+    assert planned(trainer).rate == pytest.approx(1.0, rel=1e-9)
     assert trainer.run().status == "finished"
 
 

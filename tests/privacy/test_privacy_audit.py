@@ -9,11 +9,11 @@ import torch
 from polyfed.base.errors import ConfigError
 from polyfed.cli import call
 from polyfed.compute.stacked import Stacked
-from polyfed.privacy.accounts import lower_bound
-from polyfed.privacy.guard import Guard
-from polyfed.privacy.noise import Gaussian
-from polyfed.privacy.settings import Privacy
-from polyfed.studies.audit import audit
+from polyfed.runs.privacy import Privacy
+from polyfed_privacy.accounts import lower_bound
+from polyfed_privacy.audit import audit
+from polyfed_privacy.guard import Guard
+from polyfed_privacy.noise import Gaussian
 
 CLAIM = {"sums": "secure", "epsilon": 2.0, "delta": 1e-5, "clip": 1.0}
 

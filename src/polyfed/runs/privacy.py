@@ -1,7 +1,7 @@
 """[privacy]: the settings of secure sums and of differential privacy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from polyfed.base.errors import ConfigError, closest
@@ -56,34 +56,25 @@ class Privacy(Configured):
         self.require(self.noise != "own" or self.unit == "row", "noise", "shared or server for unit = site")
 
     def dump(self) -> dict[str, Any]:
-        """The table as a file has it.
-
-        Returns
-        -------
-        dict
-            What is not set is left out.
-        """
+        """The table as a file has it; what is not set is left out."""
         return {kebab(key): value for key in types_of(Privacy) if (value := getattr(self, key)) is not None}
+
+    def shared(self, runs: int) -> "Privacy":
+        """The settings of each of the runs of an experiment, which share the budget unless it is of one run."""
+        return self if self.per == "run" else replace(self, runs=max(1, runs))
+
+
+def refuse_private(privacy: Privacy | None, what: str) -> None:
+    """Raise ConfigError for an analysis that trains again and again on the same rows, which no budget is kept for."""
+    if privacy is not None:
+        raise ConfigError(
+            f"privacy: not with {what}, which trains cohorts that differ by one site, or many runs that no budget is "
+            "kept for; leave it out"
+        )
 
 
 def privacy_of(table: Mapping[str, Any]) -> Privacy:
-    """Read a table [privacy].
-
-    Parameters
-    ----------
-    table : mapping
-        Keys in kebab-case or with underscores.
-
-    Returns
-    -------
-    Privacy
-        The settings.
-
-    Raises
-    ------
-    ConfigError
-        A key is unknown or its value does not fit.
-    """
+    """Read a table [privacy], whose keys are in kebab-case or have underscores."""
     types, given = types_of(Privacy), {str(key).replace("-", "_"): value for key, value in table.items()}
     for key in given:
         if key not in types:

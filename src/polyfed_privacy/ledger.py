@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from polyfed.base.errors import RunError
 from polyfed.core.engine import Silent
-from polyfed.privacy.accounts import epsilon_of, rho_of
+from polyfed_privacy.accounts import epsilon_of, rho_of
 
 
 class Budget(NamedTuple):

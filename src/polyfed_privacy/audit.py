@@ -14,10 +14,10 @@ from torch import nn
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.base.errors import ConfigError
 from polyfed.data.federation import Federation
-from polyfed.privacy.accounts import lower_bound, rho_of
-from polyfed.privacy.settings import Privacy
+from polyfed.runs.privacy import Privacy
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import Training
+from polyfed_privacy.accounts import lower_bound, rho_of
 
 CANARIES, SITES = 2000, 4
 LENGTH, TARGET = 1e3, 1e6  # of a canary: its gradient is far beyond any clip, whatever the model
@@ -63,8 +63,7 @@ def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
         rounds=rounds, batch_size=None, local_steps=1, evaluate_every=0, privacy=privacy, dtype=torch.float64
     )
     trainer = prepare(net, federation, FedAvg(lr=1.0), how)
-    assert trainer.private is not None
-    claim = float(trainer.private.table()["epsilon-of-the-run"])
+    claim = float(trainer.describe["privacy-plan"]["epsilon-of-the-run"])
     models = [torch.zeros(canaries, dtype=torch.float64)]
     trainer.run(callbacks=[lambda progress: models.append(progress.run.server["w"].clone())])
     moves = np.diff(np.stack([w.numpy() for w in models]), axis=0)

@@ -1,10 +1,11 @@
-"""polyfed privacy: what a private experiment will do, before anything is trained, and what it would cost."""
+"""polyfed privacy: what a private experiment will do, before anything is trained, and what it would cost.
+polyfed audit: whether a private run keeps its promise against rows that were made to break it.
+"""
 
 import dataclasses
 
 from polyfed import report
 from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import Privacy
 from polyfed.cli.console import Show
 from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
@@ -14,9 +15,12 @@ from polyfed.report import words
 from polyfed.report.privacy import sentences
 from polyfed.runs.build import Parts
 from polyfed.runs.config import defaults_for, resolve
-from polyfed.runs.private import shared_by
+from polyfed.runs.ownership import config_of
+from polyfed.runs.rehearsal import sending
 from polyfed.runs.trainer import prepare
-from polyfed.studies.price import price
+from polyfed_privacy.audit import audit as audited
+from polyfed_privacy.commands import Audit, Privacy
+from polyfed_privacy.price import price
 
 
 def privacy(o: Privacy) -> int:
@@ -29,14 +33,14 @@ def privacy(o: Privacy) -> int:
     if o.cost is not None:
         return _cost(o, parts)
     seed, status = e.seeds[0], 0
-    methods = [m.algorithm for m in e.methods]
-    how = dataclasses.replace(parts.training(seed), privacy=shared_by(e.settings.privacy, methods, len(e.seeds)))
+    runs = len(e.seeds) * sum(sending(m.algorithm) for m in e.methods)
+    how = dataclasses.replace(parts.training(seed), privacy=e.settings.privacy.shared(runs))
     for method in e.methods:
         if not isinstance(method.algorithm, Algorithm):
             continue
         try:
-            plan = prepare(parts.model(seed), parts.federation(seed), method.algorithm, how).private
-            lines = [] if plan is None else plan.lines()
+            trainer = prepare(parts.model(seed), parts.federation(seed), method.algorithm, how)
+            lines = trainer.describe["privacy-says"]
         except ConfigError as refused:
             status, lines = 2, [f"Refused: {refused}"]
         stdout.print(f"{method.label}:", *(f"  {line}" for line in lines), sep="\n", markup=False, soft_wrap=True)
@@ -61,3 +65,24 @@ def _cost(o: Privacy, parts: Parts) -> int:
         stdout.print(*(f"  {line}" for line in sentences(study)), sep="\n", markup=False, soft_wrap=True)
         stdout.print(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
     return 0
+
+
+def audit(o: Audit) -> int:
+    """Print the bound beside the claim; exit status 1 where the claim is broken."""
+    settings = resolve(config_of(o.run)).settings
+    if settings.privacy is None:
+        raise ConfigError(f"{o.run}: has no table [privacy], and nothing to audit")
+    found = audited(settings.privacy, settings.rounds)
+    stdout.print(
+        f"{found.right} of the {found.guesses} canaries that were guessed with most certainty were guessed rightly\n"
+        f"epsilon is at least {found.bound:.2f} (95 % confidence), its settings claim {found.claim:.2f}: "
+        + ("the claim is wrong" if found.bound > found.claim else "nothing speaks against the claim")
+        + f"\nall canaries are told from absent ones with an AUC of {found.auc:.3f}; the claim's noise allows about "
+        f"{found.best:.3f}\n"
+        f"the noise has {found.second:.3f} times the variance that the claim needs, and a fourth moment of "
+        f"{found.fourth:.2f} (Gaussian: 3), over {found.moves:,} numbers: "
+        + ("the noise is wrong" if found.short else "as claimed"),
+        markup=False,
+        highlight=False,
+    )
+    return 1 if found.broken else 0

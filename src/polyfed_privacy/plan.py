@@ -21,7 +21,7 @@ from polyfed.compute.clipped import check_rows, sizes_of
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Contender, State
+from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Schedule
@@ -29,45 +29,13 @@ from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import here
-from polyfed.privacy.planned import Planned
-from polyfed.privacy.settings import Privacy
-from polyfed.runs.rehearsal import counted, rehearsed, sums_instead
-from polyfed.runs.training import Training
+from polyfed.runs.privacy import Privacy
+from polyfed.runs.rehearsal import rehearsed, sums_instead
+from polyfed_privacy.planned import Planned
 
 NAMES = ("one", "two")
 EPS = 8 * torch.finfo(torch.float64).eps
 Purposes = Mapping[str, int]  # purpose of a local solve -> which numbers its gradients are
-
-
-def sending(algorithm: Contender) -> bool:
-    """True for a method whose clients send something."""
-    return isinstance(algorithm, Algorithm) and bool(counted(algorithm, rounds=2).kinds)
-
-
-def shared_by(privacy: Privacy | None, methods: list[Contender], seeds: int) -> Privacy | None:
-    """The settings of one run of an experiment whose runs share the budget."""
-    if privacy is None or privacy.per == "run":
-        return privacy
-    return dataclasses.replace(privacy, runs=max(1, seeds * sum(map(sending, methods))))
-
-
-def refuse_private(training: Training, what: str) -> None:
-    """Raise ConfigError for an analysis that trains again and again on the same rows, which no budget is kept for."""
-    if training.privacy is not None:
-        raise ConfigError(
-            f"privacy: not with {what}, which trains cohorts that differ by one site, or many runs that no budget is "
-            "kept for; leave it out"
-        )
-
-
-def check_settings(training: Training, started: bool) -> None:
-    """Raise ConfigError for what [privacy] excludes. started: from another run"""
-    t = training
-    for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
-        if given is not None:
-            raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
-    if started:
-        raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
 
 
 def planned(

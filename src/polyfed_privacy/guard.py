@@ -22,13 +22,13 @@ from polyfed.compute.stacked import shrink
 from polyfed.compute.task import Task
 from polyfed.core.messages import Round, State
 from polyfed.core.uplinks import Wanted
-from polyfed.privacy.accounts import cost, epsilon_of, shared_cost
-from polyfed.privacy.fixed import PLACES, OutOfRange, decode, encode
-from polyfed.privacy.ledger import Entry, Ledger, Spent
-from polyfed.privacy.noise import Gaussian, keyed
-from polyfed.privacy.planned import PLACES as NOISY
-from polyfed.privacy.planned import Planned
-from polyfed.privacy.quantile import INSIDE, Following
+from polyfed_privacy.accounts import cost, epsilon_of, shared_cost
+from polyfed_privacy.fixed import PLACES, OutOfRange, decode, encode
+from polyfed_privacy.ledger import Entry, Ledger, Spent
+from polyfed_privacy.noise import Gaussian, keyed
+from polyfed_privacy.planned import PLACES as NOISY
+from polyfed_privacy.planned import Planned
+from polyfed_privacy.quantile import INSIDE, Following
 
 SLACK = 1 + 1e-6  # on sensitivities: more than the rounding of sums in float64
 BLOCK = 1 << 17  # numbers at a time: they stay in a core's cache
