@@ -1,6 +1,5 @@
-"""APFL: each client deploys a mixture of the common model and one of its own, the mixture trained as such.
-Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning" (arXiv 2003.13461), Algorithm 1; equation (10).
-"""
+"""APFL: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning" (arXiv 2003.13461), Algorithm 1, equation
+(10)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from polyfed.core.algorithm import Algorithm, Needs
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """A personal model v_i whose mixture with the common model fits the client.
+    """A personal model v_i, trained so that its mixture with the common model fits the client.
 
         w_i <- w_i - lr grad f_i(w_i),  from w                                      w <- mean_S w_i
         v_i <- v_i - lr alpha_i grad f_i(m_i),  m_i = alpha_i v_i + (1 - alpha_i) w_i       same batch, old w_i

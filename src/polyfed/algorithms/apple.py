@@ -1,6 +1,4 @@
-"""APPLE: every client downloads all core models and learns with which weights to add them up.
-Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022.
-"""
+"""APPLE: Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022."""
 
 import math
 from dataclasses import dataclass
@@ -24,9 +22,9 @@ class APPLE(Algorithm):
 
     Notes
     -----
-    The weights p_i travel with the core models, n numbers each way, and the server keeps them: in the paper a client
-    keeps its own. For p0 all clients tell their numbers of samples before the first round. A client downloads the core
-    models of all others, which the paper limits for large federations.
+    The server keeps the weights p_i, which travel with the core models, n numbers each way; in the paper a client keeps
+    its own. For p0 all clients tell their numbers of samples before the first round. A client downloads the core models
+    of all others, which the paper limits for large federations.
     """
 
     lr: float = setting(0.01, source="code", doc="Step size of the core models.")
@@ -48,7 +46,7 @@ class APPLE(Algorithm):
         )
 
     def _tells(self, round):
-        """True in the exchange in which clients only tell how many samples they have."""
+        """True in the exchange in which clients only tell their numbers of samples."""
         return round.t == 0 == round.phase
 
     def downlink(self, server, round):

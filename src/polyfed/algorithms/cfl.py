@@ -1,7 +1,5 @@
-"""CFL: FedAvg that splits a cluster in two when its clients, as one, stand still and each of them would still move.
-Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under Privacy
-Constraints" (arXiv 1910.01991), Algorithms 1 and 3 and the parameter tree of section V.
-"""
+"""CFL: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
+under Privacy Constraints" (arXiv 1910.01991), Algorithms 1 and 3 and the parameter tree of section V."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,19 +17,17 @@ from polyfed.core.newcomer import Newcomer
 
 
 def bipartition(S: Tensor, method: str = "single") -> Tensor:
-    """[m] bool: the two parts of m clients with similarities S: [m, m].
-
-    "single" is exact: no bipartition has a smaller largest similarity across. "complete" is not.
-    """
+    """[m] bool: the two parts of m clients with similarities S: [m, m]."""
     from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
     from scipy.spatial.distance import squareform
 
+    # "single" is exact: no bipartition has a smaller largest similarity across; "complete" is not
     distance = squareform(1 - S.cpu().numpy(), checks=False)
     return torch.from_numpy(cut_tree(linkage(distance, method), 2)[:, 0] == 1).to(S.device)
 
 
 class Sorted(Newcomer):
-    """A newcomer goes down the tree of splits, which is frozen: it makes none."""
+    """A newcomer, which goes down the frozen tree of splits and makes none."""
 
     def keep(self, after):
         if len(after["w"]) == len(self.before["w"]):
@@ -50,12 +46,12 @@ class CFL(Clustered):
 
     Notes
     -----
-    The paper asks all clients in every round. Here a split is decided by the cluster's participants alone, never with
-    old or missing updates. The others stay where they are in the tree of splits: when next asked, a client trains from
-    the model at which its cluster was split, and its update only decides which part it belongs to (the paper's rule
-    for newcomers; compared with the mean direction of each part, where the paper takes its most similar member).
-    With `absent="zero"` absent members of a cluster count as if they had sent an update of zero. It is similar to no
-    other: where that leaves a tie, the order of the clients decides on which side of a split they come.
+    The paper asks all clients in every round. Here the cluster's participants alone decide a split, never old or
+    missing updates. The others stay where they are in the tree of splits: when next asked, a client trains from the
+    model at which its cluster was split, and its update only decides which part it belongs to (the paper's rule for
+    newcomers, with the mean direction of each part in place of its most similar member). With `absent="zero"` absent
+    members of a cluster count as updates of zero, which are similar to no other: where that leaves a tie, the order of
+    the clients decides their side.
     """
 
     linear = "its cosines between updates, and so its clusters,"
@@ -113,20 +109,20 @@ class CFL(Clustered):
         return Sorted(self, task, server, samples)
 
     def init_server(self, task, w0, n):
-        """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of
-        the clients it was made of; and the node of every client."""
+        """The tree of splits and every client's node."""
         tree = {
             "w": w0[None],
             "child": torch.full((1,), -1, device=w0.device),
             "direction": torch.zeros_like(w0)[None],
         }
+        # of each node: a model, its first child (the second comes next) or -1, the mean direction of its clients
         return Server(free=tree, each={"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)})
 
     def labels(self, server):
         return server["cluster"]
 
     def _counts(self, round):
-        """True where this exchange only tells the server how many samples everyone has."""
+        """True in the exchange that only tells the server everyone's number of samples."""
         return self.absent == "zero" and round.t == 0 == round.phase
 
     def downlink(self, server, round):
@@ -168,7 +164,7 @@ class CFL(Clustered):
         return {**tree, "cluster": node}
 
     def _parts(self, D, step, t):
-        """[m] bool: how to split a cluster with updates D: [m, p] and their mean, or None."""
+        """[m] bool: the parts of a cluster with updates D: [m, p] and their mean; None: no split."""
         if len(D) < self.min_size or t < self.first_round or step.double().norm() >= self.eps1:
             return None
         if torch.linalg.vector_norm(D, dim=1).max() <= self.eps2:

@@ -1,6 +1,4 @@
-"""Ditto: a common model, and one personal model per client that is pulled towards it.
-Li et al., ICML 2021, Algorithm 1.
-"""
+"""Ditto: Li et al., ICML 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -13,10 +11,8 @@ from polyfed.core.algorithm import Personal
 class Ditto(Personal):
     """A personal model per client, regularised towards the FedAvg model x it received.
 
-        w_i = local SGD from x on f_i                     x <- sum_i n_i w_i / sum_i n_i
-        v_i <- v_i - lr (grad f_i(v_i) + lam (v_i - x))   with x as received, frozen; v_i never leaves the client
-
-    Li et al. (2021), Algorithm 1.
+    w_i = local SGD from x on f_i                     x <- sum_i n_i w_i / sum_i n_i
+    v_i <- v_i - lr (grad f_i(v_i) + lam (v_i - x))   with x as received, frozen; v_i never leaves the client
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of both local solves.")

@@ -1,7 +1,5 @@
-"""FedACS: each client starts from a mix of the models of clients similar to it.
-Chen, Li, Shen, "Personalized Federated Learning with Attention-based Client Selection" (arXiv 2312.15148),
-equations (4) and (5).
-"""
+"""FedACS: Chen, Li, Shen, "Personalized Federated Learning with Attention-based Client Selection" (arXiv
+2312.15148), equations (3) to (5)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,12 +19,10 @@ AFFORDED = 2e10  # products for a report of the groups of more clients than that
 
 
 def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
-    """`similarity(W)` from S: [n, n], that of before the rows `ids` of W: [n, p] changed, in place; s n p products.
-
-    In float64 whatever W is: models that set out together have cosines near 1, and what tells them apart are the last
-    digits. Errors do not add up over rounds, since every entry is recomputed from its two models.
-    """
+    """`similarity(W)`, out of S: [n, n] before the rows `ids` of W: [n, p] changed, in place; s n p products."""
     G, squares = products(W, ids)
+    # in float64: models that set out together have cosines near 1, told apart by the last digits. Errors do not add up
+    # over rounds, since every entry is made anew from its two models
     norm = torch.where(squares > 0, squares.sqrt(), 1.0)
     rows = (G / norm[ids, None] / norm).clamp_(-1, 1)
     rows[:, ids] = mirrored(rows[:, ids])
@@ -40,10 +36,7 @@ def threshold(S: Tensor, quantile: float | None) -> float:
 
 
 def weights(S: Tensor, quantile: float | None, rows: Tensor | None = None) -> Tensor:
-    """[m, m] row-stochastic weights of (4) from similarities S: [m, m]; of some rows only: [s, m].
-
-    Cosines above the quantile of all of S, self always, none negative.
-    """
+    """[m, m] row-stochastic weights of (4) from similarities S: [m, m], none negative; of some rows only, [s, m]."""
     delta = threshold(S, quantile)
     own = torch.arange(len(S), device=S.device) if rows is None else rows
     S = S if rows is None else S[rows]
@@ -69,8 +62,8 @@ class FedACS(Personal):
     With alpha below 1, and no quantile, u_i = w_i - alpha (w_i - sum_j s_ij w_j), the s_ij of a row summing to 1:   (3)
 
     Self is always kept and non-positive similarities are dropped, where (4) as printed divides by zero or leaves the
-    convex hull. The paper names no quantile: it decides everything. A client keeps
-    about (1 - quantile) m - 1 peers, m the number of clients mixed.
+    convex hull. The paper names no quantile, which decides everything: a client keeps about (1 - quantile) m - 1 peers,
+    m the number of clients mixed.
 
     Notes
     -----
@@ -78,10 +71,9 @@ class FedACS(Personal):
     models have changed: s n p operations a round for s participants.
 
     Groups are reported as the connected components of who mixes with whom, had all clients known to the server taken
-    part; the mixing matrix itself for at most 300 clients. With pool="participants" the similarities of all clients
-    are made for the report alone, n n p products at every evaluation: of more than 300 clients groups are reported
-    where that is at most 2e10 (5000 clients with 610 parameters, 400 with 100 000). With pool="all" they are at hand,
-    and groups are always reported.
+    part; the mixing matrix itself for at most 300 clients. With pool="participants" the report alone needs the
+    similarities of all clients, n n p products at every evaluation: above 300 clients it has groups up to 2e10 products
+    (5000 clients with 610 parameters, 400 with 100 000).
     """
 
     linear = "its similarities between models"
@@ -137,7 +129,7 @@ class FedACS(Personal):
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):
-        """The participants' rows, in place."""
+        """Renew the participants' rows, in place."""
         W = server["w"].index_copy_(0, round.ids, up["w"])
         if self.pool == "participants":
             return {"w": W}

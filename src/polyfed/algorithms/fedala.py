@@ -1,6 +1,4 @@
-"""FedALA: each client starts from an element-wise mixture of its own model and the common one, with learned weights.
-Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023.
-"""
+"""FedALA: Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +13,7 @@ from polyfed.core.algorithm import Needs, Personal
 
 @dataclass(frozen=True)
 class FedALA(Personal):
-    """Adaptive local aggregation: what of the common model x a client takes in, number by number of its top layers.
+    """Adaptive local aggregation: each client starts from its own mixture with the common model x, number by number.
 
         s_i = w_i + (x - w_i) * A_i on the top layers, x below       A_i in [0, 1], at first 1
         A_i <- clip(A_i - eta grad f_i(s_i) * (x - w_i), 0, 1)       on part of the samples, w_i and x as they are
@@ -25,11 +23,10 @@ class FedALA(Personal):
 
     Notes
     -----
-    A_i is trained from a client's second contact on (at the first, x = w_i), where x is not w_i: the first time until
-    more than ten passes are done and the losses of the last batch of the latest ten have a standard deviation below
-    `settled`, then one pass a round. The released code evaluates s_i
-    before local training, runs this step at absent clients too, and takes a contiguous stretch of the samples, where
-    here the first batches of a new order are taken.
+    A_i trains from a client's second contact on (at the first, x = w_i): the first time until more than ten passes are
+    done and the losses of the last batch of the latest ten have a standard deviation below `settled`, then one pass a
+    round. The released code evaluates s_i before local training, runs this step at absent clients too, and takes a
+    contiguous stretch of the samples, where here the first batches of a new order are taken.
     """
 
     lr: float = setting(0.005, source="paper", doc="Step size of local SGD.")

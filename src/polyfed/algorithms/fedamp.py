@@ -1,6 +1,5 @@
-"""FedAMP and HeurFedAMP: every client has its own model on the server, mixed with those that are close to it.
-Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, Algorithm 1 and section 4.
-"""
+"""FedAMP and HeurFedAMP: Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021,
+Algorithm 1 and section 4."""
 
 from dataclasses import dataclass
 
@@ -15,10 +14,7 @@ from polyfed.core.algorithm import Down, Personal, Portrait, Server
 
 
 def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
-    """[m, n] weights of FedAMP for the clients `ids` (None: all).
-
-    alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma for the others, what is left for self.
-    """
+    """[m, n] weights of FedAMP for the clients `ids` (None: all): alpha A'(||w_i - w_j||^2), the rest for self."""
     ids, own = _rows(W, ids)
     G, squares = products(W, ids)
     apart = (squares[ids, None] + squares - 2 * G).clamp_(min=0)
@@ -27,10 +23,7 @@ def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -
 
 
 def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = None) -> Tensor:
-    """[m, n] weights of HeurFedAMP for the clients `ids` (None: all).
-
-    A softmax of sigma cos(w_i, w_j) over the others, `self_weight` for self.
-    """
+    """[m, n] weights of HeurFedAMP for the clients `ids` (None: all)."""
     ids, own = _rows(W, ids)
     if len(W) == 1:
         return own.double()
@@ -41,14 +34,14 @@ def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = 
 
 
 def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(ids, [m, n] bool: where a row is the client's own)"""
+    """(ids, [m, n] bool: True where a row is the client's own)"""
     everyone = torch.arange(len(W), device=W.device)
     ids = everyone if ids is None else ids
     return ids, ids[:, None] == everyone
 
 
 class Mixed(Personal, abstract=True):
-    """Base of FedAMP and HeurFedAMP: the server keeps n models and sends each client its own mixture u_i of them."""
+    """Base: the server keeps n models and sends each client its own mixture u_i of them."""
 
     linear = "its distances and cosines between models"
     chart = True
@@ -76,7 +69,7 @@ class Mixed(Personal, abstract=True):
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):
-        """The participants' rows, in place."""
+        """Renew the participants' rows, in place."""
         return {"w": server["w"].index_copy_(0, round.ids, up["w"])}
 
     def describe(self, server):

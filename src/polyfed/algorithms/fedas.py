@@ -1,6 +1,4 @@
-"""FedAS: the received body is first aligned with the client's old one, and well-informed clients count more.
-Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
-"""
+"""FedAS: Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,8 +23,8 @@ class FedAS(Algorithm):
 
     Notes
     -----
-    The head is frozen in the alignment, which is another solve than the training. The released code aligns the server's
-    own body in place, so that the second client begins where the first one ended.
+    The alignment is a solve of its own, with the head frozen. The released code aligns the server's own body in place,
+    so that the second client begins where the first one ended.
     """
 
     lr: float = setting(0.005, source="code", doc="Step size of local SGD.")

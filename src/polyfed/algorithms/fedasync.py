@@ -1,6 +1,4 @@
-"""FedAsync: the common model moves towards every reply as it comes, less for a stale one. Xie, Koyejo, Gupta,
-"Asynchronous Federated Optimization" (arXiv 1903.03934), Algorithm 1.
-"""
+"""FedAsync: Xie, Koyejo, Gupta, "Asynchronous Federated Optimization" (arXiv 1903.03934), Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ from polyfed.core.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class FedAsync(Algorithm):
-    """Asynchronous federated optimisation; run it with an asynchronous schedule.
+    """Asynchronous federated optimisation, for asynchronous schedules: stale replies move the common model less.
 
         w_i ~ argmin_w f_i(w) + mu/2 ||w - w_tau||^2, by local SGD from the w_tau it was sent
         w <- (1 - alpha_t) w + alpha_t w_i,   alpha_t = alpha (t - tau + 1)^-staleness

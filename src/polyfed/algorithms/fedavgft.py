@@ -1,6 +1,4 @@
-"""FedAvg-FT: FedAvg, and each client fine-tunes the common model on its own data. The simplest personalisation.
-Analysed as FedAvg followed by fine-tuning in Collins et al., "FedAvg with Fine Tuning", NeurIPS 2022.
-"""
+"""FedAvg-FT: FedAvg followed by fine-tuning. Collins et al., "FedAvg with Fine Tuning", NeurIPS 2022."""
 
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ from polyfed.core.algorithm import Personal
 
 @dataclass(frozen=True)
 class FedAvgFT(Personal):
-    """Federated averaging with local fine-tuning.
+    """Federated averaging with local fine-tuning, the simplest personalisation.
 
         w_i = local SGD from w on f_i        w <- sum_i n_i w_i / sum_i n_i
         v_i = finetune_epochs of SGD from w on f_i; client i deploys v_i, which never leaves it

@@ -1,6 +1,5 @@
-"""FedAvgM: FedAvg with momentum at the server. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
-Distribution for Federated Visual Classification" (arXiv 1909.06335).
-"""
+"""FedAvgM: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification" (arXiv 1909.06335)."""
 
 from dataclasses import dataclass
 
@@ -15,10 +14,8 @@ from polyfed.core.algorithm import Algorithm
 class FedAvgM(Algorithm):
     """FedAvg with momentum at the server.
 
-        D = sum_i n_i w_i / sum_i n_i - w,   w_i = local SGD from w on f_i
-        v <- beta v + D,   w <- w + server_lr v
-
-    Hsu, Qi and Brown (2019).
+    D = sum_i n_i w_i / sum_i n_i - w,   w_i = local SGD from w on f_i
+    v <- beta v + D,   w <- w + server_lr v
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

@@ -1,6 +1,5 @@
-"""FedBABU: the body is trained in common under a head that stays fixed; heads are fitted only at the end.
-Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1.
-"""
+"""FedBABU: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022,
+Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,9 +20,9 @@ class FedBABU(Personal):
 
     Notes
     -----
-    The paper fine-tunes once, after the last round. Here a client fine-tunes from the body it receives whenever it
-    takes part, and keeps the result to itself: w_i belongs to the common body of its last participation, one round
-    before the server's latest at best. Until then it deploys the initial model.
+    The paper fine-tunes once, after the last round. Here a client fine-tunes the body it receives whenever it takes
+    part, and keeps the result: w_i belongs to the common body of its last participation, one round before the server's
+    latest at best. Until then it deploys the initial model.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of both solves.")

@@ -1,6 +1,5 @@
-"""FedBN: FedAvg of all layers but the normalisation layers, which stay with their clients.
-Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, Algorithm 1.
-"""
+"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
+Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ class FedBN(Partial):
 
     Notes
     -----
-    The paper keeps the running mean and variance of BatchNorm at the client too, as here for a model from
+    As in the paper, the running mean and variance of BatchNorm stay at the client too, for a model from
     `polyfed.models.with_statistics`, where they move by the layer's own momentum, whatever takes the steps; GroupNorm,
     LayerNorm and InstanceNorm have none. A model without trained normalisation parameters is refused: FedBN of it is
     FedAvg. Newcomers start with the initial ones.

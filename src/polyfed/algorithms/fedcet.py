@@ -1,7 +1,5 @@
-"""FedCET: exact linear convergence under drift with one vector each way.
-Liu, Wang, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data", Algorithms 1, 2,
-in the (d, x) form of Lemma 1.
-"""
+"""FedCET: Liu, Wang, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data",
+Algorithms 1, 2, in the (d, x) form of Lemma 1."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,11 +17,7 @@ from polyfed.core.newcomer import Newcomer
 
 @cache
 def paper_step(smoothness: float, convexity: float, tau: int) -> float:
-    """The step size of Algorithm 1: the largest `a`, growing from a0, for which both of its conditions hold.
-
-    smoothness: L     convexity: mu     tau: local steps. The first root of the two polynomials, found by bisection;
-    the paper's search with increment h stops within h below it.
-    """
+    """The step size of Algorithm 1: the largest `a`, growing from a0, for which both of its conditions hold."""
     L, mu = smoothness, convexity
     k = (1 + 2 / tau) ** (2 * tau - 2)
 
@@ -32,6 +26,7 @@ def paper_step(smoothness: float, convexity: float, tau: int) -> float:
         second = (1 - tau * L * a) * tau * mu + tau**3 * L**4 * (tau * a - 2 / mu) * k * a**2  # divided by a
         return min(first, second)
 
+    # the first root of the two polynomials; the paper's search with increment h stops within h below it
     low = 0.999 * min(1 / (2 * tau * L), mu**2 / (2 * tau * k * L**3), mu / (5 * tau * k * L**2))
     high = low
     while slack(high) > 0:
@@ -42,42 +37,40 @@ def paper_step(smoothness: float, convexity: float, tau: int) -> float:
 
 
 def exchange_weight(tau: Tensor, spread: float | Tensor = 0.0) -> Tensor:
-    """The default c a: 7/8 of the bound 4/(tau + 2), less where only some clients take part, and at most 1/2.
-
-    spread: 1/m - 1/n for m of n clients, the variance of a mean over them. Measured by benchmarks/fedcet_weight.py.
-    """
+    """The default c a: 7/8 of the bound 4/(tau + 2), less where only some clients take part, and at most 1/2."""
     width = tau + 2
+    # spread: 1/m - 1/n for m of n clients, the variance of a mean over them; by benchmarks/fedcet_weight.py
     return (3.5 / (width * (1 + 2 * width * spread))).clamp(max=0.5)
 
 
 @dataclass(frozen=True)
 class FedCET(Personal):
-    """One vector up and one down per round, no drift, no decaying step.
+    """Exact linear convergence under drift: one vector up and one down per round, no decaying step.
 
         tau local steps      x_i <- x_i - a (grad f_i(x_i) + d_i)          z_i: the last of them, uploaded
         exchange             d_i <- d_i + c (z_i - zbar),   x_i <- z_i - c a (z_i - zbar)
 
-    with zbar the mean over the participants; sum_i d_i = 0 throughout, and d_i -> -grad f_i(x*). The first round is
-    preceded by the paper's start: two steps with d_i = 0 and an exchange.
+    with zbar the mean over the participants; sum_i d_i = 0 throughout, and d_i -> -grad f_i(x*). Before the first round
+    is the paper's start: two steps with d_i = 0 and an exchange.
 
     Notes
     -----
-    The theory needs strongly convex losses, full-batch gradients and full participation. Everything else runs and is
-    outside of it. The adaptive step needs gradients without jumps: across the kink of a ReLU the measured smoothness
-    grows as the step shrinks, without end.
+    The theory needs strongly convex losses, full-batch gradients and full participation; everything else runs outside
+    of it. The adaptive step needs gradients without jumps: across the kink of a ReLU the measured smoothness grows as
+    the step shrinks, without end.
 
     An exchange adds c (z_i - zbar) to d_i, and the next tau steps move x_i by -tau a times that. For small a L the
-    roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is. Below, the larger c a, the
-    faster; but the mean of m of n clients has a variance of its own, 1/m - 1/n of theirs, which a large c a blows up.
-    The default weighs both. c must be the same for all clients of a round, or sum_i d_i = 0 breaks; where their numbers
-    of steps differ, c a is that of 5 steps, and a client of more steps makes them 7 / (tau_i + 2) as long.
+    roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is. Below, a larger c a is
+    faster; but the mean of m of n clients has a variance of 1/m - 1/n of theirs, which a large c a blows up. The
+    default weighs both. c must be the same for all clients of a round, or sum_i d_i = 0 breaks; where their numbers of
+    steps differ, c a is that of 5 steps, and a client of more steps makes them 7 / (tau_i + 2) as long.
 
-    The server keeps the last smoothness of every client and forgets 2 % of it whenever that client has measured again.
-    With full batches it is measured between successive steps; a client of one step takes a second gradient behind it.
+    The server keeps every client's last smoothness and forgets 2 % of it whenever that client has measured again, with
+    full batches between successive steps; a client of one step takes a second gradient behind it.
 
-    Where all Hessians are equal the mean of the x_i converges as gradient descent on f does, and the differences of
-    the clients at a rate of their own: under "paper", on the problem of Figure 1, the mean by 0.886 a round, the error
-    that the figure shows, but every single x_i by 0.938.
+    Where all Hessians are equal the mean of the x_i converges as gradient descent on f does, and the clients'
+    differences at a rate of their own: under "paper", on the problem of Figure 1, the mean by 0.886 a round, which the
+    figure shows, but every single x_i by 0.938.
     """
 
     linear = "its linear rate and its exact optimum"
@@ -131,7 +124,7 @@ class FedCET(Personal):
         return {"w": w0, "d": zeros_like(w0), "a": w0.new_tensor(0.0)}
 
     def admit(self, task, server, samples):
-        """All x_i tend to the common model: it is what a newcomer deploys."""
+        """A newcomer deploys the common model, to which all x_i tend."""
         newcomer = Newcomer(self, task, server, samples)
         newcomer.trains = False
         return newcomer

@@ -1,6 +1,4 @@
-"""FedDBE: a mean of the features of each client's own, so that the common ones are of no domain.
-Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023.
-"""
+"""FedDBE: Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023."""
 
 from dataclasses import dataclass
 

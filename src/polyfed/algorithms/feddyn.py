@@ -1,6 +1,4 @@
-"""FedDyn: a dynamic regulariser makes the clients' optima agree with the global one.
-Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.
-"""
+"""FedDyn: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 

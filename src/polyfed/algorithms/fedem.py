@@ -1,7 +1,5 @@
-"""FedEM: every client's law is a mixture of a few common ones, in shares of its own.
-Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021,
-Algorithm 1.
-"""
+"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture of Distributions",
+NeurIPS 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -17,14 +15,14 @@ class FedEM(Mixed):
         M   theta_i <- local SGD on sum_k q_ij(k) l(theta_k; x_ij, y_ij)         theta_k <- sum_i p_i theta_ik
             with q as of the E step ("fixed"), or at the renewed pi_i and the present theta_i ("following")
 
-    Client i deploys sum_k pi_ik softmax(theta_k). It takes a model that is a mixture (`polyfed.models.mixture`), whose
-    parts have starts of their own.
+    Client i deploys sum_k pi_ik softmax(theta_k). The model is a mixture (`polyfed.models.mixture`), whose parts have
+    starts of their own.
 
     Notes
     -----
     "following" goes down -log sum_k pi_ik exp(-l(theta_k)). A client that has not taken part deploys equal weights; the
     weights of one that has are those of its last round, as in the released code. The code averages the last models of
-    all clients, of those that did not take part too; here it is those of the round.
+    all clients, absent ones too; here it is those of the round.
     """
 
     def train(self, task, w, shared, data):

@@ -1,7 +1,5 @@
-"""FedEx-LoRA: the mean of the factors, and what it lacks as a residual in the frozen weights.
-Singhal, Ponkshe, Vepakomma, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Large Language
-Models", ACL 2025.
-"""
+"""FedEx-LoRA: Singhal, Ponkshe, Vepakomma, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
+Large Language Models", ACL 2025."""
 
 from dataclasses import dataclass
 
@@ -24,10 +22,10 @@ class FedExLoRA(Merging):
 
     Notes
     -----
-    A round raises the rank of R by at most (clients - 1) r. It goes down as two factors where these are fewer numbers
-    than the matrix, all of it, so that a client need not have been in the rounds before. The paper's server sends each
-    round's residual, and its p_i are equal. `aggregation_error` of the history is the length of the last round's
-    residual over that of the mean of the updates: what FedIT's means would have missed.
+    A round raises the rank of R by at most (clients - 1) r. All of R goes down, as two factors where these are fewer
+    numbers, so that a client need not have been in the rounds before; the paper's server sends each round's residual,
+    and its p_i are equal. `aggregation_error` of the history is the length of the last round's residual over that of
+    the mean of the updates: what FedIT's means would have missed.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

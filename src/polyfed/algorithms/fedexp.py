@@ -1,6 +1,4 @@
-"""FedExP: FedAvg with a server step that grows where the clients' moves do not agree.
-Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023.
-"""
+"""FedExP: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,4 @@
-"""FedFomo: a client downloads a few other clients' models, and moves towards those that do better on its own data.
-Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021.
-"""
+"""FedFomo: Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021."""
 
 from dataclasses import dataclass
 
@@ -23,12 +21,12 @@ class FedFomo(Personal):
         P_in <- P_in + v_n at the server, which sends client i the models of the others with the largest P_in, each
         replaced by one that is drawn with probability epsilon - decay t
 
-    Client i deploys its last theta_i.
+    Client i deploys its last theta_i, from which it starts again.
 
     Notes
     -----
-    theta_i is the client's own last trained model. A model at theta_i itself has v_n = 0. Before anything is known of
-    two models the order is drawn, by the clients' names.
+    A model at theta_i itself has v_n = 0. Before anything is known of two models the order is drawn, by the clients'
+    names.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
@@ -55,7 +53,7 @@ class FedFomo(Personal):
         return Server(each={"model": w0.expand(n, -1).clone()}, pairs={"P": w0.new_zeros(n, n)}, drawn={"key": keys})
 
     def _sent(self, server, round):
-        """[s, M] whose models each client is sent; the same for the downlink and for the replies to it."""
+        """[s, M] the clients whose models each client is sent, the same for the downlink and for the replies to it."""
         P, key, mine = server["P"][round.ids].cpu().numpy(), server["key"].cpu().numpy(), round.ids.cpu().numpy()
         order, kept = (
             uniform(self.seed, key_of(purpose), round.t, key[mine, None].view("uint64"), key.view("uint64"))

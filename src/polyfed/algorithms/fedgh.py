@@ -1,6 +1,5 @@
-"""FedGH: every client has a body of its own, and the server trains one head for all on the clients' class means.
-Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023.
-"""
+"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM
+2023."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,8 +24,8 @@ class FedGH(Algorithm):
 
     Notes
     -----
-    The server's steps are of all pairs at once; published code passes over them in batches. There the server trains
-    the head object of client 0 in place.
+    The server's steps are of all pairs at once; published code passes over them in batches, and trains the head object
+    of client 0 in place.
     """
 
     lr: float = setting(0.01, source="ours", doc="Step size of local SGD.")

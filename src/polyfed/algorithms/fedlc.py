@@ -1,6 +1,4 @@
-"""FedLC: FedAvg whose clients train with logits calibrated to their own class counts.
-Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022.
-"""
+"""FedLC: Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022."""
 
 from dataclasses import dataclass
 
@@ -19,7 +17,7 @@ class FedLC(Algorithm):
 
     Notes
     -----
-    A class that a client has no sample of is masked in its training: its margin is infinite. The margins are a shift
+    A class without samples at a client has an infinite margin, and is masked in its training. The margins are a shift
     of the last layer's bias, taken back before the model is sent.
     """
 

@@ -1,7 +1,5 @@
-"""FedLin: gradient tracking with sparsified gradients in both directions, and a memory for what was cut off.
-Mitra et al., "Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients",
-NeurIPS 2021, Algorithm 1.
-"""
+"""FedLin: Mitra et al., "Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse
+Gradients", NeurIPS 2021, Algorithm 1."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +13,14 @@ from polyfed.core.algorithm import Algorithm, Down, Needs, State
 
 
 def top_k(v: Tensor, fraction: float) -> State:
-    """The k = ceil(fraction p) entries of largest magnitude in each row of v: [s, p], and where they are."""
+    """The k = ceil(fraction p) entries of largest magnitude in each row of v: [s, p], and their positions."""
     k = math.ceil(fraction * v.shape[-1] - 1e-9)
     at = v.abs().topk(k).indices.sort().values
     return {"values": v.gather(-1, at), "at": at.to(torch.int32)}
 
 
 def dense(message: State, p: int) -> Tensor:
-    """`top_k` undone: [s, p], zero where nothing was sent."""
+    """`top_k` undone: [s, p], zero elsewhere."""
     values, at = message["values"], message["at"].long()
     return values.new_zeros(*values.shape[:-1], p).scatter_(-1, at, values)
 
@@ -35,9 +33,9 @@ class FedLin(Algorithm):
                       g = C_down(e + mean_S h_i),             e <- e + mean_S h_i - g
         exchange 2    x_i <- x_i - lr/tau_i (grad f_i(x_i) - grad f_i(x) + g), tau_i steps from x;   x <- mean_S x_i
 
-    C keeps the entries of largest magnitude, which are sent as values and positions; the models go dense. Sparsified
-    on the server the convergence stays exact, sparsified at the clients it stops at a distance that unlike clients
-    set.
+    C keeps the entries of largest magnitude, sent as values and positions; the models go dense. Sparsified on the
+    server the convergence stays exact; sparsified at the clients it stops at a distance that grows with their
+    differences.
 
     Notes
     -----

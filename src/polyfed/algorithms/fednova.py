@@ -1,6 +1,5 @@
-"""FedNova: clients' moves divided by their numbers of steps before they are averaged.
-Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
-"""
+"""FedNova: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+NeurIPS 2020."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +11,7 @@ from polyfed.core.algorithm import Algorithm, Needs
 
 @dataclass(frozen=True)
 class FedNova(Algorithm):
-    """Normalised averaging: who takes more steps does not count more.
+    """Normalised averaging: clients that take more steps do not count more.
 
         d_i = (x - w_i) / a_i,   w_i = local SGD from x on f_i + mu/2 ||w - x||^2, tau_i steps
         a_i = sum_k (1 - lr mu)^(tau_i - k) over k = 1, ..., tau_i, which is tau_i without mu
@@ -20,8 +19,7 @@ class FedNova(Algorithm):
 
     Notes
     -----
-    d_i is lr times the paper's, so that a decaying lr is each round's own. Momentum at the clients and at the server is
-    left out.
+    d_i is lr times the paper's, so that a decaying lr is each round's own. There is no momentum at clients or server.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

@@ -1,6 +1,5 @@
-"""FedNTD: FedAvg whose clients keep what the common model says of the classes that a sample is not of.
-Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022.
-"""
+"""FedNTD: Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS
+2022."""
 
 from dataclasses import dataclass
 

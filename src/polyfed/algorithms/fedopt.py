@@ -1,7 +1,6 @@
-"""FedAdagrad, FedAdam, FedYogi: the mean of the clients' moves as a gradient for an adaptive optimiser at the server.
-Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. The defaults are those of Flower, which refers
-to that paper; the paper's own values were not checked, and none is called the paper's here.
-"""
+"""FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. The
+defaults are Flower's, which refers to that paper; the paper's own values were not checked, and none is called the
+paper's here."""
 
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from polyfed.core.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Adaptive(Algorithm, abstract=True):
-    """The common part of FedAdagrad, FedAdam and FedYogi: all of Algorithm 2 but the second moment v."""
+    """Base: all of Algorithm 2 but the second moment v."""
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     server_lr: float = setting(0.1, ge=0, source="ours", doc="Step size of the server.")

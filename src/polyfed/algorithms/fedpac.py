@@ -1,6 +1,5 @@
-"""FedPAC: features are aligned with common centres of the classes, and heads are combined where that helps each client.
-Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
-"""
+"""FedPAC: Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
+ICLR 2023."""
 
 from dataclasses import dataclass
 from typing import Literal

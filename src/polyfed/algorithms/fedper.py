@@ -1,6 +1,5 @@
-"""FedPer: common base layers and personal top layers, trained together.
-Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912.00818), Algorithms 1 and 2.
-"""
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912.00818), Algorithms 1 and
+2."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,4 @@
-"""FedProto: clients exchange the mean features of each class, and nothing else.
-Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022.
-"""
+"""FedProto: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022."""
 
 from dataclasses import dataclass
 
@@ -19,8 +17,8 @@ class FedProto(Pulled):
 
     Notes
     -----
-    A class without a prototype pulls at nothing. Here m_ic is taken of the trained model; the released code takes the
-    features seen on the way, of weights that still move. Equation (6) of the paper divides twice, which shrinks M_c.
+    A class without a prototype pulls at nothing. m_ic is of the trained model; the released code takes the features
+    seen on the way, of weights that still move. Equation (6) of the paper divides twice, which shrinks M_c.
     """
 
     def aggregate(self, server, up, round):

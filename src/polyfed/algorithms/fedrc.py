@@ -1,7 +1,5 @@
-"""FedRC: common models that stand for different laws of y given x, whatever classes and inputs their clients have.
-Guo, Tang, Lin, "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering",
-ICML 2024.
-"""
+"""FedRC: Guo, Tang, Lin, "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust
+Clustering", ICML 2024."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,21 +15,21 @@ from polyfed.core.algorithm import Down, Needs
 
 @dataclass(frozen=True)
 class FedRC(Mixed):
-    """FedEM whose responsibilities are divided by how common the sample's class is among those of the model.
+    """FedEM whose responsibilities are divided by the frequency of the sample's class among those of the model.
 
         E   q_ij(k) = pi_ik exp(-l(theta_k; x_ij, y_ij)) / C_yk, over its sum over k,    pi_ik <- mean_j q_ij(k)
             C_yk <- sum of q_ij(k) over samples of class y / sum of q_ij(k) over all     summed at the server
         M   theta_i <- local SGD on sum_k q_ij(k) l(theta_k; x_ij, y_ij)         theta_k <- sum_i p_i theta_ik
             with q as of the E step ("fixed"), or at the renewed pi_i and the present theta_i ("following")
 
-    A model gains nothing from being the one of a class, so that shifts of labels part no models. Client i deploys
-    sum_k pi_ik softmax(theta_k).
+    So models stand for different laws of y given x, and shifts of labels part none. Client i deploys sum_k pi_ik
+    softmax(theta_k).
 
     Notes
     -----
-    It takes a mixture by class (`polyfed.models.mixture`). "following" goes down
-    -log sum_k pi_ik exp(-l(theta_k)) / C_yk. In the first round all C_yk are equal. They are those of the clients of
-    the round before; a class that none of them had keeps its own.
+    It takes a mixture by class (`polyfed.models.mixture`). "following" goes down -log sum_k pi_ik exp(-l(theta_k)) /
+    C_yk. All C_yk are equal in the first round, and then those of the clients of the round before; a class that none of
+    them had keeps its own.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD; the paper's is 0.06.")

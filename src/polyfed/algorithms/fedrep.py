@@ -1,6 +1,5 @@
-"""FedRep: a common representation, and a head of each client's own that is fitted to it first.
-Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1.
-"""
+"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
+Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -17,11 +16,7 @@ class FedRep(Partial):
         B_i <- body_epochs of SGD on f_i(B_i, h_i) from B, the new head frozen
         B   <- mean_S B_i
 
-    Client i deploys the common body with its own head.
-
-    Notes
-    -----
-    The two numbers of epochs replace the run's amount of local work.
+    Client i deploys the common body with its own head. Both numbers of epochs replace the run's amount of local work.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of both solves.")

@@ -1,7 +1,5 @@
-"""FedRoD: a generic head trained with balanced losses, and on the same body a personal head for what it leaves.
-Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022, with
-linear heads.
-"""
+"""FedRoD: Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
+with linear heads."""
 
 from dataclasses import dataclass
 
@@ -22,8 +20,8 @@ class FedRoD(Algorithm):
 
     Notes
     -----
-    (B, h) alone is the generic model, as good for a client that never trained. A class that a client has no sample of
-    is masked in its balanced loss. The variant that makes p_i from the class shares by a common network is left out.
+    (B, h) alone is the generic model, for clients that never trained. A class without samples at a client is masked in
+    its balanced loss. The variant that makes p_i from the class shares by a common network is left out.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

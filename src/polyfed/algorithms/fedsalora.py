@@ -1,7 +1,5 @@
-"""FedSA-LoRA: A is shared, B stays.
-Guo, Zeng, Wang, Fan, Zhang, Qu, "Selective Aggregation for Low-Rank Adaptation in Federated Learning",
-ICLR 2025.
-"""
+"""FedSA-LoRA: Guo, Zeng, Wang, Fan, Zhang, Qu, "Selective Aggregation for Low-Rank Adaptation in Federated
+Learning", ICLR 2025."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,12 +16,11 @@ class FedSALoRA(Partial):
 
         (A_i, B_i, h_i) <- local SGD on f_i from (A, B_i, h_i)        A <- mean_S A_i
 
-    Client i deploys the common A with its own B and head h.
+    Client i deploys the common A with its own B and head h; newcomers begin with B = 0.
 
     Notes
     -----
     The accuracies that the paper prints are of personal models on the validation data that also chose the round.
-    Newcomers begin with B = 0.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

@@ -1,7 +1,5 @@
-"""FedSLR: a common low-rank model, and for each client a sparse correction of its own.
-Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", Algorithms 1, 2 and 3;
-equations (4) to (7).
-"""
+"""FedSLR: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", Algorithms 1, 2
+and 3; equations (4) to (7)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,15 +27,15 @@ class FedSLR(LowRank):
         w   <- prox( mean_S w_i - eta_g mean_n g_i ),  singular values shrunk by lam eta_g         (6)
         p_i <- soft( p_i - lr grad f_i(w + p_i), lr mu ), from its last value                      (7)
 
-    The mean of the duals runs over all n clients. Layers of two or more axes are matrices (a convolution (o kh) x
-    (i kw)) and go down as two factors wherever these are smaller; both sides compute with the product of what was
-    sent. Biases and norms take part in everything but the proximal step (6).
+    The mean of the duals runs over all n clients. Layers of two or more axes are matrices (a convolution (o kh) x (i
+    kw)) and go down as two factors wherever these are smaller; both sides compute with the product of what was sent.
+    Biases and norms take part in everything but the proximal step (6).
 
     Notes
     -----
-    Algorithm 2 prints gamma / eta_g in its line 10; (6), Algorithms 1, 3 and the proof multiply, as is done here.
-    The run's weight decay is part of f_i in (P1), and of (P2) not at all, as (7) has none. A sparse common part is one
-    of the layers too (biases and norms are not shrunk) and goes down as its nonzeros and one bit per parameter.
+    Algorithm 2 prints gamma / eta_g in its line 10; (6), Algorithms 1, 3 and the proof multiply, as is done here. The
+    run's weight decay is part of f_i in (P1), but not of (P2), as (7) has none. A sparse common part is one of the
+    layers too, and goes down as its nonzeros and one bit per parameter.
     """
 
     lr: float = setting(0.1, source="paper", doc="Step size of both local solves.")
@@ -179,7 +177,7 @@ class FedSLR(LowRank):
 
 
 def arrived(down: State, layout) -> Tensor:
-    """[s, p]: the common model as it was sent, as factors and the rest, or as nonzeros and where they are."""
+    """[s, p]: the common model as it was sent, as factors and the rest, or as nonzeros and their positions."""
     if "kept" not in down:
         return received(down, layout)
     w = down["values"].new_zeros(layout.p)

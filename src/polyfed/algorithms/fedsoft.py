@@ -1,6 +1,4 @@
-"""FedSoft: centres that every client belongs to in part, by which of them explains each of its samples best.
-Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022.
-"""
+"""FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022."""
 
 from dataclasses import dataclass
 
@@ -25,9 +23,9 @@ class FedSoft(Personal):
     Notes
     -----
     The pulls to k centres are one pull of strength lam sum_s u_is to their weighted mean. In the paper every client
-    counts in every count, and for every centre K clients are drawn with probabilities u_is n_i / sum_j u_js n_j; here a
+    counts in every count, and for every centre K clients are drawn with probabilities u_is n_i / sum_j u_js n_j. Here a
     client counts when it takes part, in rounds 0, tau, 2 tau, ... and at its first, and a centre is the mean over the
-    round's clients with these numbers as weights, which is what the draws give on average.
+    round's clients with these weights, which the draws give on average.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

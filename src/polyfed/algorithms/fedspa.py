@@ -1,6 +1,5 @@
-"""FedSpa: every client trains and exchanges its own sparse part of a common dense model.
-Huang et al., "Achieving Personalized Federated Learning with Sparse Local Models" (arXiv 2201.11380), Algorithm 1.
-"""
+"""FedSpa: Huang et al., "Achieving Personalized Federated Learning with Sparse Local Models" (arXiv 2201.11380),
+Algorithm 1."""
 
 import math
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from polyfed.core.algorithm import Algorithm, Down, Server
 
 
 def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]]:
-    """Where each layer of two or more axes lies, and how many of its entries are kept.
+    """The place of each layer of two or more axes, and the number of its entries to keep.
 
-    A layer's density is proportional to (sum of its axes) / (product of its axes), at most 1; `density` is that of
-    the whole vector, in which biases and norms are dense.
+    A layer's density is proportional to (sum of its axes) / (product of its axes), at most 1; `density` is that of the
+    whole vector, in which biases and norms are dense.
     """
     spans = [sheet.span for sheet in sheets(layout).values()]
     shapes = [e.shape for e in layout.entries if len(e.shape) >= 2]

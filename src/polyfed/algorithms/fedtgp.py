@@ -1,7 +1,5 @@
-"""FedTGP: FedProto whose common prototypes are learned at the server, with a margin between the classes.
-Zhang, Liu, Hua, Cao, "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data
-and Model Heterogeneity in Federated Learning", AAAI 2024.
-"""
+"""FedTGP: Zhang, Liu, Hua, Cao, "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
+Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024."""
 
 from dataclasses import dataclass
 
@@ -25,9 +23,9 @@ class FedTGP(Pulled):
 
     Notes
     -----
-    A prototype's own class is moved away by the margin, so that it must be nearer than the others by as much. The
-    released code takes the root of a^2 - 2ab + b^2, which rounding can make negative; here differences are squared.
-    It passes 1000 times over the pairs in batches of 10, where these steps are of all pairs at once.
+    The margin moves a prototype's own class away, so that it must be nearer than the others by as much. The released
+    code takes the root of a^2 - 2ab + b^2, which rounding can make negative; here differences are squared. It passes
+    1000 times over the pairs in batches of 10, where these steps are of all pairs at once.
     """
 
     tau: float = setting(100.0, ge=0, source="code", doc="The largest margin.")
@@ -36,7 +34,7 @@ class FedTGP(Pulled):
     seed: int = setting(0, ge=0, source="ours", doc="Seed of what the prototypes are made from.")
 
     def init_server(self, task, w0, n):
-        """e: [C, d]     U, V: [d, d]     u, v: [d]"""
+        """e: [C, d]; U, V: [d, d]; u, v: [d]."""
         C, d = task.classes, task.width
         net = {
             name: w0.new_zeros(shape) for name, shape in {"e": (C, d), "U": (d, d), "u": d, "V": (d, d), "v": d}.items()
@@ -69,5 +67,5 @@ class FedTGP(Pulled):
 
 
 def made(net):
-    """[C, d]: the prototypes"""
+    """[C, d]: the prototypes."""
     return (net["e"] @ net["U"].T + net["u"]).relu() @ net["V"].T + net["v"]

@@ -1,7 +1,5 @@
-"""FedTrack: drift corrected by gradients that all participants compute at the common model, in a separate exchange.
-Mitra et al., "Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients",
-NeurIPS 2021: FedLin without compression, with one step size for all.
-"""
+"""FedTrack: FedLin without compression, with one step size for all. Mitra et al., "Linear Convergence in Federated
+Learning: Tackling Client Heterogeneity and Sparse Gradients", NeurIPS 2021."""
 
 from dataclasses import dataclass
 

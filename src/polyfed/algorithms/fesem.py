@@ -1,6 +1,5 @@
-"""FeSEM: k centres among the clients' models; a client trains the centre nearest to the model it sent last.
-Long et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide Web 26 (2023).
-"""
+"""FeSEM: Long et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide
+Web 26 (2023)."""
 
 from dataclasses import dataclass
 
@@ -23,10 +22,10 @@ class FeSEM(Clustered):
 
     Notes
     -----
-    Only the cohort is assigned anew. A client that the server has not met trains from the mean of the centres, which is
-    the common start in the first round, so that the direction of its move decides; one that was never asked deploys the
-    centre with the most samples. The first centres are found among the first clients' trained models: each next one is
-    the model farthest from the others. A centre without a client stays. The released code clusters on one chosen layer.
+    Only the cohort is assigned anew, and a centre without a client stays. A client that the server has not met trains
+    from the mean of the centres, in the first round the common start, so that the direction of its move decides; one
+    that was never asked deploys the centre with the most samples. The first centres are found among the first clients'
+    trained models, each the farthest from those before. The released code clusters on one chosen layer.
     """
 
     linear = "its distances between models, and so its clusters,"

@@ -1,6 +1,4 @@
-"""FFA-LoRA: LoRA with A frozen at its common start.
-Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
-"""
+"""FFA-LoRA: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024."""
 
 from dataclasses import dataclass
 
@@ -20,8 +18,8 @@ class FFALoRA(Algorithm):
 
     Notes
     -----
-    A follows from the run's seed and the layer's name, so that it is the same everywhere and is never sent. FedAvg on
-    the adapter `lora:r=8` is this with an orthonormal A.
+    A follows from the run's seed and the layer's name: it is the same everywhere and never sent. FedAvg on the adapter
+    `lora:r=8` is this with an orthonormal A.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

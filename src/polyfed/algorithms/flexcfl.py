@@ -1,6 +1,5 @@
-"""FlexCFL (FedGroup): clients grouped once, by the directions of their first updates; FedAvg in every group.
-Duan et al., "Flexible Clustered Federated Learning for Client-Level Data Distribution Shift", IEEE TPDS 33 (2022).
-"""
+"""FlexCFL (FedGroup): Duan et al., "Flexible Clustered Federated Learning for Client-Level Data Distribution Shift",
+IEEE TPDS 33 (2022)."""
 
 from dataclasses import dataclass
 
@@ -47,7 +46,7 @@ class FlexCFL(Clustered):
     needs = Needs(exchanges=2, unmet_first=True)
 
     def init_server(self, task, w0, n):
-        """direction: [k, p] of each group, zeros where it has no client yet"""
+        """direction: [k, p] of each group, zeros where it has no client yet."""
         w = w0.expand(self.k, -1)
         each = {"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)}
         return Server({"w": w.clone(), "start": w0, "direction": torch.zeros_like(w)}, each)

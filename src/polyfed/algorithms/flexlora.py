@@ -1,7 +1,5 @@
-"""FlexLoRA: clients of different ranks, the exact mean of their updates, cut to each one's rank.
-Bai, Chen, Qian, Yao, Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
-Resources", NeurIPS 2024.
-"""
+"""FlexLoRA: Bai, Chen, Qian, Yao, Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and
+Client Resources", NeurIPS 2024."""
 
 from dataclasses import dataclass
 
@@ -57,6 +55,6 @@ class FlexLoRA(Ranked):
         return self._keep(task, down) * down["w"]
 
     def _keep(self, task, down):
-        """[s, p], ones and zeros: what is inside the clients' ranks."""
+        """[s, p], 1 inside the clients' ranks and 0 beyond."""
         layers = places(task.layout, self).values()
         return below(layers, ranks(layers, down["draw"], self.least), task.p)

@@ -1,7 +1,5 @@
-"""FLoRA: clients' factors are stacked, and merged into the weights.
-Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank
-Adaptations", NeurIPS 2024.
-"""
+"""FLoRA: Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
+Low-Rank Adaptations", NeurIPS 2024."""
 
 from dataclasses import dataclass
 
@@ -27,9 +25,9 @@ class FLoRA(Merging):
 
     Notes
     -----
-    A is drawn from `seed`, the round and the layer's name, the same at every client, and does not travel. R goes down
-    as two factors where these are fewer numbers than the matrix, all of it, so that a client need not have been in the
-    rounds before; after one round that is the paper's stack, of clients x r (m + k) numbers.
+    A is drawn from `seed`, the round and the layer's name, the same at every client, and does not travel. All of R goes
+    down, as two factors where these are fewer numbers, so that a client need not have been in the rounds before; after
+    one round that is the paper's stack, of clients x r (m + k) numbers.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

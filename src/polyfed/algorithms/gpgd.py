@@ -1,6 +1,5 @@
-"""GPGD: FedAvg whose server shrinks the singular values of the mean; FedSLR's second alternative.
-Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.2; equation (21).
-"""
+"""GPGD, FedSLR's second alternative: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated
+Learning", A.2; equation (21)."""
 
 from dataclasses import dataclass
 
@@ -19,8 +18,7 @@ class GPGD(LowRank):
 
     Notes
     -----
-    It does not solve FedSLR's problem (P1), unless there is one client and one step. The common model goes down as
-    FedSLR's does.
+    It solves FedSLR's problem (P1) only for one client and one step. The common model goes down as FedSLR's does.
     """
 
     lr: float = setting(0.1, source="FedSLR's paper", doc="Step size of local SGD, and scale of the threshold.")

@@ -1,7 +1,5 @@
-"""HetLoRA: clients of different ranks, which prune themselves; zero-padded factors weighed by the size of the update.
-Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
-EMNLP 2024, Algorithm 1.
-"""
+"""HetLoRA: Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
+Models", EMNLP 2024, Algorithm 1."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
-"""HypCluster: IFCA's alternation, published at the same time, with means weighted by samples.
-Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning" (arXiv 2002.10619),
-section 4.
-"""
+"""HypCluster: Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning" (arXiv
+2002.10619), section 4."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,4 @@
-"""IFCA: k models, and every client trains the one that fits its training data best.
-Ghosh et al., NeurIPS 2020, Algorithm 1.
-"""
+"""IFCA: Ghosh et al., NeurIPS 2020, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,8 +19,8 @@ class IFCA(Alternating):
         model averaging      w_i = local SGD from theta_{j_i} on F_i,   theta_j <- mean of the w_i with j_i = j
         gradient averaging   g_i = grad F_i(theta_{j_i}) on one batch,  theta_j <- theta_j - (lr/|S|) sum_{j_i = j} g_i
 
-    A model that no client picks stays as it is. A client deploys the model that it picked last, or
-    the model of the cluster with the most samples if it was never asked.
+    A model that no client picks stays as it is. A client deploys the model that it picked last; one that was never
+    asked, the model with the most samples.
 
     Notes
     -----

@@ -1,6 +1,4 @@
-"""kNN-Per: a common model, mixed at deployment with the classes of a client's own nearest training samples.
-Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local Memorization", ICML 2022.
-"""
+"""kNN-Per: Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local Memorization", ICML 2022."""
 
 from dataclasses import dataclass
 
@@ -24,8 +22,8 @@ class KNNPer(Personal):
         a_j = exp(-||f - f_j||^2 / (d sigma)),    j over the k nearest of client i's features at w
 
     lam_i of 0, 0.1, ..., 1 has the least loss on samples of its own that neither train nor are stored. Client i deploys
-    p_i. It takes a model with a memory (`polyfed.models.memory`), which has k, sigma and room for so many samples; the
-    memory never leaves the client while it trains.
+    p_i. The model has a memory (`polyfed.models.memory`), with k, sigma and room for so many samples, which never
+    leaves the client while it trains.
 
     Notes
     -----

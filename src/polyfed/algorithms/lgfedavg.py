@@ -1,7 +1,5 @@
-"""LG-FedAvg: every client has its own representation, the top layers are common.
-Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
-(arXiv 2001.01523), Algorithm 1.
-"""
+"""LG-FedAvg: Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
+(arXiv 2001.01523), Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,8 +22,8 @@ class LGFedAvg(Partial):
 
     Notes
     -----
-    The paper starts from a model already trained by FedAvg. From a random start, comparisons published since find it
-    no better than training alone.
+    The paper starts from a model trained by FedAvg. From a random start, later comparisons find it no better than
+    training alone.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

@@ -1,6 +1,5 @@
-"""LPGD: proximal gradient steps at the clients, a plain mean at the server; FedSLR's first alternative.
-Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.2.
-"""
+"""LPGD, FedSLR's first alternative: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated
+Learning", A.2."""
 
 from dataclasses import dataclass
 

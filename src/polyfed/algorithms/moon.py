@@ -1,6 +1,4 @@
-"""MOON: FedAvg whose clients keep their features near the common model's and away from those of their last model.
-Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, without a projection head.
-"""
+"""MOON: Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, without a projection head."""
 
 from dataclasses import dataclass
 
@@ -21,9 +19,8 @@ class MOON(Algorithm):
 
     Notes
     -----
-    z is what enters the last layer; the paper puts a projection head of two layers before it, which a model may have
-    for every method alike. At its first contact a client's last model is the common start; in the released code it is
-    another random network.
+    z are the inputs of the last layer; the paper's projection head of two layers before it may be part of the model. At
+    first contact a client's last model is the common start; in the released code it is another random network.
     """
 
     lr: float = setting(0.01, source="paper", doc="Step size of local SGD.")

@@ -1,7 +1,5 @@
-"""PACFL: clients grouped once, before training, by the angles between the subspaces of their data; FedAvg per group.
-Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal Angles
-Between Client Data Subspaces", AAAI 2023, Algorithm 1.
-"""
+"""PACFL: Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via
+Principal Angles Between Client Data Subspaces", AAAI 2023, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,10 +18,7 @@ REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin
 
 
 def signature(x: Tensor, y: Tensor, classes: int, basis: int) -> Tensor:
-    """[d, classes * basis] float64: per class the first left singular vectors of its samples as columns.
-
-    x: [b, d]     y: [b] labels below `classes`. A class with fewer independent samples leaves zero columns.
-    """
+    """[d, classes * basis] float64: per class the first left singular vectors of its samples, or zeros, as columns."""
     out = x.new_zeros(x.shape[1], classes, basis, dtype=torch.float64)
     for c in y.unique().tolist():
         _, size, V = torch.linalg.svd(x[y == c].double(), full_matrices=False)
@@ -39,7 +34,7 @@ def orthonormal(U: Tensor) -> Tensor:
 
 
 def _noise(like: Tensor, shape: Tensor) -> float:
-    """Singular values below this share of the largest are rounding."""
+    """The share of the largest singular value below which others are rounding."""
     return torch.finfo(like.dtype).eps * max(shape.shape[-2:])
 
 
@@ -55,11 +50,7 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
 
 
 class Placed(Newcomer):
-    """A newcomer sends its signature, then trains its cluster's frozen model; one that has founded a cluster, its own.
-
-    Signatures are a row per client, which the server has once it has met one. A cluster that is founded is the
-    newcomer's.
-    """
+    """A newcomer sends its signature, then trains its cluster's frozen model, or a model of its own cluster."""
 
     def __init__(self, algorithm, task, server, samples):
         super().__init__(algorithm, task, server, samples)
@@ -94,9 +85,9 @@ class PACFL(Clustered):
     -----
     A client that is first picked later sends its signature then, unless `everyone_first`. It joins the nearest cluster
     (in the sense of `linkage`) within the threshold; the others found new clusters, which begin at the common start.
-    Clients already placed stay where they are.
-    The signature is sent as `basis` vectors of the input's dimension per class, zeros where a client has no samples. It
-    is computed from raw inputs, and tells the server a good deal about them.
+    Clients already placed stay where they are. The signature is sent as `basis` vectors of the input's dimension per
+    class, zeros where a client has no samples. It is computed from raw inputs, and tells the server a good deal about
+    them.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
@@ -141,7 +132,7 @@ class PACFL(Clustered):
 
     @by_settings
     def needs(self):
-        """The signatures of those who have not sent theirs, then a round of FedAvg."""
+        """Signatures from those who have not sent theirs, then a round of FedAvg."""
         return Needs(exchanges=2, unmet_first=True, everyone_first=self.everyone_first, discloses=DISCLOSED)
 
     def init_client(self, task, w0):
@@ -215,7 +206,7 @@ class PACFL(Clustered):
         return server | {"w": w, "signature": kept, "angles": angles, "cluster": cluster}
 
     def _angles(self, angles, signatures, new, seen):
-        """[n, n] the angles, with those between `new` and all clients that have been seen filled in."""
+        """[n, n] the angles, those between `new` and all clients seen filled in."""
         angles, others = angles.clone(), seen.nonzero()[:, 0]
         U = signatures[others].double()
         if self.angle != "entries":

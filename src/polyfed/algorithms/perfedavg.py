@@ -1,7 +1,5 @@
-"""Per-FedAvg: a common model that is a good start, one gradient step away from every client's own.
-Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach", NeurIPS 2020, Algorithm 1.
-"""
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,15 +19,14 @@ class PerFedAvg(Personal):
 
     D, D' and D'' are independent batches. With v = grad f_i(u; D') the product with the Hessian H_i is left out
     ("first"), a difference of gradients [grad f_i(w_i + delta v; D'') - grad f_i(w_i - delta v; D'')] / (2 delta)
-    ("hf"), or exact ("exact", by a second backward pass).
-
-    Client i deploys w - alpha grad f_i(w), the gradient over all its training samples.
+    ("hf"), or exact ("exact", by a second backward pass). Client i deploys w - alpha grad f_i(w), the gradient over all
+    its training samples.
 
     Notes
     -----
-    A local step takes two batches, with "hf" and "exact" three. A client with no more samples than a batch uses all
-    of them in each, which makes its meta-gradient exact. The personal step is made from the common model that a
-    client receives when it takes part: it is one round older than the server's at best.
+    A local step takes two batches, with "hf" and "exact" three. A client with no more samples than a batch uses all of
+    them in each, which makes its meta-gradient exact. The personal step is made from the common model that a client
+    receives when it takes part, one round before the server's latest at best.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of the local steps (beta in the paper).")

@@ -1,6 +1,4 @@
-"""pFedHN: a hypernetwork at the server makes every client's model from a vector that stands for the client.
-Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hypernetworks", ICML 2021.
-"""
+"""pFedHN: Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hypernetworks", ICML 2021."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,15 +21,14 @@ class PFedHN(Algorithm):
         D_i = theta_i - local SGD from theta_i on f_i
         phi <- phi - server_lr sum_S (d theta_i / d phi)' D_i        v_i <- v_i - server_lr (d theta_i / d v_i)' D_i
 
-    Client i deploys h(v_i; phi), as of now.
+    Client i deploys h(v_i; phi), as of now; a newcomer trains its v_i with phi frozen.
 
     Notes
     -----
     In the paper one client takes part in a step, and 5000 steps are 5000 exchanges; the sum over a cohort is as long.
     phi has more than `hidden` times as many numbers as the model. The server's steps are plain SGD, where the released
     code has momentum, which moves the v_i of clients that did not take part, weight decay and clipping. The output's
-    bias starts at the common start, so that a model's normalisation layers begin as they should. A newcomer trains its
-    v_i with phi frozen.
+    bias starts at the common start, so that a model's normalisation layers begin as they should.
     """
 
     lr: float = setting(5e-3, source="code", doc="Step size of local SGD.")
@@ -46,7 +43,7 @@ class PFedHN(Algorithm):
     seed: int = setting(0, ge=0, source="ours", doc="Seed of the hypernetwork and of the vectors.")
 
     def init_server(self, task, w0, n):
-        """h0, h1, ...: the layers of h, [out, in + 1] with the bias as the last column     v: [n, e]"""
+        """h0, h1, ...: the layers of h, [out, in + 1] with the bias as the last column; v: [n, e]."""
         without_statistics(task, self.name)  # which it makes by a network
         server, widths = {}, [self.embedding, *[self.hidden] * self.layers, task.p]
         for k, (a, b) in enumerate(pairwise(widths)):
@@ -63,7 +60,7 @@ class PFedHN(Algorithm):
         return Server(server, drawn={"v": vectors})
 
     def _signals(self, server, ids):
-        """What enters each layer of h for some clients, [s, in] each, and their models [s, p]."""
+        """The inputs [s, in] of each layer of h for some clients, and their models [s, p]."""
         found = [server["v"][ids]]
         for k in range(self.layers + 1):
             z = linear(found[-1], server[f"h{k}"][:, :-1], server[f"h{k}"][:, -1])
@@ -77,7 +74,7 @@ class PFedHN(Algorithm):
         return {}, {"dw": down["w"] - local_sgd(task, down["w"], data, self.lr)}
 
     def aggregate(self, server, up, round):
-        """One pass backwards through h, the clients' moves in the place of the gradients of its outputs."""
+        """One pass backwards through h, with the clients' moves as the gradients of its outputs."""
         new, delta, signals = dict(server), up["dw"], self._signals(server, round.ids)
         for k in range(self.layers, -1, -1):
             layer, x = server[f"h{k}"], signals[k]

@@ -1,6 +1,4 @@
-"""pFedMe: personal models as proximal points of the common one, the common one moved along the Moreau envelopes.
-Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1.
-"""
+"""pFedMe: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -23,9 +21,8 @@ class PFedMe(Personal):
 
     Notes
     -----
-    Absent clients do not train: where part of the clients are picked, w_i and theta_i are those of the picked alone,
-    and an absent client deploys the theta_i of its last participation. In the paper all clients train in every round
-    and the server averages some of them. Defaults for lam, inner_steps and beta are the paper's.
+    Absent clients do not train: w_i and theta_i are those of the picked alone, and an absent client deploys the theta_i
+    of its last participation. In the paper all clients train in every round and the server averages some of them.
     """
 
     lr: float = setting(

@@ -1,8 +1,6 @@
-"""q-FedAvg: the higher a client's loss, the more it counts; and AFL and TERM, which do the same by other weights.
-Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2. Mohri, Sivek,
-Suresh, "Agnostic Federated Learning", ICML 2019. Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization",
-ICLR 2021.
-"""
+"""q-FedAvg: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2.
+AFL: Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019. TERM: Li, Beirami, Sanjabi, Smith, "Tilted
+Empirical Risk Minimization", ICLR 2021."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +17,7 @@ LEAST = 1e-10  # of a loss, whose logarithm is taken
 
 @dataclass(frozen=True)
 class QFedAvg(Algorithm):
-    """Fair averaging: min_x sum_i F_i(x)^(q+1) / (q+1).
+    """Fair averaging: min_x sum_i F_i(x)^(q+1) / (q+1); the higher a client's loss, the more it counts.
 
         dw_i = x - w_i,   w_i = local SGD from x on F_i;   F_i = the loss at x on all of the client's training samples
         x <- x - sum_S F_i^q dw_i / sum_S (F_i^q + q F_i^(q-1) ||dw_i||^2 / lr)                   q-FedAvg, L = 1/lr
@@ -70,7 +68,7 @@ class QFedAvg(Algorithm):
 
 
 def simplex(v):
-    """The point of the probability simplex that is nearest to v: [m]."""
+    """The point of the probability simplex nearest to v: [m]."""
     u = v.sort(descending=True)[0]
     excess = (u.cumsum(0) - 1) / torch.arange(1, len(v) + 1, device=v.device, dtype=v.dtype)
     return (v - excess[(u > excess).sum() - 1]).clamp(min=0)

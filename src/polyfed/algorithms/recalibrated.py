@@ -1,7 +1,5 @@
-"""Recalibrated: FedAvg, and each client refits the intercept of the common model's outputs to its own data.
-Recalibration as in Janssen et al., "Updating methods improved the performance of a clinical prediction model in new
-patients", Journal of Clinical Epidemiology 61 (2008), methods 1 and 2.
-"""
+"""FedAvg with recalibration as in Janssen et al., "Updating methods improved the performance of a clinical
+prediction model in new patients", Journal of Clinical Epidemiology 61 (2008), methods 1 and 2."""
 
 from dataclasses import dataclass
 
@@ -30,11 +28,11 @@ class Recalibrated(Personal):
 
     Notes
     -----
-    The cheapest personalisation there is: what differs between clients may be no more than how common an outcome is. A
-    personalised method that is not better than this one has found nothing else. A class that a client has no sample of
-    counts as half a sample. The result is written into the model's last layer, which needs a bias; losses are
-    cross-entropy and mse. A client recalibrates the model it receives whenever it takes part, one round before the
-    server's latest at best. Until then it deploys the initial model.
+    The cheapest personalisation there is: clients may differ in no more than how common an outcome is. A personalised
+    method that is not better has found nothing else. A class that a client has no sample of counts as half a sample.
+    The result is written into the model's last layer, which needs a bias; losses are cross-entropy and mse. A client
+    recalibrates the model it receives whenever it takes part, one round before the server's latest at best. Until then
+    it deploys the initial model.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
@@ -78,7 +76,7 @@ class Recalibrated(Personal):
 
 
 def _last_layer(task: Task) -> tuple[Tensor, Tensor]:
-    """Places of the weights of the layer that gives the outputs, and of its bias. Raises ModelError for none."""
+    """Places of the output layer's weights, and of its bias. Raises ModelError for none."""
     layout: Layout = task.layout
     if callable(task.loss):
         name = getattr(task.loss, "__name__", "a function")

@@ -1,7 +1,5 @@
-"""RoLoRA: B in one round, A in the next.
-Chen, Guo, Ju, Dalal, Zhu, Khisti, "Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA",
-NeurIPS 2025, Algorithm 1.
-"""
+"""RoLoRA: Chen, Guo, Ju, Dalal, Zhu, Khisti, "Robust Federated Finetuning of LLMs via Alternating Optimization of
+LoRA", NeurIPS 2025, Algorithm 1."""
 
 from dataclasses import dataclass
 
@@ -14,15 +12,11 @@ from polyfed.core.algorithm import Algorithm, Needs
 
 @dataclass(frozen=True)
 class RoLoRA(Algorithm):
-    """The factors take turns, so that every mean is exact and both are learnt.
+    """The factors take turns, so that every mean is exact and both are learnt; h is all else that is trained.
 
         odd rounds:   (B_i, h_i) <- local SGD on f_i, A frozen        (B, h) <- sum_i n_i (B_i, h_i) / sum_i n_i
         even rounds:  (A_i, h_i) <- local SGD on f_i, B frozen        (A, h) <- sum_i n_i (A_i, h_i) / sum_i n_i
 
-    h is all else that is trained, such as the head.
-
-    Notes
-    -----
     Half of the factors goes up. Both come down, since a client that was not in the last round lacks its half.
     """
 

@@ -19,7 +19,7 @@ class Scaffold(Algorithm):
         c_i+ = c_i - c - (y - x) / (K lr)              option II                    (4)
         x <- x + server_lr mean_S(y_i - x),   c <- c + (1/n) sum_S(c_i+ - c_i)      (5)
 
-    Karimireddy et al. (2020), Algorithm 1, equations (3) to (5).
+    Karimireddy et al. (2020), Algorithm 1.
     """
 
     linear = "its fixed point and its rate"

@@ -1,6 +1,4 @@
-"""StoCFL: clusters that grow together as clients are met, by the directions in which these move a common anchor.
-Zeng et al., "Stochastic Clustered Federated Learning" (arXiv 2303.00897).
-"""
+"""StoCFL: Zeng et al., "Stochastic Clustered Federated Learning" (arXiv 2303.00897)."""
 
 from dataclasses import dataclass
 
@@ -26,9 +24,9 @@ class StoCFL(Algorithm):
     Notes
     -----
     A new client is a cluster of its own, whose model is omega. When two become one, the model of the one with more
-    clients stays, or with more samples. The paper compares the clusters that a round's clients belong to; here all that
-    the server has met, as it holds every psi. The released code takes Psi_k over the members in the present cohort
-    alone. No cluster is split.
+    clients stays, or with more samples; no cluster is split. The paper compares the clusters that a round's clients
+    belong to; here all that the server has met, as it holds every psi. The released code takes Psi_k over the members
+    in the present cohort alone.
     """
 
     lr: float = setting(0.1, source="code", doc="Step size of all local solves.")
@@ -41,7 +39,7 @@ class StoCFL(Algorithm):
     needs = Needs(exchanges=2, unmet_first=True)
 
     def init_server(self, task, w0, n):
-        """w: [n, p] the models of clusters, which have the name of one of their clients     psi: of clients"""
+        """w: [n, p] the models of clusters, which have the name of one of their clients; psi: of clients."""
         w, psi = w0.expand(n, -1).clone(), w0.new_zeros(n, len(w0))
         return Server({"common": w0}, {"cluster": torch.arange(n, device=w0.device), "w": w, "psi": psi})
 

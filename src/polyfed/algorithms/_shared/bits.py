@@ -17,7 +17,7 @@ def unpack(packed: Tensor, p: int) -> Tensor:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """[s, p] bool -> [s, k]: where each row is set, in rising order; as often in every row."""
+    """[s, p] bool -> [s, k] positions of True, rising; every row has k."""
     s, p = mask.shape
     # NumPy counts them out ten times as fast
     flat = (
@@ -27,14 +27,11 @@ def positions(mask: Tensor) -> Tensor:
 
 
 def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
-    """[s, d] bool: the k entries of largest size in each row of `score: [s, d]`, the first ones where sizes are equal.
-    NaN counts as infinite.
-
-    among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
-    """
+    """[s, d] bool: the k largest entries in size of each row of `score: [s, d]`, of equals the first; NaN is inf."""
     if not k:
         return torch.zeros_like(score, dtype=torch.bool)
     size = score.abs()
+    # among: [s, d] bool, at least k in every row that may be chosen; None: all
     if among is not None:
         size.masked_fill_(~among, 0)  # the least there is
     least = kth_largest(size, k)[:, None]
@@ -48,15 +45,12 @@ def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """[s]: the k-th largest of each row of `values: [s, d]`.
-
-    Every 32nd number says between which two it lies, mostly, and only those between them are put in order: several
-    times as fast as selecting among all.
-    """
+    """[s]: the k-th largest of each row of `values: [s, d]`, several times as fast as selecting among all."""
     if values.device.type != "cpu":
         return values.kthvalue(values.shape[1] - k + 1, dim=1).values
     found: list[float] = []
     for row in values.numpy():
+        # every 32nd number mostly says between which two it lies, and only those between are put in order
         some = np.sort(row[::32])
         n, below = len(some), 1 - k / len(row)
         at, by = n * below, 2.5 * np.sqrt(n * below * (1 - below)) + 2

@@ -27,13 +27,10 @@ def components(n: int, i: Tensor, j: Tensor) -> Tensor:
 
 
 class Clustered(Algorithm, abstract=True):
-    """A method with one model per cluster, kept by the server.
-
-    Its state has "w": [c, p] the models and "cluster": [n] each client's.
-    """
+    """A method with one model per cluster; the server has "w": [c, p] the models, and "cluster": [n] each client's."""
 
     def labels(self, server):
-        """[n] each client's cluster; for one that the server has not met, the cluster with the most samples."""
+        """[n] each client's cluster; the one with the most samples for a client that the server has not met."""
         samples, cluster = server["known"], server["cluster"]
         mass = samples.new_zeros(len(server["w"])).index_add_(0, cluster, samples)
         return torch.where(samples > 0, cluster, mass.argmax())
@@ -52,9 +49,8 @@ class Clustered(Algorithm, abstract=True):
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     """[k, p] starting models: w0 first, the others drawn with keys of (seed, their index).
 
-    scale: None draws them as the model's modules draw their own parameters, in float32 whatever the precision of the
-    run, so that it has the same starts in both; a number is w0 + scale * N(0, I).
-    Raises ConfigError when a module has parameters and no `reset_parameters`.
+    scale: a number draws w0 + scale * N(0, I); None draws as the model's modules do, in float32 whatever the precision
+    of the run, so that both have the same starts. Raises ConfigError where a module cannot.
     """
     rows = w0.new_empty(k, len(w0))  # on the meta device, torch.stack imports torch's compiler: seconds
     rows[0] = w0
@@ -84,11 +80,9 @@ def losses(task, w: Tensor, data) -> Tensor:
 
 
 def kmeans(points: Tensor, centres: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's iterations: ([k, p] or fewer centres, [m] labels) of `points: [m, p]`.
-
-    centres: [c, p] to begin with. Where they are fewer than k, the point farthest from all of them (from the mean,
-    where there are none) becomes the next, while there are points: no draw, and no order of the points matters.
-    """
+    """Lloyd's iterations: ([k, p] or fewer centres, [m] labels) of `points: [m, p]`, from centres [c, p]."""
+    # the point farthest from all centres (from the mean, where there are none) is the next: no draw, and no order of
+    # the points matters
     for _ in range(min(k - len(centres), len(points))):
         far = distances(points, centres if len(centres) else points.mean(0, keepdim=True)).amin(1).argmax()
         centres = torch.cat([centres, points[far][None]])
@@ -101,7 +95,7 @@ def kmeans(points: Tensor, centres: Tensor, k: int, iterations: int) -> tuple[Te
 
 
 def distances(points: Tensor, centres: Tensor) -> Tensor:
-    """[m, c] squared distances, from differences: those of near points are not lost in their lengths."""
+    """[m, c] squared distances, from differences: those of near points are not lost in the points' lengths."""
     return torch.stack([(points - c).square().sum(1) for c in centres], 1)
 
 
@@ -126,8 +120,8 @@ class Choosing(Newcomer):
 class Alternating(Clustered, abstract=True):
     """The common part of IFCA and HypCluster: k starts, the choice by training loss, training of the chosen model.
 
-    With `one_hot` client i sends d_i = e_{j_i} (w_i - theta_{j_i})' and e_{j_i}, zeros but in the place of its choice:
-    sums give every cluster's mean, and the server does not learn who chose what.
+    With `one_hot` client i sends d_i = e_{j_i} (w_i - theta_{j_i})' and e_{j_i}, which is zero but for the place of its
+    choice: sums give every cluster's mean, and the server does not learn who chose what.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
@@ -201,7 +195,7 @@ class Alternating(Clustered, abstract=True):
         return Down(shared={"own": w[:, server["own"]], "common": w[0, ~server["own"]]})
 
     def _received(self, task, down):
-        """[s, k, p] the models of one downlink."""
+        """[s, k, p] the models of a downlink."""
         if not self.shared_layers:
             return down["w"]
         return assemble(~self._own(task).to(down["own"].device), down["common"][:, None], down["own"])
@@ -244,5 +238,5 @@ class Alternating(Clustered, abstract=True):
         return server | found | {"w": new}
 
     def _next(self, w, new, share):
-        """[k, p]: every cluster's next model. new: the mean of those who chose it     share: [k, 1] theirs of all"""
+        """[k, p]: every cluster's next model, from `new`, the mean over its share [k, 1] of clients."""
         return new

@@ -1,6 +1,5 @@
-"""Low-rank updates B A inside a model's vector, the exact mean of their products, and updates that are merged into a
-matrix R beside them: what the methods for LoRA adapters share.
-"""
+"""Low-rank updates B A inside a model's vector, the exact mean of their products, and updates merged into a matrix R
+beside them: common to the methods for LoRA adapters."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from polyfed.core.uplinks import Uplinks
 
 
 class Place(NamedTuple):
-    """Where an adapted layer's numbers lie in the vector: A [r, k], B [m, r], and R [m, k] from `merged` on, or -1."""
+    """An adapted layer's place in the vector: A [r, k], B [m, r], and R [m, k] from `merged` on, or -1."""
 
     a: int
     b: int
@@ -28,13 +27,13 @@ class Place(NamedTuple):
     k: int
 
     def span(self, name: str) -> slice:
-        """The place of "A", "B" or "R"."""
+        """The positions of "A", "B" or "R"."""
         start = {"A": self.a, "B": self.b, "R": self.merged}[name]
         rows, columns = self._shape(name)
         return slice(start, start + rows * columns)
 
     def part(self, w: Tensor, name: str) -> Tensor:
-        """The factor "A" or "B", or "R" as a view [..., rows, columns] of `w: [..., p]`."""
+        """The factor "A" or "B", or "R", as a view [..., rows, columns] of `w: [..., p]`."""
         return w[..., self.span(name)].unflatten(-1, self._shape(name))
 
     def _shape(self, name: str) -> tuple[int, int]:
@@ -64,12 +63,12 @@ def noted(layers: dict[str, Place]) -> State:
 
 
 def known(server: State) -> dict[str, Place]:
-    """The layers' places, as the server remembers them."""
+    """The layers' places, out of the server's state."""
     return {name[6:]: Place(*t.tolist()) for name, t in server.items() if name.startswith("place.")}
 
 
 def without(layers: Iterable[Place], p: int, names: str) -> Tensor:
-    """[p] bool: all but some of the layers' parts, such as "A" or "AR"."""
+    """[p] bool: all but the named parts of the layers, such as "A" or "AR"."""
     rest = torch.ones(p, dtype=torch.bool)
     for place in layers:
         for name in names:
@@ -78,7 +77,7 @@ def without(layers: Iterable[Place], p: int, names: str) -> Tensor:
 
 
 def below(layers: Iterable[Place], ranks: Tensor, p: int) -> Tensor:
-    """[s, p], ones and zeros: of each layer the first `ranks: [s, layers]` rows of A and columns of B, and the rest."""
+    """[s, p]: 0 on each layer's rows of A and columns of B beyond the first `ranks: [s, layers]`, 1 on all else."""
     keep = ranks.new_ones(len(ranks), p)
     for place, rank in zip(layers, ranks.T, strict=True):
         first = (torch.arange(place.r, device=ranks.device) < rank[:, None]).to(ranks)
@@ -93,7 +92,7 @@ def drawn(w0: Tensor) -> Callable[[np.ndarray], Tensor]:
 
 
 def ranks(layers: Iterable[Place], draw: Tensor, least: int | None) -> Tensor:
-    """[s, layers]: clients' ranks between `least` and each layer's own, all of that where it is None. draw: [s]"""
+    """[s, layers]: clients' ranks by `draw: [s]`, between `least` (None: all) and each layer's own."""
     if least is None:
         return torch.stack([torch.full_like(draw, place.r) for place in layers], 1)
     return torch.stack([_between(draw, min(least, place.r), place.r) for place in layers], 1)
@@ -104,19 +103,14 @@ def _between(draw: Tensor, least: int, most: int) -> Tensor:
 
 
 def mean_of_products(B: Tensor, A: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_i p_i B_i A_i as two factors of its rank, p the weights over their sum.
-
-    B: [s, m, r]     A: [s, r, k]     weights: [s]     returns [m, q] and [q, k]
-    """
+    """sum_i p_i B_i A_i as factors of its rank, p the weights over their sum. B: [s, m, r]; A: [s, r, k]"""
     root = (weights / weights.sum()).sqrt().to(B)[:, None, None]
     return product((root * B).movedim(0, 1).flatten(1), (root * A).flatten(0, 1))
 
 
 def product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """left [m, n] times right [n, k] as U sqrt(S) and sqrt(S) V', by falling S, without what is rounding.
-
-    By thin QR of both and the SVD of an n x n matrix, in O((m + k) n^2): the m x k product is never made.
-    """
+    """left [m, n] times right [n, k] as U sqrt(S) and sqrt(S) V', by falling S, without rounding noise."""
+    # QR of both and the SVD of an n x n matrix, in O((m + k) n^2): the m x k product is never made
     Q, S = torch.linalg.qr(left)
     P, T = torch.linalg.qr(right.T)
     middle = S @ T.T
@@ -139,10 +133,7 @@ def means(layers: dict[str, Place], own: Tensor, weights: Tensor) -> dict[str, t
 
 
 def missed(layers: dict[str, Place], w: Tensor, more: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Length of what the product of mean factors in `w: [p]` lacks of the mean of products, over that of the latter.
-
-    more: what it lacks, by layer, as two factors
-    """
+    """The norm of `more`, which the product of mean factors in `w: [p]` lacks of the mean product, over its norm."""
     lacks = {name: left @ right for name, (left, right) in more.items()}
     whole = [lacks[name] + place.part(w, "B") @ place.part(w, "A") for name, place in layers.items()]
     least = torch.finfo(w.dtype).tiny
@@ -154,7 +145,7 @@ def _length(parts: Iterable[Tensor]) -> Tensor:
 
 
 class Ranked(Algorithm, abstract=True):
-    """Base: every client has a rank of its own, which follows from a draw that it is sent."""
+    """Base: every client has a rank of its own, by a draw that it is sent."""
 
     def init_server(self, task, w0, n):
         return Server({"w": w0, **noted(places(task.layout, self))}, drawn={"draw": drawn(w0)})
@@ -180,7 +171,7 @@ class Merging(Algorithm, abstract=True):
         return {"w": w0, **noted(layers), **ranks}
 
     def merged(self, server: State, w: Tensor, more: dict[str, tuple[Tensor, Tensor]]) -> State:
-        """The state with `w: [p]`, into whose R of each layer the product of these two factors is merged."""
+        """The state with `w: [p]`, into whose R of each layer the product of two factors is merged."""
         new = {name: t for name, t in server.items() if name[:2] not in ("U.", "V.")} | {"w": w}
         for name, place in known(server).items():
             left, right = more[name]
@@ -206,14 +197,14 @@ class Merging(Algorithm, abstract=True):
         return Down(shared=message)
 
     def uploaded(self, server: State, up: Uplinks, round: Round) -> tuple[Tensor, Tensor, Tensor]:
-        """(the clients' numbers [s, p] without R, what of these is trained [p], weights [s]) from what has come in."""
+        """(the clients' numbers [s, p] without R, the trained ones [p], weights [s]) out of uplinks."""
         p = len(server["w"])
         trained = without(known(server).values(), p, "R")
         own = assemble(trained, up["w"], up["w"].new_zeros(len(up["w"]), p - up["w"].shape[1]))
         return own, trained, round.samples if self.weighted else torch.ones_like(round.samples)
 
     def received(self, task, down: State) -> tuple[Tensor, dict[str, Place], Tensor]:
-        """(models [s, p], layers, what is trained [p]) from what was sent."""
+        """(models [s, p], layers, the trained numbers [p]) out of a downlink."""
         layers = places(task.layout, self)
         trained, sent = (without(layers.values(), task.p, names) for names in ("R", self.made))
         one = {name: t[0] for name, t in down.items()}  # the same for all clients

@@ -1,10 +1,6 @@
-"""Layers as matrices, the proximal step of their nuclear norm, and common models that go down as factors: what FedSLR
-and its relatives share.
-
-A layer of two or more axes is a matrix: a linear layer's weight as it is, a convolution's kernel (o, i, kh, kw) as
-(o kh) x (i kw) with entry [o kh' + a, i kw' + b] = w[o, i, a, b], so that rank r is two thin convolutions in a row.
-Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.1 and footnote 1.
-"""
+"""Layers as matrices, the proximal step of their nuclear norm, and common models that go down as factors: for FedSLR
+and its relatives. Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.1,
+footnote 1."""
 
 from typing import NamedTuple
 
@@ -17,7 +13,7 @@ from polyfed.core.algorithm import Algorithm, Down, Portrait, Server, State
 
 
 class Sheet(NamedTuple):
-    """One layer as a matrix [o kh, i kw]: its first position in the vector, and its axes in the vector's order."""
+    """One layer as a matrix, a kernel as (o kh) x (i kw), so that rank r is two thin convolutions in a row."""
 
     start: int
     o: int
@@ -31,7 +27,7 @@ class Sheet(NamedTuple):
 
     @property
     def span(self) -> slice:
-        """Its place in the vector."""
+        """Its positions in the vector."""
         return slice(self.start, self.start + self.o * self.kh * self.kw * self.i)
 
     def smaller(self, rank: int) -> bool:
@@ -68,11 +64,9 @@ def sheets(layout: Layout) -> dict[str, Sheet]:
 
 
 def svt(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor]:
-    """Proximal operator of amount * ||matrix||_*, as factors U sqrt(S) [d1, r] and sqrt(S) V' [r, d2] of its rank r.
-
-    No random projection: its residual certifies the result only if what is left of the spectrum is, all together,
-    below `amount`, and in FedSLR's runs the first value left out is a few per cent below it (docs/design.md).
-    """
+    """Proximal operator of amount * ||matrix||_*, as factors U sqrt(S) [d1, r] and sqrt(S) V' [r, d2] of its rank r."""
+    # no random projection: its residual certifies the result only if the rest of the spectrum is, all together, below
+    # `amount`; in FedSLR's runs the first value left out is a few per cent below it (docs/design.md)
     U, S, Vh = _svd_above(matrix, amount)
     root = (S - amount).clamp(min=0).sqrt()
     r = int((root != 0).sum())  # values that are no numbers are kept, for what follows to notice
@@ -80,27 +74,22 @@ def svt(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def spectral(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, smallest first, and eigenvectors of positive semidefinite matrices [..., d, d].
-
-    Where LAPACK's solver does not converge by their singular values, which are the same: of sparse matrices of low rank
-    it leaves one in twenty in single precision, and now and then one in double.
-    """
+    """Eigenvalues, smallest first, and eigenvectors of positive semidefinite matrices [..., d, d]."""
     try:
         return torch.linalg.eigh(gram)
     except torch.linalg.LinAlgError:
+        # the singular values are the same: of sparse matrices of low rank LAPACK's eigensolver leaves one in twenty in
+        # single precision, and now and then one in double
         U, S, _ = torch.linalg.svd(gram)
         return S.flip(-1), U.flip(-1)
 
 
 def _svd_above(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S, V' with all singular values above `amount`, largest first, and maybe others after them.
-
-    A long float32 matrix A [d1, d2], d1 <= d2 / 3, by the eigenvectors of A A' in double precision, 2 to 4 times as
-    fast. What is certified: the eigenvalues are known to about eps ||A||_F^2, so that a singular value s > amount is to
-    eps ||A||_F^2 / (2 amount), below the rounding of float32 wherever amount > 1e-6 ||A||_F. Else the full
-    decomposition, which is as fast for matrices that are not long.
-    """
+    """U, S, V' with all singular values above `amount`, largest first, and maybe others after them."""
     d1, d2 = sorted(matrix.shape)
+    # of a long float32 matrix by the eigenvectors of A A' in double precision, 2 to 4 times as fast. Certified: the
+    # eigenvalues are known to about eps ||A||_F^2, so that a singular value s > amount is to eps ||A||_F^2 / (2
+    # amount), below the rounding of float32 wherever amount > 1e-6 ||A||_F
     exact = matrix.dtype == torch.float32 and amount > 1e-6 * float(matrix.norm())
     if not exact or matrix.device.type != "cpu" or d2 < 3 * d1:
         return torch.linalg.svd(matrix, full_matrices=False)
@@ -115,7 +104,7 @@ def _svd_above(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shrink_layers(w: Tensor, layers: dict[str, Sheet], amount: float) -> Tensor:
-    """w [s, p], in place: every layer's singular values shrunk by `amount`. Rows that are not finite stay so."""
+    """Shrink every layer's singular values of w [s, p] by `amount`, in place. Rows that are not finite stay so."""
     for sheet in layers.values() if amount else ():
         matrix = sheet.unfold(w)
         finite = torch.linalg.matrix_norm(matrix).isfinite()[:, None]
@@ -148,16 +137,13 @@ def _less(A: Tensor, squares: Tensor, U: Tensor, amount: float) -> Tensor:
 
 
 def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor, bool] | None:
-    """Eigenvalues and eigenvectors of A A' [s, d1, d1], which shrink A's singular values to the rounding of A, and
-    whether none of these vanishes; or None.
-
-    A few times as fast as a decomposition of A: what goes is f(A A') A for f(x) = min(1, amount / sqrt(x)). What is
-    certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 x^1.5) with x = max(least
-    eigenvalue, amount^2), so that the result moves by no more than the rounding of A's largest singular value. First in
-    A's own precision, which is enough where no singular value is small, then in double precision.
-    """
+    """Eigenvalues and eigenvectors of A A' [s, d1, d1], and True if none vanishes; None: too inexact to shrink A."""
+    # a few times as fast as a decomposition of A, which loses f(A A') A with f(x) = min(1, amount / sqrt(x)).
+    # Certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 x^1.5) with x = max(least
+    # eigenvalue, amount^2), so that the result moves by no more than the rounding of A's largest singular value
     size, own = torch.linalg.matrix_norm(A), torch.finfo(A.dtype).eps
     for kind in dict.fromkeys((A.dtype, torch.float64)):
+        # A's own precision is enough where no singular value is small
         wide = A.to(kind)
         squares, U = spectral(wide @ wide.mT)
         moved = torch.finfo(kind).eps * size**2 * amount / 2
@@ -169,7 +155,7 @@ def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor, bool] | None:
 
 
 def _of_full_rank(matrix: Tensor, amount: float) -> Tensor | None:
-    """The matrix with singular values shrunk by `amount`, where none of them vanishes; else None."""
+    """The matrix with singular values shrunk by `amount`; None where one of them vanishes."""
     if matrix.shape[0] > matrix.shape[1]:
         low = _of_full_rank(matrix.T, amount)
         return None if low is None else low.T
@@ -226,7 +212,7 @@ class LowRank(Algorithm, abstract=True):
 
 
 def received(down: State, layout: Layout) -> Tensor:
-    """[s, p]: the common model from the factors and the rest that were sent, multiplied once for all."""
+    """[s, p]: the common model from the factors and the rest of a downlink, multiplied once for all."""
     one = {name: t[0] for name, t in down.items()}
     layers, s = sheets(layout), len(down["rest"])
     rest = unfactored(layers, one, layout.p)
@@ -238,7 +224,7 @@ def received(down: State, layout: Layout) -> Tensor:
 
 
 def unfactored(layers: dict[str, Sheet], message: State, p: int) -> Tensor:
-    """[p] bool: what is not in a layer that `message` holds as factors."""
+    """[p] bool: the numbers outside of layers that `message` holds as factors."""
     rest = torch.ones(p, dtype=torch.bool)
     for name, sheet in layers.items():
         if f"U.{name}" in message:
@@ -247,7 +233,7 @@ def unfactored(layers: dict[str, Sheet], message: State, p: int) -> Tensor:
 
 
 def places(server: State) -> dict[str, Sheet]:
-    """The layers' places, as the server remembers them."""
+    """The layers' places, out of the server's state."""
     return {name[6:]: Sheet(*t.tolist()) for name, t in sorted(server.items()) if name.startswith("sheet.")}
 
 

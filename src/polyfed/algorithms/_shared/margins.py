@@ -1,6 +1,5 @@
 """Margins of the logits, constant at a client, as a shift of the last layer's bias: CE(W f + b + s, y) has the
-gradients of CE at the bias b + s. A class with margin -inf is masked: it gets no gradient.
-"""
+gradients of CE at the bias b + s. A class with margin -inf is masked: it gets no gradient."""
 
 import torch
 from torch import Tensor
@@ -17,14 +16,14 @@ def shifted(task: Task, w: Tensor, margin: Tensor) -> Tensor:
 
 
 def undo(task: Task, w: Tensor, margin: Tensor, before: Tensor) -> Tensor:
-    """`shifted` undone in place after training; a masked class has the bias that it had `before`, to the bit."""
+    """Undo `shifted` in place after training; a masked class gets its bias `before`, to the bit."""
     b = task.layout.head(w)[1]
     b.copy_(torch.where(margin.isinf(), task.layout.head(before)[1], b - margin.clamp(min=IMPOSSIBLE).to(b)))
     return w
 
 
 def decay(task: Task, w: Tensor, margin: Tensor) -> Tensor | None:
-    """[s, p] what weight decay would take off the margin, as local steps subtract it; None without weight decay."""
+    """[s, p] weight decay of the margin, for local steps to subtract; None without weight decay."""
     if not task.weight_decay:
         return None
     return task.weight_decay * shifted(task, torch.zeros_like(w), margin)

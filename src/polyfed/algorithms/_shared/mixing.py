@@ -56,7 +56,7 @@ class Mixed(Partial, abstract=True):
 
 
 def held(q: Tensor, data: Batches) -> Also:
-    """What takes the place of a mixture's loss: mean_j sum_k q_jk l_k. q: [s, K, b] the shares in all samples"""
+    """The term mean_j sum_k q_jk l_k in place of a mixture's loss. q: [s, K, b] the shares in all samples"""
     starts = data.split.offsets[data.clients]
 
     def term(features: Tensor, outputs: Tensor, batch: Batch, rows: slice) -> Tensor:
@@ -74,10 +74,7 @@ def held(q: Tensor, data: Batches) -> Also:
 
 
 def explained(task: Task, w: Tensor, mixing: Tensor, prior: Tensor, every: Batch) -> Tensor:
-    """[s, K, b] the share of each part in every sample.
-
-    mixing: the places of the weights     prior: [s, K] or [s, K, b] logarithms of shares before the sample is seen
-    """
+    """[s, K, b] the share of each part in every sample. prior: [s, K] or [s, K, b] logarithms of shares, unseen"""
     k = prior.shape[1]
     alone = w[:, None].repeat(1, k, 1)  # model k: all weight on part k
     away = IMPOSSIBLE * (1 - torch.eye(k, dtype=w.dtype, device=w.device))

@@ -1,6 +1,5 @@
-"""A model in two parts, the layers that clients have in common and their own; and `Partial`, the methods (FedRep,
-FedPer, LG-FedAvg) that share one part and keep the other at the client.
-"""
+"""A model in two parts, the common layers and the clients' own; and `Partial`, the methods (FedRep, FedPer,
+LG-FedAvg) that share one part and keep the other at the client."""
 
 import itertools
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from polyfed.core.algorithm import Algorithm, Portrait, Server, State
 
 
 def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm") -> Tensor:
-    """[p] bool: the layers that are named, separated by spaces; "head" is the last one, "" is none.
-
-    where: what named them, for an error
-    """
+    """[p] bool: the named layers, separated by spaces; "head" is the last one, "" is none. where: for an error"""
     names = layers.split() if isinstance(layers, str) else layers
     if not names:
         return torch.zeros(layout.p, dtype=torch.bool)
@@ -30,7 +26,7 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
 
 
 def without_statistics(task: Task, name: str) -> None:
-    """Raise ModelError for a model with running statistics in its vector, for a method of which none is a mean."""
+    """Raise ModelError for a model with running statistics in its vector, for methods without a mean."""
     if task.statistics is not None:
         raise ModelError(
             f"model: found running statistics of BatchNorm in its vector, which {name} makes no means of; expected "
@@ -39,7 +35,7 @@ def without_statistics(task: Task, name: str) -> None:
 
 
 def spans(shared: Tensor) -> list[tuple[slice, bool]]:
-    """`shared: [p]` as runs of neighbours that are all shared, or all not. Slices cost a tenth of what masks do."""
+    """`shared: [p]` as runs of neighbours that are all shared, or all not: slices cost a tenth of masks."""
     here = shared.cpu().numpy()
     edges = [0, *(np.flatnonzero(here[1:] != here[:-1]) + 1).tolist(), len(here)]
     return [(slice(a, b), bool(here[a])) for a, b in itertools.pairwise(edges)]
@@ -77,17 +73,14 @@ def some(shared: Tensor, algorithm: Algorithm, layout: Layout) -> Tensor:
 
 @dataclass(frozen=True)
 class Partial(Algorithm, abstract=True):
-    """Base: the server averages the shared part, each client keeps its own values of the rest.
-
-    Only the shared part is ever sent. A subclass says which part is `shared` and how a client trains the two (`train`).
-    """
+    """Base: the server averages the `shared` part, all that is ever sent; each client keeps its own rest."""
 
     def shared(self, layout: Layout) -> Tensor:
-        """[p] bool: what is sent and averaged."""
+        """[p] bool: True for the numbers that are sent and averaged."""
         raise NotImplementedError
 
     def train(self, task, w: Tensor, shared: Tensor, data) -> Tensor:
-        """[s, p]: the clients' models after local training from w. shared: [p], ones and zeros."""
+        """[s, p]: the clients' models after local training from w. shared: [p], ones and zeros"""
         raise NotImplementedError
 
     def init_server(self, task, w0, n) -> State | Server:

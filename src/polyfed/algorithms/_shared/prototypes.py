@@ -20,18 +20,18 @@ DISCLOSED = {
 
 
 def unseen(task: Task, w0: Tensor) -> State:
-    """Before the first round: no class has a prototype."""
+    """The server's state before the first round: no class has a prototype."""
     return {"prototypes": w0.new_zeros(task.classes, task.width), "seen": w0.new_zeros(task.classes)}
 
 
 def sent(means: Tensor, mass: Tensor) -> State:
-    """A client's part in weighted means of its class means [s, C, d]. mass: [s, C] weights, 0 for an absent class"""
+    """A client's uplink for weighted means of its class means [s, C, d]. mass: [s, C] weights, 0 for an absent class"""
     mass = mass.to(means)
     return {"prototypes": mass[..., None] * means, "mass": mass}
 
 
 def renewed(server: State, up: Uplinks) -> State:
-    """The means of what was sent; a class of which no client has a sample keeps its prototype."""
+    """The means of the uplinks; a class of which no client has a sample keeps its prototype."""
     total, mass = up.sum("prototypes"), up.sum("mass")
     new = total / torch.where(mass == 0, 1, mass)[:, None]
     M = torch.where((mass == 0)[:, None], server["prototypes"], new)
@@ -39,7 +39,7 @@ def renewed(server: State, up: Uplinks) -> State:
 
 
 def pairs(up: Uplinks) -> tuple[Tensor, Tensor, Tensor]:
-    """What was sent, a row for each client and class that it has: (means [k, d], classes [k], shares of mass [k])."""
+    """A row for each client and class that it has: (means [k, d], classes [k], shares of mass [k])."""
     mass = up["mass"]
     client, c = mass.nonzero(as_tuple=True)
     weight = mass[client, c]
@@ -47,10 +47,7 @@ def pairs(up: Uplinks) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
-    """A copy of `w: [s, p]` whose last layer takes the class with the nearest prototype: logits -||f - M_c||^2.
-
-    M: [s, C, d]     seen: [s, C], 0 for a class without one, which is impossible
-    """
+    """A copy of `w: [s, p]` whose last layer takes the class of the nearest prototype: logits -||f - M_c||^2."""
     w = w.clone()
     weight, bias = task.layout.head(w)
     weight.copy_(2 * M * seen[..., None])
@@ -60,7 +57,7 @@ def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pulled(Algorithm, abstract=True):
-    """Models that stay with the clients, pulled to common prototypes, of which the server is for the method to say."""
+    """Base: models stay with the clients, pulled to common prototypes; a subclass says the server's part."""
 
     lr: float = setting(0.01, source="code", doc="Step size of local SGD.")
     lam: float = setting(1.0, ge=0, source="paper", doc="Pull of features to the prototypes; 0 trains alone.")

@@ -6,10 +6,7 @@ import numpy as np
 def fitted(
     z: list[np.ndarray], y: list[np.ndarray], u: list[np.ndarray], slope: bool
 ) -> list[tuple[float, np.ndarray]]:
-    """Each client's (a, c) of a z + c, with a = 1 unless `slope`.
-
-    z: [b, k] outputs     y: [b, ...] numbers, or [b] classes     u: [b] weights
-    """
+    """Each client's (a, c) of a z + c, with a = 1 unless `slope`. z: [b, k]; y: [b, ...] or classes; u: [b] weights"""
     if not z or y[0].dtype.kind == "f":
         return [_line(*of, slope) for of in zip(z, y, u, strict=True)]
     counts = np.array([len(v) for v in u])
@@ -29,7 +26,7 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def _line(z: np.ndarray, y: np.ndarray, u: np.ndarray, slope: bool) -> tuple[float, np.ndarray]:
-    """Least squares."""
+    """(a, c) by least squares."""
     y = y.reshape(z.shape)
     centred, weight = z - np.average(z, 0, u), 2 / z.shape[1] * u[:, None]
     above, below = (weight * centred * y).sum() + 1, (weight * centred * centred).sum() + 1
@@ -42,7 +39,7 @@ def _newton(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The minima over c, and over a where `scale`, of the convex mean_j u_j loss(a z_j + c, y_j) + (a - 1)^2/(2 b).
 
-    z: [s, b, k]     y, u: [s, b], where u is 0 there is no sample     counts: [s] samples     -> a: [s], c: [s, k]
+    Returns a: [s], c: [s, k]. z: [s, b, k]; y, u: [s, b], where u is 0 there is no sample; counts: [s] samples.
     """
     s, _, k = z.shape
     v = u / u.sum(1, keepdims=True)  # a sum with v: a mean over samples

@@ -30,7 +30,7 @@ def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mixed(weights: Tensor, W: Tensor, rows: Tensor | None = None) -> Tensor:
-    """[m, p]: weights [m, k] @ W [k, p], in the precision of W; or of rows [m, k] of W, others in every sum."""
+    """[m, p]: weights [m, k] @ W [k, p], in the precision of W; with rows [m, k], sums of rows of W, others in each."""
     weights = weights.to(W.dtype)
     if (found := compiled.mixed(weights, W, rows)) is not None:
         return found
@@ -38,15 +38,12 @@ def mixed(weights: Tensor, W: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def similarity(W: Tensor) -> Tensor:
-    """[m, m] float64 cosine similarities of the rows of W: [m, p], exactly symmetric, 1 on the diagonal.
-
-    A zero row is similar only to itself.
-    """
+    """[m, m] float64 cosines of rows of W: [m, p], exactly symmetric, diagonal 1; a zero row is like itself alone."""
     X = unit(W)
     return mirrored(X @ X.T)
 
 
 def mirrored(S: Tensor) -> Tensor:
-    """The upper triangle on both sides, so that ties stay ties; a cosine above 1 is rounding."""
+    """The upper triangle on both sides, so that ties stay ties, clipped to 1, above which a cosine is rounding."""
     upper = S.triu(1).clamp_(-1, 1)
     return upper + upper.T + torch.eye(len(S), dtype=S.dtype, device=S.device)

@@ -1,6 +1,5 @@
-"""FPFC: `method` is the algorithm; `pairs` and `devicedual` are its server; `window` is advice on lambda, `theory` on
-what is proven.
-"""
+"""FPFC: `method` is the algorithm, `pairs` and `devicedual` its server, `window` advice on lambda, `theory` what is
+proven."""
 
 from polyfed.algorithms.fpfc.method import FPFC
 from polyfed.algorithms.fpfc.theory import proven

@@ -1,21 +1,5 @@
-"""FPFC's server for many clients: one dual per client instead of one per pair, and m x m coefficients instead of pair
-vectors. Block-coordinate Douglas-Rachford on objective (1) of Yu et al. (arXiv 2211.04218); functions on server state.
-
-    P_i            one point per client                       z = prox(P) = argmin F(z) + rho/2 ||z - P||^2
-    downlink       y_i = 2 z_i - P_i                          F(z) = 1/(2m) sum_{i,j} g(||z_i - z_j||)
-    device         w_i <- w_i - lr (grad f_i(w_i) + rho (w_i - y_i)), from its own last w_i
-    server         P_i <- P_i + w_i - z_i  for participants, then one majorisation step towards the new prox
-
-g(sqrt(u)) is concave, so g(t) <= g(D) + W/2 (t^2 - D^2), W = g'(D)/D, and minimising this bound is one linear solve
-with a Laplacian: z = A P. A and all distances follow from the Gram matrix of P, so the server touches vectors only for
-the participants. Clients whose z lie within `delta` of each other form a node with one weight to every other node.
-
-The state (start) holds tensors only. m clients, d parameters, r nodes, s participants:
-    w [m, d]   last uploads           groups [m]   node of each client      B [r, r]   node means of z from those of P
-    Q [m, d]   P - centre             Om [r, r]    weights for the next     f [r]      z_i - zbar = f (P_i - Pbar)
-    centre [d] first mean of P                     majorisation step        G [m, m]   Q Q' in float64
-    settings [6]   what groups, Om, B and f were worked out for
-"""
+"""FPFC's server for many clients: one dual per client, m x m coefficients in place of pair vectors. Block-coordinate
+Douglas-Rachford on objective (1) of Yu et al. (arXiv 2211.04218); functions on server state."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -33,24 +17,33 @@ ROWS = 256  # clients per block of pair distances
 
 
 class Nodes(NamedTuple):
-    """Geometry of P by node: sizes [r], Gram matrix of node means [r, r], mean squared distance of members to their
-    mean [r], distance of every client to its node's mean [m]."""
+    """The geometry of P by node."""
 
-    size: Tensor
-    gram: Tensor
-    spread: Tensor
-    offset: Tensor
+    size: Tensor  # [r] clients
+    gram: Tensor  # [r, r] of node means
+    spread: Tensor  # [r] mean squared distance of members to their mean
+    offset: Tensor  # [m] distance of every client to its node's mean
+
+
+#     P_i            one point per client                       z = prox(P) = argmin F(z) + rho/2 ||z - P||^2
+#     downlink       y_i = 2 z_i - P_i                          F(z) = 1/(2m) sum_{i,j} g(||z_i - z_j||)
+#     device         w_i <- w_i - lr (grad f_i(w_i) + rho (w_i - y_i)), from its own last w_i
+#     server         P_i <- P_i + w_i - z_i  for participants, then one majorisation step towards the new prox
+# g(sqrt(u)) is concave, so g(t) <= g(D) + W/2 (t^2 - D^2), W = g'(D)/D, and minimising this bound is one linear solve
+# with a Laplacian: z = A P. A and all distances follow from the Gram matrix of P: the server touches vectors only for
+# the participants. Clients whose z lie within `delta` of each other form a node with one weight to every other node.
+# The state, of m clients, d parameters, r nodes:
+#     w [m, d]   last uploads           groups [m]   node of each client      B [r, r]   node means of z from those of P
+#     Q [m, d]   P - centre             Om [r, r]    weights for the next     f [r]      z_i - zbar = f (P_i - Pbar)
+#     centre [d] first mean of P                     majorisation step        G [m, m]   Q Q' in float64
+#     settings [6]   that groups, Om, B and f belong to
 
 
 # ---- what FPFC calls -------------------------------------------------------------------------------------------------
 
 
 def start(w: Tensor, n: int, fusion: Fusion) -> State:
-    """The state before the first round, from a common model [d] or from local models [n, d] (zero duals: P = w).
-
-    On the meta device the shapes are those of the largest state, one node per client, and "working" is added, so that
-    twice the bytes of the state, by which a run is admitted, cover the peak (beside the cohort's own vectors).
-    """
+    """The state before the first round, from a common model [d] or from local models [n, d] (zero duals: P = w)."""
     common = w.dim() == 1
     r = 1 if common and not w.is_meta else n
     P = w.expand(n, -1)
@@ -69,6 +62,8 @@ def start(w: Tensor, n: int, fusion: Fusion) -> State:
         "settings": fusion.numbers(w.device),
     }
     if w.is_meta:
+        # one node per client, the largest state; with "working" twice its bytes, by which a run is admitted, cover the
+        # peak
         held = sum(t.numel() * t.element_size() for t in state.values())
         peak = memory(n, w.shape[-1], participants=0, itemsize=w.element_size())
         return state | {"working": torch.empty(max(0, peak // 2 - held), dtype=torch.uint8, device="meta")}
@@ -95,15 +90,12 @@ def current(state: State, fusion: Fusion) -> State:
 
 
 def messages(state: State, ids: Tensor) -> Tensor:
-    """y_i = 2 z_i - P_i [s, d], what the clients `ids` solve towards."""
+    """y_i = 2 z_i - P_i [s, d], towards which the clients `ids` solve."""
     return prox_rows(state, ids).mul_(2).sub_(state["Q"][ids]).sub_(state["centre"])
 
 
 def update(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, refresh: bool = True) -> State:
-    """The state after the uploads w_new [s, d] of `ids`; w, Q and G are changed in place.
-
-    refresh: take the majorisation step; otherwise the last operator is kept (it costs O(r^3) while r is near m).
-    """
+    """The state after the uploads w_new [s, d] of `ids`; w, Q, G change in place. refresh: by a majorisation step"""
     Q = state["Q"]
     Q[ids] += prox_rows(state, ids).neg_().add_(w_new)
     state["w"][ids] = w_new
@@ -197,12 +189,10 @@ def _operator(size: Tensor, Om: Tensor, fusion: Fusion, m: int) -> Tensor:
 
 
 def _factors(nodes: Nodes, Om: Tensor, fusion: Fusion, m: int) -> tuple[Tensor, Tensor]:
-    """f [r], and how far from its node's mean a member may lie at P for the node to hold it within delta [r].
-
-    In-node weights are g'/D at the node's root mean square distance f p, which has a closed form up to f p = lam. A
-    member is pulled into its node by lam at most from each of the others: beyond n lam / (m rho) plus delta (1 + s) it
-    would leave on its own, whatever the average says.
-    """
+    """f [r], and how far from its node's mean a member may lie at P for the node to hold it within delta [r]."""
+    # in-node weights are g'/D at the node's root mean square distance f p, in closed form up to f p = lam. A member is
+    # pulled into its node by lam at most from each other: beyond n lam / (m rho) plus delta (1 + s) it would leave on
+    # its own, whatever the average says
     n, xi, scale = nodes.size, fusion.xi, 1 / (m * fusion.rho)
     pull, s = n * fusion.lam * scale, (Om @ n) * scale
     p = (2 * nodes.spread * n / (n - 1).clamp(min=1)).sqrt()
@@ -272,7 +262,7 @@ def _rivals(G: Tensor, groups: Tensor, limit: Tensor, rank: Tensor, members: Ten
 def _join(
     G: Tensor, groups: Tensor, Om: Tensor, nodes: Nodes, D: Tensor, fusion: Fusion
 ) -> tuple[Tensor, Tensor] | None:
-    """Join nodes within delta whose union is legal: whole components where possible, else nearest pairs; else None."""
+    """Join nodes within delta whose union is legal: components where possible, else nearest pairs; None: none is."""
     r = len(D)
     near = D <= fusion.radius
     near.diagonal().fill_(False)
@@ -295,7 +285,7 @@ def _join(
 
 
 def _illegal(G: Tensor, groups: Tensor, Om: Tensor, nodes: Nodes, label: Tensor, fusion: Fusion) -> Tensor:
-    """Which of the unions `label` [r] of nodes would not be legal, as bool by union."""
+    """[unions] bool: the unions `label` [r] of nodes that are not legal."""
     r, joined = int(label.max()) + 1, label[groups]
     union = _nodes(G, joined, r)
     f, room = _factors(union, _pooled(Om, nodes.size, label), fusion, len(G))
@@ -344,10 +334,8 @@ def _by_node(values: Tensor, groups: Tensor, r: int, reduce: str) -> Tensor:
 
 
 def _components(r: int, near: Callable[[slice], Tensor], device: torch.device) -> Tensor:
-    """[r] labels of connected components, numbered by their first member. near(rows) [rows, r]: the edges, as bool.
-
-    A block of rows at a time, and only edges between parts not yet connected are looked at twice.
-    """
+    """[r] labels of connected components, numbered by their first member. near(rows) [rows, r]: the edges, as bool"""
+    # blocks of rows: only edges between parts not yet connected are looked at twice
     label = torch.arange(r, device=device)
     for k in range(0, r, ROWS):
         i, j = near(slice(k, k + ROWS)).nonzero().T
@@ -390,7 +378,7 @@ def _refresh_gram(G: Tensor, Q: Tensor, ids: Tensor) -> None:
 
 
 def _whole_gram(G: Tensor, Q: Tensor) -> None:
-    """G = Q Q' in the same way, in place of the zeros that G holds."""
+    """Write G = Q Q', likewise, over the zeros in G."""
     for part in Q.split(max(1, BLOCK // len(Q)), dim=1):
         block = part.to(G.dtype)
         G.addmm_(block, block.T)

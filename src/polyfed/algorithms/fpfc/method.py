@@ -1,8 +1,5 @@
-"""FPFC: clients fuse into clusters that the method finds itself. Yu et al., "Clustered Federated Learning based on
-Nonconvex Pairwise Fusion" (arXiv 2211.04218), Algorithm 2; equations (1) to (6).
-
-The server is that of `pairs`, or of `devicedual` for many clients: two modules of one set of functions (`servers`).
-"""
+"""FPFC: Yu et al., "Clustered Federated Learning based on Nonconvex Pairwise Fusion" (arXiv 2211.04218), Algorithm
+2; equations (1) to (6)."""
 
 from dataclasses import dataclass
 from math import inf
@@ -35,22 +32,21 @@ class FPFC(Algorithm):
 
     Notes
     -----
-    A warm start, `fit(..., start=run)`: from another FPFC run w and v are kept, whatever the lam; from the models of
+    A warm start, `fit(..., start=run)`, from another FPFC run keeps w and v, whatever the lam; from the models of
     another method, such as Local, theta_ij = w_i - w_j and v = 0, so that zeta_i = w_i (theta = 0 would pull every
     client to the mean). From a common start the two coincide.
 
-    The solvers have the same fixed points and reach them in different ways. From a common start the range of useful lam
-    ends lower with device-dual, where too large a lam gives the right clusters and poor models: choose lam by the
-    validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
-    were asked for: an asynchronous schedule is refused, and needs solver "pairs".
+    Both solvers have the same fixed points and reach them differently. From a common start, too large a lam with
+    device-dual gives the right clusters and poor models, and the range of useful lam ends lower: choose lam by the
+    validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in their round: an
+    asynchronous schedule needs solver "pairs".
 
-    Which lam a grouping allows can be worked out: `polyfed tune fpfc --window` says it before a run, for the groups the
-    data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far. The paper's
-    convergence theorem asks for a larger rho than its experiments have; `polyfed.algorithms.fpfc.proven` chooses it.
+    For the range of lam that a grouping allows, run `polyfed tune fpfc --window` before a run, for the groups the data
+    name, or add `polyfed.WindowAdvice(every=200)`, a callback of `fit`, for those found so far. The paper's convergence
+    theorem asks for a larger rho than its experiments have; `polyfed.algorithms.fpfc.proven` chooses it.
 
-    Memory on the server:
-    n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how
-    much.
+    The server's memory is n (n-1) / 2 vectors of p numbers with pairs, and 2 n vectors and n x n coefficients with
+    device-dual; `plan` says how much.
     """
 
     linear = "its distances between models, and so its clusters,"
@@ -108,7 +104,7 @@ class FPFC(Algorithm):
 
     @property
     def within(self):
-        """nu."""
+        """The distance nu."""
         return 0.1 if self.nu is None else self.nu
 
     @property
@@ -117,7 +113,7 @@ class FPFC(Algorithm):
 
     @property
     def least_rho(self):
-        """max(2 lam/xi, 2/(a-1)): what (13) asks rho to exceed for Theorem 2, beside 3 L_f (by Remark 4's example)."""
+        """max(2 lam/xi, 2/(a-1)): the bound of (13) on rho for Theorem 2, beside 3 L_f (by Remark 4's example)."""
         if self.penalty != "scad" or (self.lam and not self.xi):
             return inf
         return max(2 * self.lam / self.xi if self.lam else 0.0, 2 / (self.a - 1))
@@ -132,7 +128,7 @@ class FPFC(Algorithm):
         )
 
     def _start(self, task, w, n, samples=None):
-        """The server's tensors from the common start [p] or from the clients' models [n, p], and their own layers."""
+        """The server's tensors from the common start [p] or from the clients' models [n, p] and their own layers."""
         common, own = split(part(task.layout, self.shared_layers), w)
         state = servers.of(self, n).start(own, n, self.fusion)
         if self.shared_layers:
@@ -143,7 +139,7 @@ class FPFC(Algorithm):
         return servers.by_axes(self._start(task, w0, n)[0])
 
     def warm_start(self, task, models, samples):
-        """theta_ij = w_i - w_j, v = 0, the shared layers averaged."""
+        """The server's tensors with theta_ij = w_i - w_j, v = 0, the shared layers averaged."""
         state, own = self._start(task, models, len(models), samples)
         return state, {"w": own}
 
@@ -178,7 +174,7 @@ class FPFC(Algorithm):
         return {"w": own}, {"w": own, "common": common}
 
     def aggregate(self, server, up, round):
-        """The participants' part of the state, in place."""
+        """Renew the participants' part of the state, in place."""
         solver = servers.of(self, round.n)
         state = solver.advance(solver.current(server, self.fusion), round.ids, up["w"], self.fusion, round.t)
         if not self.shared_layers:

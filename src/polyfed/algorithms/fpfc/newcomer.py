@@ -20,12 +20,10 @@ class Joining(Newcomer):
                    v_j <- v_j + rho (w - w_j - theta_j)
                    zeta = 1/(n+1) (w + sum_j (w_j + theta_j - v_j / rho))
 
-    The newcomer belongs to the cluster of the client with the smallest ||theta_j||, if that is at most nu, and then
-    deploys the mean of that cluster's models and its own, weighted by samples. As in FPFC one vector is kept per pair.
-
-    Where its first w comes from the paper does not say: from the clusters' models, which it is offered, the one with
-    the least training loss. From the common start a newcomer mostly stays out of reach of every cluster: beyond a lam
-    the penalty is flat.
+    The newcomer belongs to the cluster of the client with the smallest ||theta_j||, if that is at most nu, and deploys
+    the mean of that cluster's models and its own, weighted by samples. The paper does not say its first w: here it is
+    the offered cluster model with the least training loss. From the common start it mostly stays out of reach of every
+    cluster, as the penalty is flat beyond a lam.
     """
 
     def __init__(self, algorithm: Any, task, server: State, samples: Tensor):

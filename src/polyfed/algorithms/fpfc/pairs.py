@@ -1,12 +1,4 @@
-"""FPFC's server as in the paper (arXiv 2211.04218, Algorithm 2), with a vector per pair; functions on server state.
-
-Stored per pair i < j: delta_ij = w_i - w_j + v_ij / rho and the factor c_ij of rule (6). Both theta_ij = c delta and
-the dual v_ij = rho (1 - c) delta follow from them, so only one vector per pair is kept. A pair is idle when it was free
-at its last two updates: v_ij = 0 and theta_ij = w_i - w_j, which needs no memory.
-
-The state (start) holds tensors only. n clients, q parameters, n (n-1) / 2 pairs in row order, k of them busy:
-    w [n, q]   last uploads     c [pairs]   factor     row [pairs]   where its vector is, -1: idle     delta [k, q]
-"""
+"""FPFC's server as in the paper (arXiv 2211.04218, Algorithm 2), with a vector per pair; functions on server state."""
 
 import torch
 from torch import Tensor
@@ -22,14 +14,17 @@ NAME = "pairs"
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
 
 
+# Per pair i < j, delta_ij = w_i - w_j + v_ij / rho and the factor c_ij of rule (6) give theta_ij = c delta and the dual
+# v_ij = rho (1 - c) delta. A pair that was free at its last two updates is idle: v_ij = 0 and theta_ij = w_i - w_j need
+# no memory. The state, of n clients, q parameters, pairs in row order, k of them busy:
+#     w [n, q]   last uploads     c [pairs]   factor     row [pairs]   where its vector is, -1: idle     delta [k, q]
+
+
 # ---- what FPFC calls -------------------------------------------------------------------------------------------------
 
 
 def start(w: Tensor, n: int, fusion: Fusion) -> State:
-    """The state before the first round, from a common model [q] or the clients' [n, q]: theta_ij = w_i - w_j, v = 0.
-
-    On the meta device, where a run's memory is estimated, no pair is idle.
-    """
+    """The state before the first round, from a common model [q] or the clients' [n, q]: theta_ij = w_i - w_j, v = 0."""
     pairs = n * (n - 1) // 2
     return {
         "w": w.expand(n, -1).clone(),
@@ -40,22 +35,20 @@ def start(w: Tensor, n: int, fusion: Fusion) -> State:
 
 
 def current(state: State, fusion: Fusion) -> State:
-    """The state as it is: nothing in it depends on the settings."""
+    """The state as it is: it does not depend on the settings."""
     return state
 
 
 def messages(state: State, ids: Tensor) -> Tensor:
-    """zeta_i [s, q]; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client.
-
-    An idle pair, free with a dual that was and is zero, adds w_j + (w_i - w_j): taken as w_i, so that what a far
-    client sends cannot even cost the others their last digits.
-    """
+    """zeta_i [s, q] of the clients `ids`."""
     w, n, i = state["w"], len(state["w"]), ids[:, None]
     if n == 1:  # no pairs, and a sum over none is not one to torch
         return w[ids]
     j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
     j = j + (j >= i)  # all clients but i
     pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)
+    # an idle pair adds w_j + (w_i - w_j), taken as w_i, so that what a far client sends cannot cost the others their
+    # last digits; of the others theta - v/rho = (2c - 1) delta
     row = state["row"][pair]
     busy = (row >= 0).to(w.dtype) / n
     weight = torch.where(i < j, 2 * state["c"][pair] - 1, 1 - 2 * state["c"][pair]) * busy
@@ -65,10 +58,7 @@ def messages(state: State, ids: Tensor) -> Tensor:
 
 
 def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) -> State:
-    """The state after the uploads w_new [s, q] of `ids`: the pairs with at least one of them, each once, in place.
-
-    An idle pair gives its vector's place back.
-    """
+    """The state after the uploads w_new [s, q] of `ids`: the pairs with at least one of them, each once, in place."""
     n, w = len(state["w"]), state["w"].index_copy_(0, ids, w_new)
     i, j = torch.triu_indices(n, n, 1, device=w.device)
     active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
@@ -80,7 +70,7 @@ def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) ->
     now = shrinkage(_renewed(w, i, j, delta, mine, 1 - before), *fusion[:5])  # (6)
     busy = (before != 1) | (now != 1)
     entering = (busy & (mine < 0)).nonzero()[:, 0]
-    mine = mine.masked_fill(~busy, -1)
+    mine = mine.masked_fill(~busy, -1)  # an idle pair gives its vector's place back
     c[changed], row[changed] = now, mine
     delta, spare = _room(delta, _unused(delta, row), len(entering), len(row))
     row[changed[entering]] = spare[: len(entering)]
@@ -100,7 +90,7 @@ def clusters(state: State, nu: float) -> Tensor:
 
 
 def memory(n: int, q: int, itemsize: int = 4) -> int:
-    """Bytes of c, the two clients and a vector of every pair, two while they are copied; the clients' models."""
+    """Bytes of c, the two clients and a vector of every pair, two while they are copied; and of the clients' models."""
     return n * (n - 1) // 2 * (itemsize * (2 * q + 1) + 16) + 2 * itemsize * n * q
 
 
@@ -117,7 +107,7 @@ def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
 
 
 def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
-    """Norms of delta_ij = w_i - w_j + v_ij / rho, v_ij / rho = keep delta_ij; the vectors that are held, in place."""
+    """Norms of delta_ij = w_i - w_j + v_ij / rho, v_ij / rho = keep delta_ij; vectors that are held change in place."""
     if (found := compiled.renewed(w, i, j, delta, row, keep)) is not None:
         return found
     if BLOCK // 4 <= w.shape[1]:
@@ -139,7 +129,7 @@ def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: 
 
 
 def _renewed_alone(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
-    """The same for vectors so long that a pair at a time is enough: each is read and written once."""
+    """`_renewed` for vectors so long that a pair at a time is enough: each is read and written once."""
     norms: list[Tensor] = []
     difference, models = w.new_empty(w.shape[1]), w.unbind()
     for a, b, at, share in zip(*(t.tolist() for t in (i, j, row, keep)), strict=True):
@@ -166,7 +156,7 @@ def _room(delta: Tensor, spare: Tensor, count: int, pairs: int) -> tuple[Tensor,
 
 
 def _compact(delta: Tensor, row: Tensor) -> Tensor:
-    """The vectors without unused rows, once they are more than half; `row` follows, in place."""
+    """The vectors without unused rows, once these are more than half; `row` follows, in place."""
     held = (row >= 0).nonzero()[:, 0]
     if 2 * len(held) >= len(delta):
         return delta

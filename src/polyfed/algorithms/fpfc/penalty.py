@@ -7,17 +7,14 @@ from torch import Tensor
 
 
 class Fusion(NamedTuple):
-    """The penalty g, rho, and `delta`, the distance of z below which clients may share a node (xi: exact).
-
-    penalty: "scad", smoothed below xi (equations 2 and 3), or "l1": lam t, smoothed below xi in the same way.
-    """
+    """The settings of the server's steps."""
 
     lam: float
     rho: float = 1.0
     a: float = 3.7
     xi: float = 1e-4
-    penalty: str = "scad"
-    delta: float = 0.05
+    penalty: str = "scad"  # "scad" (2), (3), or "l1", lam t; both smoothed below xi
+    delta: float = 0.05  # distance of z below which clients may share a node; xi: exact
 
     def weight(self, D: Tensor) -> Tensor:
         """g'(D) / D."""
@@ -28,7 +25,7 @@ class Fusion(NamedTuple):
         return torch.where(D > self.lam, taper.clamp(min=0), W)
 
     def numbers(self, device: torch.device) -> Tensor:
-        """[6] these settings, to compare with."""
+        """[6] these settings, for comparison."""
         values = [*self[:4], self.penalty == "l1", self.delta]
         return torch.tensor(values, dtype=torch.float64, device=device)
 
@@ -39,10 +36,7 @@ class Fusion(NamedTuple):
 
 
 def shrinkage(t: Tensor, lam: float, rho: float, a: float, xi: float, penalty: str) -> Tensor:
-    """c(t) of rule (6): theta = c(||delta||) delta is the proximal step of the penalty, for norms t = ||delta||.
-
-    penalty: "scad" is the smoothed SCAD (3), exact for rho > 1/(a-1); "l1" the group norm lam ||theta||.
-    """
+    """c(t) of rule (6): theta = c(||delta||) delta is the proximal step of the penalty, for norms t = ||delta||."""
     if lam == 0:
         return torch.ones_like(t)
     safe = t.clamp(min=torch.finfo(t.dtype).tiny)

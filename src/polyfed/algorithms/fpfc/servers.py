@@ -1,13 +1,5 @@
-"""Which of its two servers FPFC keeps for n clients, `pairs` or `devicedual`: modules with functions of the same names.
-
-start(w, n, fusion)                        the state before the first round, from a common model or from clients'
-current(state, fusion)                     the state for the present settings, which a path may have changed
-messages(state, ids)                       [s, q] what clients solve towards
-advance(state, ids, w_new, fusion, t)      the state after round t
-clusters(state, nu)                        [n] labels
-memory(n, q, itemsize=...)                 bytes at the peak
-report(state)                              further findings
-"""
+"""FPFC's two servers, `pairs` and `devicedual`, as modules with functions of the same names, and the choice between
+them."""
 
 from typing import Any
 
@@ -15,6 +7,15 @@ from torch import Tensor
 
 from polyfed.algorithms.fpfc import devicedual, pairs
 from polyfed.core.algorithm import Needs, Server, State
+
+# start(w, n, fusion)                        the state before the first round, from a common model or from clients'
+# current(state, fusion)                     the state for the present settings, which a path may have changed
+# messages(state, ids)                       [s, q] what clients solve towards
+# advance(state, ids, w_new, fusion, t)      the state after round t
+# clusters(state, nu)                        [n] labels
+# memory(n, q, itemsize=...)                 bytes at the peak
+# report(state)                              further findings
+
 
 MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
 LARGE = 1.0  # GB of pairs above which the plan says what the other solver would take
@@ -40,7 +41,7 @@ def by_axes(state: State) -> Server:
 
 
 def plan(method: Any, n: int, w: Tensor) -> str:
-    """The solver, why, and the server's memory at its peak, for n clients whose models to fuse are like w: [..., q]."""
+    """The solver, the reason, and the server's peak memory, for n clients whose models to fuse are like w: [..., q]."""
     server = of(method, n)
     size, least = (s.memory(n, w.shape[-1], itemsize=w.element_size()) / 1e9 for s in (server, devicedual))
     other = f", with device-dual {least:.2g} GB" if server is pairs and size > LARGE and method.xi > 0 else ""
@@ -48,7 +49,7 @@ def plan(method: Any, n: int, w: Tensor) -> str:
 
 
 def needs(method: Any) -> Needs:
-    """Needs of the machinery; `synchronous` says what rules out an asynchronous run."""
+    """FPFC's needs; `synchronous` says what rules out an asynchronous run."""
     if method.solver == "pairs":
         return Needs()
     auto = method.solver == "auto"

@@ -10,18 +10,17 @@ from polyfed.base.errors import ConfigError
 def proven(smoothness: float, lam: float, shrink: float = 0.1, **settings: Any) -> tuple[FPFC, int]:
     """FPFC's rho and step, and a number of local steps, for which Lemma 2 and Theorem 2 hold (Remark 4).
 
-    rho just above max(3 L_f, 2 lam/xi, 2/(a-1)), (13) by Remark 4's example; lr = 1/(L_f + rho). The local problem
-    f_i + rho/2 ||w - zeta_i||^2 is then (rho - L_f)-strongly convex and (rho + L_f)-smooth, so that every gradient step
-    multiplies the distance to its solution by at most 2 L_f / (rho + L_f) <= 1/2, which is Theorem 1's count of steps.
+    rho is just above max(3 L_f, 2 lam/xi, 2/(a-1)), (13) by Remark 4's example; lr = 1/(L_f + rho). The local problem
+    f_i + rho/2 ||w - zeta_i||^2 is then (rho - L_f)-strongly convex and (rho + L_f)-smooth: every gradient step
+    multiplies the distance to its solution by at most 2 L_f / (rho + L_f) <= 1/2, which gives Theorem 1's count of
+    steps.
 
     Parameters
     ----------
-    smoothness : float
-        L_f: a Lipschitz constant of every client's gradient.
-    lam : float
-        As in `FPFC`, where it is above xi.
+    smoothness, lam : float
+        L_f, a Lipschitz constant of every client's gradient; and lam as in `FPFC`, where it is above xi.
     shrink : float
-        What T steps are to leave of the distance to the local solution, between 0 and 1.
+        Share of the distance to the local solution that T steps may leave, between 0 and 1.
     **settings
         Others of `FPFC`, such as xi: with a small one rho is large, and convergence slow.
 

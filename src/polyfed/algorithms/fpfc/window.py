@@ -1,7 +1,5 @@
-"""For which lambda of FPFC a proposed grouping is a stationary point: bounds from models and gradients.
-
-`studies/window.py` trains the groups' models for it.
-"""
+"""The range of FPFC's lambda for which a grouping is a stationary point: bounds from models and gradients.
+`studies/window.py` trains the groups' models for it."""
 
 from math import inf
 from typing import NamedTuple
@@ -11,17 +9,12 @@ from torch import Tensor
 
 
 class Window(NamedTuple):
-    """Bounds on lambda for a proposed grouping, see `lambda_window`.
+    """Bounds on lambda for a proposed grouping, see `lambda_window`."""
 
-    necessary, sufficient: below the one, the groups' models are not stationary; from the other on, they are
-    unbiased: above it, the penalty pulls the groups' models towards each other
-    excluded: below it, one common model is not stationary, as a common start needs
-    """
-
-    necessary: float
-    sufficient: float
-    unbiased: float
-    excluded: float
+    necessary: float  # below, the groups' models are not stationary
+    sufficient: float  # from here on, they are
+    unbiased: float  # above, the penalty pulls the groups' models towards each other
+    excluded: float  # below, one common model is not stationary, as a common start needs
 
     def lines(self) -> list[str]:
         """Each bound with its meaning."""
@@ -38,7 +31,7 @@ class Window(NamedTuple):
 
 
 def lambda_window(gradients: Tensor, merged: Tensor, models: Tensor, groups: Tensor, a: float = 3.7) -> Window:
-    """For which lambda a proposed grouping is a stationary point of (1).
+    """The range of lambda for which a proposed grouping is a stationary point of (1).
 
     With alpha_G the minimiser of sum_{i in G} f_i and g = |G|, among m clients:
 
@@ -47,11 +40,10 @@ def lambda_window(gradients: Tensor, merged: Tensor, models: Tensor, groups: Ten
         unbiased     a lam < min_{G,H} ||alpha_G - alpha_H||
         excluded     lam < m/(m-g) ||mean_{i in G} grad f_i(alpha_all)||         for some G
 
-    The first two take the groups' models to be unbiased. They coincide for groups of two.
-
-    gradients: [m, p] grad f_i at the model of i's own group     merged: [m, p] grad f_i at the common minimiser
-    models: [m, p] alpha of i's own group     groups: [m] labels     a: shape of SCAD, infinite for the group norm
-    A bound that does not apply (one group only) is infinite; that of single clients is 0.
+    The first two take the groups' models to be unbiased, and coincide for groups of two. `gradients` and `models` [m,
+    p] are grad f_i at alpha of i's own group and that alpha, `merged` [m, p] grad f_i at the common minimiser, groups
+    [m] labels; a is infinite for the group norm. A bound that does not apply (one group) is infinite; that of single
+    clients is 0.
     """
     m, labels = len(groups), groups.unique()
     members = [(groups == k).nonzero()[:, 0] for k in labels]
