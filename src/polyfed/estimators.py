@@ -1,6 +1,6 @@
 """Estimators of scikit-learn over sites: `fit(X, y, sites=...)` trains a federation in which each site is a client.
 
-They fit where an estimator does: pipelines, cross-validation, `set_fit_request(sites=True)` of metadata routing.
+They fit pipelines, cross-validation and metadata routing (`set_fit_request(sites=True)`).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Made = Callable[[int, int], nn.Module]  # a model of so many inputs and outputs
 
 
 class _Federated(BaseEstimator):
-    """What both estimators share: parameters, fitting, and whose model answers for a row."""
+    """Shared parts of both estimators: parameters, fitting, and the choice of a model for each row."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class _Federated(BaseEstimator):
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):
-    """Classifier that is trained over sites, one model for all or one for each, as its method has it.
+    """Classifier trained over sites, with one model for all or one for each, as its method has it.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     rounds : int
         Communication rounds.
     standardise : bool
-        Whether to scale columns with mean and deviation over all sites, which then say their sums.
+        Scale columns with mean and deviation over all sites, which then say their sums.
     settings : dict or None
         Further settings of a run, as `polyfed.fit` takes them: {"local_epochs": 2}.
     random_state : int, RandomState or None
@@ -118,19 +118,19 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     Attributes
     ----------
     classes_ : array
-        [C] the labels.
+        [C] labels.
     sites_ : array
-        [n] the sites, in the order of `models_`.
+        [n] sites, in the order of `models_`.
     models_ : list of nn.Module
-        The model of every site, for scaled columns.
+        The sites' models, for scaled columns.
     common_ : nn.Module or None
-        The model that answers for rows without a site: the only site's, or the method's common one.
+        The model for rows without a site: the only site's, or the method's common one.
     n_iter_ : int
         Rounds done.
     """
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
-        """Train.
+        """Train over the sites.
 
         Parameters
         ----------
@@ -139,17 +139,12 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         y : array
             [N] labels.
         sites : array or None
-            [N] the site of every row; None: one site.
+            [N] site of each row; None: one site.
 
         Returns
         -------
         FederatedClassifier
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            Something does not fit.
+            The classifier itself.
         """
         x, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -166,39 +161,29 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         X : array
             [N, d] numbers.
         sites : array or None
-            [N] the site of every row, whose model answers; None: the common model.
+            [N] site of each row, whose model answers; None: the common model.
 
         Returns
         -------
         array
             [N, C] in the order of `classes_`.
-
-        Raises
-        ------
-        ValueError
-            A site was not there in training, or there is no common model.
         """
         return torch.from_numpy(self._outputs(X, sites)).softmax(1).numpy()
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
-        """Labels.
+        """Predicted labels.
 
         Parameters
         ----------
         X : array
             [N, d] numbers.
         sites : array or None
-            [N] the site of every row, whose model answers; None: the common model.
+            [N] site of each row, whose model answers; None: the common model.
 
         Returns
         -------
         array
             [N] labels.
-
-        Raises
-        ------
-        ValueError
-            A site was not there in training, or there is no common model.
         """
         outputs = self._outputs(X, sites)
         return self.classes_[outputs.argmax(1)]
@@ -213,20 +198,20 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         y : array
             [N] labels.
         sample_weight : array or None
-            [N] how much each row counts; None: all alike.
+            [N] weights of the rows; None: all alike.
         sites : array or None
-            [N] the site of every row, whose model answers; None: the common model.
+            [N] site of each row, whose model answers; None: the common model.
 
         Returns
         -------
         float
-            Share of the rows whose label is predicted.
+            Share of right labels.
         """
         return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
-    """Regressor that is trained over sites, one model for all or one for each, as its method has it.
+    """Regressor trained over sites, with one model for all or one for each, as its method has it.
 
     Parameters
     ----------
@@ -237,7 +222,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
     rounds : int
         Communication rounds.
     standardise : bool
-        Whether to scale columns, and the target, with mean and deviation over all sites, which then say their sums.
+        Scale columns and the target with mean and deviation over all sites, which then say their sums.
     settings : dict or None
         Further settings of a run, as `polyfed.fit` takes them: {"local_epochs": 2}.
     random_state : int, RandomState or None
@@ -246,17 +231,17 @@ class FederatedRegressor(RegressorMixin, _Federated):
     Attributes
     ----------
     sites_ : array
-        [n] the sites, in the order of `models_`.
+        [n] sites, in the order of `models_`.
     models_ : list of nn.Module
-        The model of every site, for scaled columns and targets.
+        The sites' models, for scaled columns and targets.
     common_ : nn.Module or None
-        The model that answers for rows without a site: the only site's, or the method's common one.
+        The model for rows without a site: the only site's, or the method's common one.
     n_iter_ : int
         Rounds done.
     """
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
-        """Train.
+        """Train over the sites.
 
         Parameters
         ----------
@@ -265,17 +250,12 @@ class FederatedRegressor(RegressorMixin, _Federated):
         y : array
             [N] numbers.
         sites : array or None
-            [N] the site of every row; None: one site.
+            [N] site of each row; None: one site.
 
         Returns
         -------
         FederatedRegressor
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            Something does not fit.
+            The regressor itself.
         """
         x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
@@ -283,29 +263,24 @@ class FederatedRegressor(RegressorMixin, _Federated):
         return self._fit(x, (y - self._middle) / self._width, sites, None)
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
-        """Numbers.
+        """Predicted numbers.
 
         Parameters
         ----------
         X : array
             [N, d] numbers.
         sites : array or None
-            [N] the site of every row, whose model answers; None: the common model.
+            [N] site of each row, whose model answers; None: the common model.
 
         Returns
         -------
         array
             [N] in the target's unit.
-
-        Raises
-        ------
-        ValueError
-            A site was not there in training, or there is no common model.
         """
         return self._outputs(X, sites)[:, 0] * self._width + self._middle
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
-        """R², the share of the target's variance that is explained.
+        """R², the explained share of the target's variance.
 
         Parameters
         ----------
@@ -314,9 +289,9 @@ class FederatedRegressor(RegressorMixin, _Federated):
         y : array
             [N] numbers.
         sample_weight : array or None
-            [N] how much each row counts; None: all alike.
+            [N] weights of the rows; None: all alike.
         sites : array or None
-            [N] the site of every row, whose model answers; None: the common model.
+            [N] site of each row, whose model answers; None: the common model.
 
         Returns
         -------

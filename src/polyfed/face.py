@@ -1,5 +1,5 @@
-"""The face: what `polyfed` gives its users. `Run` is a result with doors to what is done with one: reports, exports,
-predictions, newcomers; `fit`, `compare` and `tune` are those of the rooms below, and give such runs.
+"""The face of polyfed: `Run` is a result with reports, exports, predictions and newcomers; `fit`, `compare` and `tune`
+of the rooms below give such runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,20 +33,20 @@ S = TypeVar("S")
 
 @checked
 class Run(Result):
-    """A training run: what `fit` returns, or what `Run.open` reads from a folder."""
+    """A training run: the result of `fit`, or of `Run.open` on a folder."""
 
     @classmethod
     def open(cls, folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> "Run":
-        """The run of a folder. Reading needs no data; what does (`evaluate`, `resume`) looks for them where they were.
+        """The run of a folder. Reading needs no data; `evaluate` and `resume` look for them where they were.
 
         Parameters
         ----------
         folder : str or Path
             The run's folder.
         federation : Federation or None
-            For a run that was started from Python with data of its own: the same data.
+            The data of a run that was started from Python with its own.
         model : nn.Module or None
-            For a run that was started from Python with a model of its own: the model as it was when the run began.
+            The model of a run that was started from Python with its own, as it was at the start.
 
         Returns
         -------
@@ -62,17 +62,17 @@ class Run(Result):
 
     @classmethod
     def of(cls, result: Result) -> "Run":
-        """A result with what a user does with one, such as of `prepare(...).run()`.
+        """The run of a result, such as of `prepare(...).run()`.
 
         Parameters
         ----------
         result : Result
-            What a run gave.
+            Result of a run.
 
         Returns
         -------
         Run
-            The same.
+            The run.
         """
         return cls(**{f.name: getattr(result, f.name) for f in fields(Result)})
 
@@ -90,7 +90,7 @@ class Run(Result):
         Parameters
         ----------
         folder : str or Path
-            Made if it is not there.
+            The folder, made if need be.
 
         Returns
         -------
@@ -112,44 +112,36 @@ class Run(Result):
     def export(
         self, client: int | str, out: str | Path | None = None, factorised: bool = False, merged: bool = False
     ) -> tuple[Path, Path]:
-        """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
+        """Copy one client's model from the run's folder to a safetensors file, with a JSON file about it.
 
         Parameters
         ----------
         client : int or str
-            Its position or name.
+            Position or name.
         out : str, Path or None
             The file; None: <client>.safetensors in the working folder.
         factorised : bool
-            Low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD).
+            Write low-rank layers as two factors and a sparse rest (FedSLR, GPGD).
         merged : bool
-            Of a model with an adapter, the whole model as it was before, with the adapter's updates in its weights.
+            Write the whole model, with the adapter's updates in its weights.
 
         Returns
         -------
         tuple of Path
             Both files.
-
-        Raises
-        ------
-        ConfigError
-            There is no such client, the file has another ending, the method makes no low-rank model, or the model has
-            no adapter.
-        RunError
-            The run has no folder, or no models yet.
         """
         return exports.export(self, client, None if out is None else Path(out), factorised, merged)
 
     def peft(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's low-rank updates as a folder that peft opens.
 
-        ``peft.PeftModel.from_pretrained(model, folder)`` gives the client's model, where `model` is the one that was
-        adapted, in evaluation mode.
+        ``peft.PeftModel.from_pretrained(model, folder)`` gives the client's model, for the adapted `model` in
+        evaluation mode.
 
         Parameters
         ----------
         client : int or str
-            Its position or name.
+            Position or name.
         out : str, Path or None
             The folder; None: <client>-peft in the working folder.
 
@@ -157,29 +149,21 @@ class Run(Result):
         -------
         Path
             The folder, with adapter_config.json and adapter_model.safetensors.
-
-        Raises
-        ------
-        ConfigError
-            There is no such client, or its model has no adapter `lora`.
-        RunError
-            The folder cannot be written.
         """
         return peft.export_peft(self, client, None if out is None else Path(out))
 
     def onnx(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's model as an ONNX file, which needs the extra `onnx`.
 
-        Of a run on CSV files the preparation is part of the graph. Inputs have the columns' names: [N] doubles, NaN
+        For a run on CSV files the preparation is part of the graph. Inputs have the columns' names: [N] doubles, NaN
         where missing, for numbers and for categories whose values are all numbers; [N] strings for other categories.
-        Outputs are `prediction` [N], and for classes `probabilities` [N, classes]. What the columns refuse (a gap, an
-        unseen category) comes out as NaN. Of any other run, `x` [N, ...] is a prepared input in float32, and `output`
-        what the model makes of it.
+        Outputs are `prediction` [N], and for classes `probabilities` [N, classes]; refused gaps and unseen categories
+        come out as NaN. For any other run, prepared inputs `x` [N, ...] in float32 give the model's `output`.
 
         Parameters
         ----------
         client : int or str
-            Its position or name.
+            Position or name.
         out : str, Path or None
             The file; None: <client>.onnx in the working folder.
 
@@ -187,35 +171,25 @@ class Run(Result):
         -------
         Path
             The file.
-
-        Raises
-        ------
-        ConfigError
-            There is no such client, onnx is not installed, or torch cannot export the model.
         """
         return onnx.export_onnx(self, client, None if out is None else Path(out))
 
     def predict(self, client: int | str, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
-        """Answers of one client's model for new rows, as `Predictor.predict` gives them.
+        """Answers of one client's model for new rows, see `Predictor.predict`.
 
         Parameters
         ----------
         client : int or str
-            Its position or name.
+            Position or name.
         rows : DataFrame
-            [N] rows with the columns that the run was trained on.
+            [N] rows with the columns of the training files.
         strict : bool
-            As of `Predictor.predict`.
+            As for `Predictor.predict`.
 
         Returns
         -------
         DataFrame
-            [N], see `Predictor.predict`.
-
-        Raises
-        ------
-        ConfigError
-            There is no such client, or the run was not trained on CSV files.
+            [N] answers.
         """
         return predictor(self, client).predict(rows, strict)
 
@@ -227,17 +201,12 @@ class Run(Result):
         data : str or Path
             A file, or a folder with one for each client.
         target : str or None
-            The target column of CSV files; None: the run's, else the last.
+            Target column of CSV files; None: the run's, else the last.
 
         Returns
         -------
         Federation
             The new clients.
-
-        Raises
-        ------
-        DataError
-            A file cannot be read, or does not fit the run's model.
         """
         return admits.newcomers(self, data, target)
 
@@ -246,25 +215,24 @@ class Run(Result):
     def leave(
         self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()
     ) -> leaves.Departure:
-        """Train the run again without some of its clients, every other draw the same; the run stays as it is.
+        """Train the run again without some of its clients, with the same draws for the others; the run stays as it is.
 
-        The result is, bit for bit, the run of a federation that never had them: whatever follows from all clients is
-        worked out anew. In a federation that was made in Python, what the program computed from all clients before
-        (scaling, a vocabulary) is its own to redo.
+        The result is, bit for bit, the run of a federation that never had them. For a federation that was made in
+        Python, the program redoes what it computed from all clients itself (scaling, a vocabulary).
 
         Parameters
         ----------
         *clients : int or str
-            Who leaves, by position or name.
+            Positions or names of the clients that leave.
         out : str, Path or None
-            Folder of the new run; None: beside the run's, under a name that says who left.
+            Folder of the new run; None: beside the run's, named after the clients that left.
         callbacks : sequence of callable
             As for `fit`.
 
         Returns
         -------
         Departure
-            What it costs those who stay, in scores and bytes; its `folder` is the new run's.
+            The cost for those who stay, in scores and bytes, and the `folder` of the new run.
 
         Raises
         ------
@@ -276,12 +244,12 @@ class Run(Result):
         return leaves.leave(self, clients, None if out is None else Path(out), callbacks)
 
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> "Run":
-        """Train on from the last checkpoint, to the numbers of a run that was never interrupted, and write the folder.
+        """Train on from the last checkpoint, as if the run had never been interrupted, and write the folder.
 
         Parameters
         ----------
         rounds : int or None
-            In all; None: as many as the run was to have.
+            Rounds in all; None: those of the settings.
         callbacks : sequence of callable
             As for `fit`.
 
