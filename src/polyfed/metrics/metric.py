@@ -1,6 +1,5 @@
-"""Metric: how a model's score is computed, how it is printed, and which way is better. `scores.py` has those known by
-name; no other code depends on a score's name. The first of a run's metrics leads: it decides, and is shown first.
-"""
+"""Metric: the computation of a model's score, its printing, and its better direction. `scores.py` has those known by
+name; no other code depends on a score's name. The first of a run's metrics leads: it decides, and is shown first."""
 
 from __future__ import annotations
 
@@ -27,25 +26,19 @@ BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 @dataclass(frozen=True)
 class Seen:
-    """A model's outputs and the targets of the same b samples, from one or several clients.
+    """A model's outputs and the targets of the same b samples, from one or several clients."""
 
-    output: [b, ...]     target: [b, ...], integers for classes, [b, T] for those of tokens
-    threshold: the output at which a model with one output prefers neither of two classes: 0 for logits, 1/2 for
-        probabilities (also where there are several); None: unknown
-    """
-
-    output: Tensor
-    target: Tensor
-    threshold: float | None = 0.0
+    output: Tensor  # [b, ...]
+    target: Tensor  # [b, ...], integers for classes, [b, T] for those of tokens
+    threshold: float | None = 0.0  # output between two classes: 0 for logits, 1/2 for probabilities; None: unknown
 
     def copy(self) -> Seen:
-        """Tensors of its own, for a function that may write to them."""
+        """A copy with tensors of its own, for a function that may write to them."""
         return Seen(self.output.clone(), self.target.clone(), self.threshold)
 
     @cached_property
     def kind(self) -> Kind | None:
-        """Kind of target: classes, numbers (one output per number), labels (several numbers a sample, all 0 or 1), a
-        risk (survival) or classes at every token; None: none of these."""
+        """The kind of target: classes, numbers, labels (several a sample, all 0 or 1), survival, tokens; or None."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point() and single and y.numel() > len(y) and bool(((y == 0) | (y == 1)).all()):
@@ -136,7 +129,7 @@ TERMS = Setting(
 @checked
 @dataclass(frozen=True)
 class Metric(Configured):
-    """A measure of how good a client's model is on the client's samples, as one number."""
+    """A measure of a client's model on the client's samples, as one number."""
 
     name: str = setting(doc="Name in files and tables.")
     unit: str = setting(
@@ -187,7 +180,7 @@ class Metric(Configured):
 
     @property
     def span(self) -> float:
-        """Largest distance of two values."""
+        """The largest distance of two values."""
         return math.inf if self.least is None or self.most is None else self.most - self.least
 
     @property
@@ -202,7 +195,7 @@ class Metric(Configured):
 
     @property
     def aim(self) -> float:
-        """The best value, of a metric that is better the nearer to it."""
+        """The best value, for a metric that is better the nearer to it."""
         return float(self.better.removeprefix("near:"))
 
     def merit(self, value: SupportsFloat | np.ndarray) -> Any:
@@ -237,7 +230,7 @@ class Metric(Configured):
         Returns
         -------
         bool
-            Whether they are of this metric's `kind`.
+            True for outputs and targets of this metric's `kind`.
         """
         wider = {"two classes": "classes", "labels": "numbers"}.get(str(seen.kind))
         return self.kind in (None, seen.kind, wider)
@@ -271,7 +264,7 @@ class Metric(Configured):
         seen : Seen
             Samples that it fits.
         needed : bool
-            Whether a ValueError of `compute` is an error, and not NaN.
+            True: a ValueError of `compute` is an error; False: it is NaN.
 
         Returns
         -------
@@ -310,14 +303,14 @@ def mean_of(values: np.ndarray) -> float:
 
 
 def marked(values: Mapping[str, np.ndarray], counts: np.ndarray, metrics: Iterable[Metric]) -> dict[str, np.ndarray]:
-    """Scores [n] of models, with `Metric.lost` in every one of a client whose model has diverged: it has samples, and
-    its loss is no finite number or another score is infinite. NaN is left for what a client does not have."""
+    """Scores [n] of models, with `Metric.lost` in all of a client whose model has diverged; NaN: it has no score."""
     known = {m.name: m for m in metrics}
     infinite = np.isinf(np.stack([*values.values()])).any(0)
+    # the client has samples, and its loss is no finite number or another score is infinite
     gone = (counts > 0) & (infinite | ~np.isfinite(values["loss"]))
     return {k: np.where(gone, known[k].lost if k in known else np.inf, v) for k, v in values.items()}
 
 
 def diverged(values: Mapping[str, np.ndarray]) -> tuple[str, int] | None:
-    """(score, client) of the first model that has diverged, of scores as `marked` has them."""
+    """(score, client) of the first diverged model in scores of `marked`."""
     return next(((k, int(np.flatnonzero(np.isinf(v))[0])) for k, v in values.items() if np.isinf(v).any()), None)

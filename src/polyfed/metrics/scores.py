@@ -1,10 +1,6 @@
-"""The scores that are known by name, and how a list of them is read. Values are scikit-learn's where it has the score.
-
-All are taken per client, from all of its samples, in double precision; accuracy, RMSE and the loss sample by sample.
-Of more than two classes: AUC and average precision are means over one class against the rest, of the classes that the
-client has; balanced accuracy and F1 are means over these classes (macro); the Brier score sums over classes; ECE is of
-the likeliest class. Of two classes, the second is the positive one.
-"""
+"""The scores that are known by name, and the reading of lists of them. Values are scikit-learn's where it has the
+score. All are taken per client, from all of its samples, in double precision; accuracy, RMSE and the loss sample by
+sample."""
 
 from __future__ import annotations
 
@@ -38,8 +34,13 @@ FILED = ("id", "counts", "class", "probability")  # beside the scores of samples
 
 
 def _module(name: str = "sklearn.metrics") -> Any:
-    """A module of a library that says no types; loaded when a score needs it."""
+    """A module of a library without types; loaded when a score needs it."""
     return import_module(name)
+
+
+# Of more than two classes: AUC and average precision are means over one class against the rest, of the classes that
+# the client has; balanced accuracy and F1 are means over these classes (macro); the Brier score sums over classes;
+# ECE is of the likeliest class. Of two classes, the second is the positive one.
 
 
 # sample by sample
@@ -76,11 +77,9 @@ def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray
 
 
 def _auc(seen: Seen) -> float:
-    """Chance that a sample of the class ranks above one that is not of it, a tie counted as half (Mann and Whitney).
+    """The chance that a sample of the class ranks above one that is not, a tie counted as half (Mann and Whitney)."""
 
-    By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
-    """
-
+    # by sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments
     return float(_against_the_rest(_area, seen))
 
 
@@ -127,10 +126,7 @@ def _ece(seen: Seen, bins: int = BINS) -> float:
 
 
 def _slope(seen: Seen) -> float:
-    """b of logit P(y = 1) = a + b z, z the model's log-odds, by maximum likelihood; none where z separates the classes.
-
-    Cox (1958); 1 is calibrated, less is overfitted.
-    """
+    """b of logit P(y = 1) = a + b z, z the log-odds, by maximum likelihood: below 1 is overfitted (Cox, 1958)."""
     y, z = seen.classes == 1, seen.log_odds
     ones, zeros = z[y], z[~y]
     if not len(ones) or not len(zeros) or ones.min() >= zeros.max() or zeros.min() >= ones.max():
@@ -234,7 +230,7 @@ def _concordance_terms(seen: Seen) -> np.ndarray:
 
 
 def _concordance(seen: Seen) -> float:
-    """Harrell's c: of the pairs in which one is known to have the event first, the share with the higher risk for it.
+    """Harrell's c: of pairs in which one is known to have the event first, the share with the higher risk for it.
 
     Targets are (time, event); the output is a risk: the higher, the sooner. Equal risks count half.
     """
@@ -248,7 +244,7 @@ def _concordance(seen: Seen) -> float:
 
 
 def _over_tokens(each: Tensor, seen: Seen) -> np.ndarray:
-    """Terms of the mean over all tokens that count: what every sequence of them adds. each: [b, T]"""
+    """Terms of the mean over all tokens that count: each sequence's share. each: [b, T]"""
     known = seen.target >= 0
     if not bool(known.any()):
         return np.full(len(known), math.nan)
@@ -256,7 +252,7 @@ def _over_tokens(each: Tensor, seen: Seen) -> np.ndarray:
 
 
 def _perplexity_terms(seen: Seen) -> np.ndarray:
-    """exp of the mean cross-entropy over all tokens that count, with what a sequence adds to it to first order."""
+    """exp of the mean cross-entropy over all tokens that count, with each sequence's share to first order."""
     import torch.nn.functional as F
 
     classes, ignored = seen.output.double().transpose(1, 2), seen.target.long().where(seen.target >= 0, -100)
@@ -266,7 +262,7 @@ def _perplexity_terms(seen: Seen) -> np.ndarray:
 
 
 def _tokens_right_terms(seen: Seen) -> np.ndarray:
-    """Share of the tokens that count that are given the right class."""
+    """The share of right classes among the tokens that count."""
     return _over_tokens(seen.output.argmax(2) == seen.target, seen)
 
 
@@ -338,10 +334,9 @@ Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 
 def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
-    """Read what was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) ->
-    number, and scikit-learn's scorers.
+    """Metrics out of names ("auc,brier", or a list), metrics, functions (output, target) -> number, and scorers.
 
-    A name that is not known here may be one of a scikit-learn scorer. Raises ConfigError, in one line.
+    Scorers are scikit-learn's, also by name. Raises ConfigError, in one line.
     """
     if given is None:
         return ()
@@ -406,7 +401,7 @@ def named(text: str) -> Metric:
 
 
 def known(name: str) -> Metric | None:
-    """The metric of a name, where there is one."""
+    """The metric of a name, or None."""
     try:
         return named(name)
     except ConfigError:
@@ -414,7 +409,7 @@ def known(name: str) -> Metric | None:
 
 
 def _set(name: str, value: str, text: str) -> Metric:
-    """The metrics with a setting of their own."""
+    """A metric with a setting of its own."""
     base = KNOWN[name]
     try:
         number = float(value) if name == "pinball" else int(value)
@@ -455,7 +450,7 @@ def _answered(scorer: Any, seen: Seen) -> float:
 
 
 def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
-    """Make what scikit-learn takes for a fitted estimator, with these answers to its methods."""
+    """A stand-in for a fitted estimator of scikit-learn, with these answers to its methods."""
 
     def method(name: str, answer: Any) -> Callable[..., Any]:
         def said(*_: Any) -> Any:
@@ -473,10 +468,7 @@ def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
 
 
 def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, ...]:
-    """The metrics of a task, by a few of its samples: those asked for, or the default one. Raises ConfigError.
-
-    labels: number of classes, 0 for numbers
-    """
+    """The metrics of a task, by a few of its samples: those asked for, or the default. labels: classes, or 0"""
     if not asked:
         return (next(m for m in DEFAULT if m.fits(tried)),)
     shapes = f"outputs are {list(tried.output.shape[1:])} and targets {list(tried.target.shape[1:])} per sample"
@@ -493,6 +485,6 @@ def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, 
 
 
 def leading(columns: Iterable[str]) -> Metric:
-    """The metric that leads where nothing says which: the first of the default ones that there is."""
+    """The metric that leads where nothing says which: the first of the default ones among the columns."""
     names = set(columns)
     return next((m for m in DEFAULT if m.name in names), LOSS)

@@ -1,11 +1,5 @@
-"""Scores that are no means over samples, written as means: what every sample adds. Pure functions of arrays.
-
-Each function gives [n] terms. Their mean is the score, and the variance of their mean estimates the variance of the
-score, from its derivatives by the samples' weights (the infinitesimal jackknife; Efron, 1982) or from the scores
-without one sample each (the jackknife, which is never too small on average; Efron and Stein, Annals of Statistics 9,
-1981). All NaN where the samples have no such score. Where a sample is the only one of its kind, there is no score
-without it, and its own chance is left out: `report.intervals.spread` puts a bound in its place.
-"""
+"""Scores that are no means over samples, written as means of terms [n], one for each sample; NaN where the samples
+have no such score. The variance of the terms' mean estimates the score's."""
 
 import math
 from importlib import import_module
@@ -13,9 +7,14 @@ from typing import Any
 
 import numpy as np
 
+# By the score's derivatives by the samples' weights (the infinitesimal jackknife; Efron, 1982), or from the scores
+# without one sample each (the jackknife, never too small on average; Efron and Stein, Annals of Statistics 9, 1981).
+# Where a sample is the only one of its kind, there is no score without it, and its own chance is left out:
+# `report.intervals.spread` puts a bound in its place.
+
 
 def _jackknifed(whole: np.ndarray | float, without: np.ndarray) -> np.ndarray:
-    """From a score and the scores without each sample [..., n]."""
+    """Terms from a score and the scores without each sample [..., n]."""
     mean = without.mean(-1, keepdims=True)
     return whole + (without.shape[-1] - 1) * (mean - without)  # NaN all where one is
 
@@ -45,9 +44,7 @@ def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """Terms of the area under the curve, by each sample's place among the other class; their variance is that of
-    DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988). score: [..., n] higher for positive; positive: [..., n]
-    """
+    """Terms of the area under the curve, by each sample's place among the other class. score: [..., n]"""
     rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     positive = np.broadcast_to(positive, score.shape)
     n: int = score.shape[-1]
@@ -58,6 +55,7 @@ def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         place: np.ndarray = np.where(positive, rank - within, ones - rank + within) / (n - size)
         area: np.ndarray = (place * positive).sum(-1, keepdims=True) / ones
+        # their variance is that of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988)
         return area + (place - area) * np.sqrt(n * (n - 1) / (size * np.maximum(size - 1, 1)))
 
 

@@ -1,7 +1,5 @@
-"""Models by name, for `--model` and for scripts: `build("cnn", (1, 28, 28), 10)`.
-
-Any nn.Module can be trained; these are the ones that the papers use.
-"""
+"""Models by name, for `--model` and for scripts: `build("cnn", (1, 28, 28), 10)`. Any nn.Module can be trained;
+these are the ones that the papers use."""
 
 import inspect
 from collections.abc import Callable
@@ -137,8 +135,6 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
 def default(federation: "Federation") -> str:
     """The model to begin with: "lenet" for images [C, H, W] or [H, W] of 12x12 and more, "linear" for everything else.
 
-    The lenet trains in seconds a round where the larger nets take minutes: a first answer should not need patience.
-
     Parameters
     ----------
     federation : Federation
@@ -149,6 +145,7 @@ def default(federation: "Federation") -> str:
     str
         A name that `build` knows.
     """
+    # the lenet trains in seconds a round, larger nets in minutes: a first answer should not need patience
     return default_for(federation.input_shape)
 
 

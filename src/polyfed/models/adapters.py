@@ -1,10 +1,7 @@
-"""Adapters: a small part of a pretrained model is trained, the rest is frozen, so that what clients exchange is a
-vector of some thousand numbers.
-
-LoRA (Hu et al., 2022) adds c B A to a frozen weight. Here A is frozen too, drawn from the seed and the layer's name,
-with orthonormal rows: then ||B A - B' A|| = ||B - B'||, so that means and distances of clients' vectors are those of
-the updates themselves. "factors" trains A as well, as the paper does: then they are not.
-"""
+"""Adapters: a small part of a pretrained model is trained, the rest is frozen, and clients exchange some thousand
+numbers. LoRA (Hu et al., 2022) adds c B A to a frozen weight. A is frozen too, with orthonormal rows: ||B A - B' A||
+= ||B - B'||, so that means and distances of clients' vectors are those of the updates. "factors" trains A, as the
+paper does."""
 
 import copy
 import math
@@ -50,10 +47,9 @@ class Beside(nn.Module):
 
 
 class LoRA(Beside):
-    """A linear layer with a low-rank update beside it: y = base(x) + scale B (A x).
+    """A linear layer with an update beside it, which begins at 0: y = base(x) + scale (R x + B (A x)).
 
-    base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0
-    R: [m, k], which begins at 0, beside B A where a method merges updates: y = base(x) + scale (R x + B (A x))
+    base: [m, k], frozen; A: [r, k]; B: [m, r]; R: [m, k], where a method merges updates.
     """
 
     def __init__(self, base: nn.Linear, a: Tensor, scale: float, train: str):
@@ -76,11 +72,10 @@ class LoRA(Beside):
 
 
 class DoRA(Beside):
-    """A linear layer in lengths and directions: its weight has the rows of V = W + scale B A, scaled to lengths g.
+    """A linear layer in lengths g [m] and directions: its weight has the rows of V = W + scale B A, scaled to g.
 
     Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), equation 5. The lengths of V are derived too,
-    where the paper's section 4.3 takes them for constants: what methods get is the gradient of the loss.
-    base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0     g: [m], which begin at the lengths of W
+    where the paper's section 4.3 takes them for constants: methods get the gradient of the loss.
     """
 
     linear = False
@@ -93,7 +88,7 @@ class DoRA(Beside):
         self.g = nn.Parameter(self.lengths(self.A, self.B).detach())
 
     def lengths(self, A: Tensor, B: Tensor) -> Tensor:
-        """[..., m] lengths of the rows of V, without V. A: [..., r, k]     B: [..., m, r]"""
+        """[..., m] lengths of the rows of V, without V. A: [..., r, k]; B: [..., m, r]"""
         W = self.base.weight.to(A.dtype)
         cross, own = W @ A.mT, B @ (A @ A.mT)
         squares = W.square().sum(1) + self.scale * ((2 * cross + self.scale * own) * B).sum(-1)
@@ -104,7 +99,7 @@ class DoRA(Beside):
         return self.scaled(self.base(x), update, self.g / self.lengths(self.A, self.B))
 
     def scaled(self, base: Tensor, update: Tensor, by: Tensor) -> Tensor:
-        """The outputs of base and update, whose rows are scaled. At by = 1 they are the base's, to the bit."""
+        """The outputs of base and update with scaled rows. At by = 1 they are the base's, to the bit."""
         plain = base if self.base.bias is None else base - self.base.bias.to(base.dtype)
         return base + (by - 1) * plain + by * update
 
@@ -139,17 +134,14 @@ class IA3(Beside):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter by its words, `lora:r=8,targets=query+value`.
-
-    name: of one kind     options: the rest
-    """
+    """An adapter by its words, `lora:r=8,targets=query+value`."""
 
     name: str
     options: Mapping[str, str]
 
     @classmethod
     def read(cls, text: str) -> "Adapter":
-        """Read the words. Raises ConfigError for one that is unknown."""
+        """Read the words. Raises ConfigError for unknown ones."""
         name, _, rest = text.partition(":")
         if name not in KINDS:
             raise ConfigError(f"adapter: found {name!r}{closest(name, KINDS)}, expected {', '.join(KINDS)}")
@@ -225,18 +217,17 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         frozen and orthonormal; with `train=factors` they are scale B A with both trained, scale = alpha / r, or with
         `scale=rs` alpha / sqrt r; `train=residual` puts a matrix beside these, into which FedEx-LoRA and FLoRA merge
         updates. "dora:r=8,targets=query+value": these updates, and the lengths of the weights' rows, which are trained
-        apart from their directions; it is not linear in what is trained, which methods that compare clients refuse.
-        "ia3:targets=key+value,inputs=output.dense": factors on the outputs of the former and on the inputs of
-        the latter; without either, on the outputs of all but the head. "biases": all biases (BitFit).
-        "norms": weights and biases of normalisation layers. "last:K": the last K layers with weights.
+        apart from their directions; methods that compare clients refuse it, as it is not linear.
+        "ia3:targets=key+value,inputs=output.dense": factors on the outputs of the former and on the inputs of the
+        latter; without either, on the outputs of all but the head. "biases": all biases (BitFit). "norms": weights and
+        biases of normalisation layers. "last:K": the last K layers with weights.
     seed : int
-        Of A, which follows from it and the layer's name: the same at every client.
+        A follows from it and the layer's name: the same at every client.
 
     Returns
     -------
     nn.Module
-        Everything else is frozen, and in the memory of `model`. What is frozen in half precision stays so, and computes
-        in float32.
+        Everything else is frozen, in the memory of `model`; in half precision it stays so, and computes in float32.
 
     Raises
     ------
@@ -279,7 +270,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def bent(model: nn.Module) -> str | None:
-    """The first layer with an update that is not linear in what is trained, by name, or None."""
+    """The name of the first layer with an update that is not linear in its trained parameters, or None."""
     return next((name for name, m in named_modules(model) if isinstance(m, Beside) and not m.linear), None)
 
 
@@ -299,7 +290,7 @@ def _named(model: nn.Module, options: Mapping[str, str], key: str, head: str) ->
 
 
 def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    """Put modules in the place of those of these names."""
+    """Replace modules by name."""
     for name, layer in layers.items():
         where, _, last = name.rpartition(".")
         setattr(model.get_submodule(where), last, layer)
@@ -323,7 +314,7 @@ def _add_lora(model: nn.Module, asked: Adapter, head: str, seed: int) -> None:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What is trained beside half-precision weights is in single precision."""
+    """The precision of what is trained beside such weights: single beside half."""
     return torch.promote_types(dtype, torch.float32)
 
 

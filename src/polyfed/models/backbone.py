@@ -1,6 +1,5 @@
-"""Pretrained models from what is on this machine: a folder of the library transformers, or a file of weights for any
-module. Nothing is downloaded, no object is unpickled, and no code of a folder is run.
-"""
+"""Pretrained models from files of this machine: a folder of the library transformers, or a file of weights for any
+module. Nothing is downloaded, no object is unpickled, and no code of a folder is run."""
 
 import hashlib
 from functools import lru_cache
@@ -21,16 +20,15 @@ from polyfed.base.typed import named_modules
 from polyfed.compute.narrow import HALF
 
 DROPPING = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # of a configuration
+# of the states [b, T, d]: their mean over tokens, the first, the last token's; none: an output for each; words: a logit
+# for each word of the vocabulary at each token, by the model's own head
 POOLS = ("mean", "first", "last", "none", "words")
 
 
 class Pretrained(nn.Module):
-    """A model of transformers, and a linear layer on what it makes of a sample.
+    """A model of transformers, and a linear layer on the states it makes of texts or images [b, C, H, W].
 
-    text: ids [b, T], or ids and mask [b, 2, T], whose mask is 1 for tokens and 0 for padding
-    images: [b, C, H, W]
-    pool: of the states [b, T, d] their mean over tokens, the first, or the last token's; none: an output for each;
-        words: a logit for each word of the vocabulary at each token, by the model's own head
+    Texts are ids [b, T], or ids and mask [b, 2, T], whose mask is 1 for tokens and 0 for padding.
     """
 
     def __init__(self, base: nn.Module, width: int, outputs: int, pool: str):
@@ -164,10 +162,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def digest_of(path: Path) -> str:
-    """Sixteen hexadecimal digits of a file of weights, or of a folder's configuration and weights.
-
-    Raises ConfigError where there is none.
-    """
+    """Sixteen hex digits of a weights file, or of a folder's configuration and weights. Raises ConfigError for none."""
     files = [path / "config.json", *sorted(path.glob("*.safetensors"))] if path.is_dir() else [path]
     try:
         h = hashlib.sha256()

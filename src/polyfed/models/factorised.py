@@ -1,18 +1,5 @@
-"""Models whose layers are of low rank: as few numbers as they have, and pairs of thin layers that compute the same.
-
-A linear layer of rank r is two linear layers. A kernel (o, i, kh, kw) whose matrix [o kh, i kw], entry
-[o kh' + a, i kw' + b] = w[o, i, a, b], is U V of rank r is a 1 x kw convolution to r channels, with the stride and the
-padding across, and a kh x 1 one after it, with those down. Huang et al. (2023), footnote 1 and Table 9.
-
-`pack` gives the tensors of a factorised model: the dense ones under their names, and for a layer `x` that is
-U V + (a few nonzeros) "x.U" [d1, r], "x.V" [r, d2], and "x.at" [k] int32, "x.values" [k] where there are any.
-
-Such a layer is run dense (`sparse="merged"`: the memory and the time of the dense layer) or as the pair and a product
-with a sparse matrix added (`sparse="beside"`: small in memory too). `measure` times all forms, as none is always the
-fastest. At rank 10 beside 4 % nonzeros and batches of 20, on one thread, "beside" is 2 times as fast as dense for an
-mlp 784-512-512, no faster for 784-200 or smaller, and half as fast for the cnn: a sparse product with a convolution's
-input needs it unfolded (benchmarks/factorised.py --layers).
-"""
+"""Models whose layers are of low rank: tensors as few as they have numbers, and pairs of thin layers that compute
+the same. Huang et al. (2023), footnote 1 and Table 9."""
 
 import copy
 import time
@@ -38,11 +25,11 @@ SPARSE = ("merged", "beside")
 def pack(
     named: Mapping[str, Tensor], common: Mapping[str, Tensor], factors: Mapping[str, tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """The tensors of a factorised model.
+    """The tensors of a factorised model: dense ones under their names, low-rank ones in parts where these are smaller.
 
-    named: the model's parameters     common: those of the low-rank model that it deviates from in a few entries
-    factors: U [d1, r], V [r, d2] per low-rank layer of `common`
-    A layer that would be no smaller, for all its nonzeros beside the factors, stays dense.
+    For a layer `x` that is U V + (a few nonzeros): "x.U" [d1, r], "x.V" [r, d2], and "x.at" [k] int32, "x.values" [k]
+    where there are any. named: the model's parameters; common, factors: those of the low-rank model it deviates from,
+    and its U, V.
     """
     tensors: dict[str, Tensor] = {}
     for name, t in named.items():
@@ -72,14 +59,11 @@ def memory(model: nn.Module) -> int:
 
 
 class Beside(nn.Module):
-    """A pair of thin layers and a sparse matrix S beside them: x -> U V x + S x, for convolutions of unfolded x.
+    """A pair of thin layers and a sparse matrix S beside them: x -> U V x + S x, for convolutions of unfolded x."""
 
-    S [o, i kh kw] in compressed rows: starts [o + 1] int32, columns [k] int32, values [k].
-    """
-
-    starts: Tensor
-    columns: Tensor
-    values: Tensor
+    starts: Tensor  # [o + 1] int32; S [o, i kh kw] is in compressed rows
+    columns: Tensor  # [k] int32
+    values: Tensor  # [k]
 
     def __init__(self, pair: nn.Sequential, layer: nn.Linear | nn.Conv2d, at: Tensor, values: Tensor):
         super().__init__()
@@ -97,7 +81,8 @@ class Beside(nn.Module):
             self.matrix()
 
     def matrix(self) -> Tensor:
-        """S; its buffers are kept apart, as a sparse tensor can be neither copied with its module nor written."""
+        """S, made anew."""
+        # a sparse tensor can be neither copied with its module nor written, its buffers can
         return torch.sparse_csr_tensor(self.starts, self.columns, self.values, self.shape, check_invariants=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,13 +94,11 @@ class Beside(nn.Module):
 
 
 def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "merged") -> nn.Module:
-    """A copy of `model` with the parameters `tensors` (see `pack`), layers that are two factors made pairs of layers.
+    """A copy of `model` with the `tensors` of `pack`: layers that are two factors become pairs of layers.
 
-    sparse: a layer with nonzeros beside its factors is one dense layer ("merged") or a pair and a sparse matrix
-        ("beside")
-    Pairs are made of nn.Linear and of nn.Conv2d of one group (with nonzeros: and zeros as padding, given in numbers);
-    any other layer keeps its form, with the same numbers.
-    Raises ModelError where the tensors are not those of the model.
+    sparse: a layer with nonzeros beside its factors becomes one dense layer ("merged": the memory and time of that) or
+    a pair and a sparse matrix ("beside": small in memory too). Layers that cannot be pairs keep their form, with the
+    same numbers. Raises ModelError where the tensors are not those of the model.
     """
     if sparse not in SPARSE:
         raise ConfigError(f"sparse: found {sparse!r}, expected {' or '.join(SPARSE)}")
@@ -133,6 +116,9 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
             q.copy_(value)
     if set(tensors) - known:
         raise ModelError(f"not the tensors of this model: it has no {min(set(tensors) - known)}")
+    # at rank 10 beside 4 % nonzeros and batches of 20, on one thread, "beside" is 2 times as fast as dense for an mlp
+    # 784-512-512, no faster for 784-200 or smaller, and half as fast for the cnn, whose input a sparse product needs
+    # unfolded (benchmarks/factorised.py --layers)
     instead: dict[nn.Module, nn.Module] = {}
     for path, layer in model.named_modules():
         name = f"{path}.weight" if path else "weight"
@@ -142,10 +128,8 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
 
 
 def load(path: str | Path, model: nn.Module, sparse: str = "merged") -> nn.Module:
-    """A factorised model from the file that `polyfed export --factorised` writes.
+    """A factorised model, in the architecture of `model`, from the file of `polyfed export --factorised`.
 
-    model: a module of the architecture that was trained, such as `models.build` makes; its numbers do not matter
-    sparse: as for `factorised`
     Raises ModelError where the file cannot be read or belongs to another model.
     """
     try:
@@ -160,17 +144,13 @@ def load(path: str | Path, model: nn.Module, sparse: str = "merged") -> nn.Modul
 
 @torch.no_grad()
 def measure(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, repeats: int = 15) -> dict[str, dict[str, Any]]:
-    """Bytes in memory, milliseconds for the batch x and largest difference of the outputs, of every form of a model.
-
-    model: dense, with its numbers     tensors: the same from `pack`
-    Forms: "dense", "merged", and "beside" where there are nonzeros. On one thread, in turns, medians after one turn to
-    warm up; the difference is relative to the largest output of the dense model.
-    """
+    """Bytes, milliseconds for the batch x and largest relative difference of outputs, of the model in every form."""
     forms = {"dense": model, "merged": factorised(model, tensors)}
     if any(name.endswith(".at") for name in tensors):
         forms["beside"] = factorised(model, tensors, "beside")
     modes, threads = {form: m.training for form, m in forms.items()}, torch.get_num_threads()
     spent: dict[str, list[float]] = {form: [] for form in forms}
+    # in turns, with medians after one turn to warm up
     torch.set_num_threads(1)
     try:
         outputs = {form: m.eval()(x) for form, m in forms.items()}
@@ -195,7 +175,7 @@ def measure(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, repeats:
 
 
 def _value(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> Tensor:
-    """One parameter from its tensors. Raises KeyError or RuntimeError where they do not give one of this shape."""
+    """One parameter from its tensors. Raises KeyError or RuntimeError where these do not give one of this shape."""
     if f"{name}.U" not in tensors:
         if tensors[name].shape != shape:
             raise KeyError(name)
@@ -207,7 +187,7 @@ def _value(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> Tenso
 
 
 def _instead(layer: nn.Module, name: str, tensors: Mapping[str, Tensor], sparse: str) -> nn.Module | None:
-    """Return the module to run in place of a layer with factors; None: the layer itself."""
+    """The module to run in place of a layer with factors; None: the layer itself."""
     rest = f"{name}.at" in tensors
     if rest and (sparse == "merged" or (isinstance(layer, nn.Conv2d) and not _unfolds(layer))):
         return None
@@ -224,7 +204,7 @@ def _unfolds(layer: nn.Conv2d) -> bool:
 
 
 def _pair(layer: nn.Module, U: Tensor, V: Tensor) -> nn.Sequential | None:
-    """Two layers that compute what `layer` does with the weight U V; None for other kinds of layers."""
+    """Two layers that compute `layer` with the weight U V; None for other kinds of layers."""
     if not U.shape[1]:  # the zero matrix; layers have one channel at least
         U, V = U.new_zeros(len(U), 1), V.new_zeros(1, V.shape[1])
     r = U.shape[1]
@@ -232,6 +212,8 @@ def _pair(layer: nn.Module, U: Tensor, V: Tensor) -> nn.Sequential | None:
         first, second = nn.Linear(layer.in_features, r, bias=False), nn.Linear(r, layer.out_features, bias=False)
         weights = V, U
     elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
+        # a kernel (o, i, kh, kw) whose matrix [o kh, i kw], entry [o kh' + a, i kw' + b] = w[o, i, a, b], is U V is a 1
+        # x kw convolution to r channels, with the stride and padding across, and a kh x 1 one with those down
         o, i, (kh, kw) = layer.out_channels, layer.in_channels, layer.kernel_size
         (sh, sw), (dh, dw), mode, pad = layer.stride, layer.dilation, layer.padding_mode, layer.padding
         pad = pad if isinstance(pad, str) else (pad[0], pad[1])

@@ -1,7 +1,5 @@
-"""BatchNorm -> GroupNorm, or a BatchNorm whose statistics are parameters. Batch statistics mix a client's samples, and
-those of torch's own layer are no part of the vector that clients exchange; GroupNorm has the same affine parameters and
-no statistics (Hsieh et al., 2020).
-"""
+"""BatchNorm -> GroupNorm (Hsieh et al., 2020), or a BatchNorm whose statistics are parameters: batch statistics mix
+a client's samples, and those of torch's own layer are no part of the vector that clients exchange."""
 
 import copy
 from collections.abc import Callable
@@ -19,15 +17,15 @@ from polyfed.compute.batchnorm import Statistics
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     """A copy of `model` with every BatchNorm layer replaced by GroupNorm; its scale and shift are kept.
 
-    The running statistics are dropped: a trained model computes something else afterwards and must be trained again.
+    The running statistics are dropped: a trained model must be trained again.
 
     Parameters
     ----------
     model : nn.Module
         Stays as it is.
     groups : int
-        At most this many groups per layer; fewer where the channels are not divisible by it, and never groups of a
-        single channel where a layer has more than one.
+        Most groups per layer; fewer where the channels are not divisible by it, and never groups of a single channel
+        where a layer has more than one.
 
     Returns
     -------
@@ -51,11 +49,11 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
 def with_statistics(model: nn.Module) -> nn.Module:
     """A copy of `model` in which clients exchange the running statistics of BatchNorm layers, as they do parameters.
 
-    What becomes of them is then the method's to say: FedAvg averages them with everything else, FedBN leaves them, and
-    the scale and shift, with their clients. In training a batch is normalised by its own statistics, and each pass
-    moves the running ones by the layer's own `momentum`, as torch's BatchNorm does (0.1; None: the mean over batches):
-    no optimiser, step size, weight decay, clipping, pull or variate touches them, and a server's mean of them is plain.
-    Frozen layers stay as they are. Privacy by row is refused, since a row has no gradient of its own.
+    The method then decides about them: FedAvg averages them with everything else, FedBN leaves them, and the scale and
+    shift, with their clients. In training a batch is normalised by its own statistics, and each pass moves the running
+    ones by the layer's own `momentum`, as torch's BatchNorm does (0.1; None: the mean over batches): no optimiser, step
+    size, weight decay, clipping, pull or variate touches them, and a server's mean of them is plain. Frozen layers stay
+    as they are. Privacy by row is refused, since a row has no gradient of its own.
 
     Parameters
     ----------
@@ -65,7 +63,7 @@ def with_statistics(model: nn.Module) -> nn.Module:
     Returns
     -------
     nn.Module
-        The copy; names of its tensors are those of the model.
+        The copy, with the names of the model's tensors.
 
     Raises
     ------

@@ -19,7 +19,7 @@ def image_shape(input_shape: tuple[int, ...], name: str) -> tuple[int, int, int]
 
 
 def add_channel(input_shape: tuple[int, ...]) -> list[nn.Module]:
-    """[H, W] images get their channel axis here, [C, H, W] have one."""
+    """The layers that give [H, W] images their channel axis; none for [C, H, W]."""
     return [nn.Unflatten(1, (1, input_shape[0]))] if len(input_shape) == 2 else []
 
 

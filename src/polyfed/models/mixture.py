@@ -14,12 +14,7 @@ from polyfed.models.mlp import LETTERS, WIDTH, mlp
 class Mixture(nn.Module):
     """p(y | x) = sum_k pi_k softmax(f_k(x))_y of nets f_1, f_2, ... with the same outputs; it returns the logarithm.
 
-    Parameters
-    ----------
-    *parts : nn.Module
-        The nets, each with a start of its own.
-    classes : int or None
-        C for weights pi_ky of every class y, which FedRC trains under.
+    The nets have starts of their own. With `classes` the weights are pi_ky of every class y, under which FedRC trains.
     """
 
     def __init__(self, *parts: nn.Module, classes: int | None = None):
@@ -46,9 +41,6 @@ def mixture(
     by_class: bool = False,
     letters: LETTERS = 0,
 ) -> nn.Module:
-    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM; by_class: for FedRC.
-
-    letters: as of mlp.
-    """
+    """Several perceptrons with one hidden layer whose probabilities are mixed, for FedEM; by_class: for FedRC."""
     nets = (mlp(input_shape, outputs, hidden, letters=letters) for _ in range(parts))
     return Mixture(*nets, classes=outputs if by_class else None)

@@ -27,7 +27,7 @@ def mlp(
 ) -> nn.Module:
     """Linear layers of the given hidden widths with an activation (relu, tanh, sigmoid) after each but the last.
 
-    letters: for inputs that are numbers from 0 to letters - 1 and stand for letters, each of which becomes 8 numbers.
+    letters: inputs from 0 to letters - 1 stand for letters, each of which becomes 8 numbers.
     """
     first: list[nn.Module] = [nn.Embedding(letters, SIZE)] if letters else []
     widths = [prod(input_shape) * (SIZE if letters else 1), *([hidden] if isinstance(hidden, int) else hidden)]

@@ -1,7 +1,5 @@
-"""Models whose forward takes inputs by name, such as input_ids and attention_mask, for federations of such samples.
-
-A federation has one array of inputs; samples given by names lie in it side by side, and are parted here again.
-"""
+"""Models whose forward takes inputs by name, such as input_ids and attention_mask. A federation has them side by
+side in one array, which is parted here again."""
 
 from math import prod
 from typing import TYPE_CHECKING
@@ -16,14 +14,11 @@ if TYPE_CHECKING:
 
 
 class Named(nn.Module):
-    """A model that is called with its inputs by name.
-
-    layout: shape of each input, and whether it is whole numbers     output: the field of what it returns; None: all
-    """
+    """A model that is called with its inputs by name, and of whose result one field (None: all) is the output."""
 
     def __init__(self, base: nn.Module, layout: dict[str, tuple[tuple[int, ...], bool]], output: str | None):
         super().__init__()
-        self.base, self.layout, self.output = base, layout, output
+        self.base, self.layout, self.output = base, layout, output  # layout: (shape, True for whole numbers) by name
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [b, numbers of all inputs]"""

@@ -50,8 +50,8 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18 with GroupNorm. stem: "cifar" (3x3, no pooling) or "imagenet" (7x7 stride 2, 3x3 pooling stride 2).
 
-    groups: channels are normalised in this many groups     bias: of the last layer; None: as FedSLR, "imagenet" only
-    11,173,952 parameters for CIFAR-10, 11,220,032 for CIFAR-100, 11,279,112 for Tiny ImageNet (stem "imagenet").
+    bias: of the last layer; None: as FedSLR, "imagenet" only. 11,173,952 parameters for CIFAR-10, 11,220,032 for
+    CIFAR-100, 11,279,112 for Tiny ImageNet (stem "imagenet").
     """
     channels, _, _ = image_shape(input_shape, "resnet18")
     first: list[nn.Module] = (

@@ -1,8 +1,5 @@
-"""The compiled kernel for local training (kernel.cpp), and how it is found and called.
-
-It is built when the package is installed where a C++ compiler is; without it, or with POLYFED_NATIVE=0 in the
-environment, the library trains by torch alone. ctypes lets go of the interpreter's lock during a call.
-"""
+"""The compiled kernel for local training (kernel.cpp), which is built where a C++ compiler is; without it, or with
+POLYFED_NATIVE=0 in the environment, torch alone trains. ctypes lets go of the interpreter's lock during a call."""
 
 import ctypes
 import os
@@ -26,7 +23,7 @@ Rows = tuple[int, int]  # an address, and from one client's row how many numbers
 
 
 class Job(ctypes.Structure):
-    """Description of one call to the kernel; see kernel.cpp."""
+    """One call to the kernel; see kernel.cpp."""
 
     _fields_ = [
         ("layers", ctypes.c_int64),
@@ -72,57 +69,48 @@ class Job(ctypes.Structure):
 
 
 class Layer(NamedTuple):
-    """A linear layer, a convolution, a norm of the whole row or nothing ("same"), and what follows it: an
-    activation, then dropout, then an addition. Only an activation of the first three follows a convolution.
+    """A layer, in `operation`, then an activation, dropout and an addition."""
 
-    inputs, outputs: numbers, or channels     window: of a convolution; none for another layer
-    around, image, pool: the zeros around its input, that input, and the cells that the largest is taken of
-    weight: whether it has weights     eps: what a norm adds to the variance
-    drop: the share that is dropped     skip: the layer whose input is added, or -1
-    columns: of a sample, which begin a chain as they are ("columns"), or say which of a "table"'s `outputs` rows of
-        `inputs` numbers are taken: the first, how many, of how many
-    """
-
-    inputs: int
-    outputs: int
+    inputs: int  # numbers, or channels
+    outputs: int  # of a table: its rows of `inputs` numbers
     bias: bool
-    activation: str = ""
-    window: Pair = (0, 0)
-    around: Pair = (0, 0)
-    image: Pair = (0, 0)
-    pool: Pair = (1, 1)
-    operation: str = "linear"
-    weight: bool = True
-    eps: float = 0.0
-    drop: float = 0.0
-    skip: int = -1
-    columns: tuple[int, int, int] = (0, 0, 0)
+    activation: str = ""  # one of the first three of ACTIVATIONS behind a convolution
+    window: Pair = (0, 0)  # of a convolution; none for another layer
+    around: Pair = (0, 0)  # zeros around a convolution's input
+    image: Pair = (0, 0)  # a convolution's input
+    pool: Pair = (1, 1)  # cells that the largest is taken of
+    operation: str = "linear"  # a convolution where there is a window; "norm" of the whole row; "same": none
+    weight: bool = True  # True where it has weights
+    eps: float = 0.0  # added to the variance by a norm
+    drop: float = 0.0  # share that is dropped
+    skip: int = -1  # layer whose input is added, or -1
+    columns: tuple[int, int, int] = (0, 0, 0)  # of a sample, as they are or table rows: first, how many, of how many
 
     def free(self, names: Sequence[str]) -> bool:
-        """True where the first of these that follow a layer, and all behind it, are not there yet."""
+        """True where the first of these steps behind a layer, and all after it, are not there yet."""
         order = ("activation", "drop", "skip")
         first = min(map(order.index, names))
         return all(getattr(self, name) == self._field_defaults[name] for name in order[first:])
 
     @property
     def bent(self) -> bool:
-        """True where something follows it."""
+        """True where an activation, dropout or addition follows."""
         return not self.free(["activation"])
 
     @property
     def sample(self) -> int:
-        """Numbers of a sample, of the first layer."""
+        """Numbers of a sample, if this is the first layer."""
         return self.columns[2] or self.inputs * max(1, prod(self.image))
 
     @property
     def places(self) -> Pair:
-        """High and wide: what comes out of a convolution, pooled."""
+        """A convolution's output, pooled: high and wide."""
         high, wide = (n + 2 * a - w + 1 for n, a, w in zip(self.image, self.around, self.window, strict=True))
         return high // self.pool[0], wide // self.pool[1]
 
     @property
     def numbers(self) -> int:
-        """Weights and biases."""
+        """The number of weights and biases."""
         rows = self.outputs if self.operation in ("linear", "table") else int(self.weight)
         return rows * self.inputs * max(1, prod(self.window)) + self.bias * self.outputs
 
@@ -142,42 +130,30 @@ class Kernel:
         self,
         layers: tuple[Layer, ...],
         loss: str,
-        w: int,
+        w: int,  # address of [clients, p] results; numbers of `size` bytes, without gaps, as those of x and y
         start: Rows,
         clients: int,
         size: int,
-        x: int,
-        y: int,
+        x: int,  # address of [N, inputs] samples, int64 where `integers`
+        y: int,  # address of [N] classes (int64) or [N, outputs] targets
         integers: bool,
-        first: np.ndarray,
+        first: np.ndarray,  # [clients] int64, as count and steps
         count: np.ndarray,
         steps: np.ndarray,
-        batch: int | None,
-        keys: np.ndarray,
-        lr: np.ndarray,
-        keep: np.ndarray | Rows,
-        seeds: np.ndarray | None = None,
-        terms: Sequence[tuple[np.ndarray, Rows]] = (),
-        only: Rows | None = None,
-        curvature: int = 0,
-        toward: tuple[Rows, Rows] | None = None,
-        teacher: tuple[Rows, float, float, bool] | None = None,
+        batch: int | None,  # samples per step; None: all
+        keys: np.ndarray,  # [clients, 2] uint64 of the Philox generators that draw the orders of batches
+        lr: np.ndarray,  # [clients] float64
+        keep: np.ndarray | Rows,  # [clients] float64, or rows of [p] factors, one for each number
+        seeds: np.ndarray | None = None,  # [clients, steps] uint64 of dropouts
+        terms: Sequence[tuple[np.ndarray, Rows]] = (),  # `add` is the sum of factors [clients] times rows
+        only: Rows | None = None,  # 0 where nothing is trained
+        curvature: int = 0,  # 0, or address of [clients] float64, see below
+        toward: tuple[Rows, Rows] | None = None,  # strengths [C] and vectors [C, d] that features are pulled to
+        teacher: tuple[Rows, float, float, bool] | None = None,  # models [p], strength, temperature, own class counts
     ) -> None:
         """Local training of some clients: w <- keep w + add - lr gradient from `start`, each client its own steps.
 
-        w, x, y: addresses of [clients, p] results, [N, inputs] samples, [N] classes (int64) or [N, outputs] targets;
-            of numbers of `size` bytes, without gaps
-        integers: whether the samples are int64 instead
-        first, count, steps: [clients] int64     batch: samples per step; None: all
-        keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
-        lr, keep: [clients] float64; keep may be rows of [p] factors, one for each number
-        seeds: [clients, steps] uint64 of what is dropped; None where nothing is
-        terms: add is the sum of factors [clients] times rows
-        only: 0 for what is not trained
-        curvature: 0, or the address of [clients] float64 that steps raise to the change of the gradient, on the same
-            samples, by the length of the step that made it
-        toward: strengths [C] and vectors [C, d] that features are pulled to
-        teacher: models [p] to distil from, strength and temperature, and whether a sample's own class counts
+        Steps raise `curvature` to the change of the gradient on the same samples by the length of the step behind it.
         """
         (shape, real), p = _tables(layers)
         kept, keep = (keep, np.ones(clients)) if isinstance(keep, tuple) else ((None, 0), keep)
@@ -204,22 +180,22 @@ class Kernel:
     def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
         """FPFC's pair vectors, w[i] - w[j] + keep delta[row], each in its row if that is not below 0.
 
-        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and squares [count] float64, which
-            the vectors' sums of squares are added to; indices are int64
+        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and squares [count] float64, to which
+        the vectors' sums of squares are added; indices are int64.
         """
         self._rows("polyfed_renew", size, (count, p), addresses)
 
     def products(self, size: int, n: int, p: int, w: int, m: int, *addresses: int) -> None:
-        """Inner products of m rows with all, and every row's with itself.
+        """Inner products of m rows of w [n, p] with all, and every row's with itself.
 
-        w: address of [n, p]     addresses: of ids [m] int64, and [m, n] and [n] float64, which they are added to
+        addresses: of ids [m] int64, and [m, n] and [n] float64, to which they are added.
         """
         self._rows("polyfed_products", size, (n, p), (w,), (m,), addresses)
 
     def mix(self, size: int, p: int, m: int, k: int, together: int, *addresses: int) -> None:
         """m weighted sums of k rows, `together` at a time of the same rows.
 
-        addresses: of weights [m, k], a table [.., p], the rows [m / together, k] int64 of it, and [m, p]
+        addresses: of weights [m, k], a table [.., p], the rows [m / together, k] int64 of it, and [m, p].
         """
         self._rows("polyfed_mix", size, (p, m, k, together), addresses)
 
@@ -228,7 +204,7 @@ class Kernel:
         getattr(self._library, name)(size, SETS.index(self.set), *given)
 
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
-        """[times, n]: what NumPy's Generator(Philox(key=key)).permutation(n) gives, call after call."""
+        """[times, n]: the results of NumPy's Generator(Philox(key=key)).permutation(n), call after call."""
         found, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)
         self._library.polyfed_permutation(
             ctypes.c_void_p(key.ctypes.data),
@@ -241,7 +217,7 @@ class Kernel:
 
 @cache
 def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """The layers as the kernel reads them, whole numbers and others, and how many numbers they have."""
+    """The layers as the kernel reads them, whole numbers and others, and the number of their parameters."""
     rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool,
              OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns)
             for n in layers]  # fmt: skip

@@ -1,8 +1,4 @@
-"""The conformance table for anybody's method: `check_method(Momentum())` runs every row and names those that fail.
-
-Every row is a function `(method) -> None` on one small federation; it raises `NotConformant` or passes, or returns a
-sentence where it does not apply. The project's own tests run the same rows on every built-in method.
-"""
+"""The conformance table for anybody's method: `check_method(Momentum())` runs every row and names those that fail."""
 
 from typing import NamedTuple
 
@@ -46,9 +42,9 @@ class Row(NamedTuple):
     Parameters
     ----------
     name : str
-        The fact that was tested, in words.
+        The tested fact, in words.
     outcome : str
-        "passed", why the row does not apply, or what was found where the method breaks it.
+        "passed", the reason why the row does not apply, or the finding where the method breaks it.
     """
 
     name: str
@@ -56,7 +52,7 @@ class Row(NamedTuple):
 
 
 class NotConformant(AssertionError):
-    """A method breaks rows of the table. `str(error)` is a line for each: method, row, what was found.
+    """A method breaks rows of the table. `str(error)` is a line for each: method, row, finding.
 
     Attributes
     ----------

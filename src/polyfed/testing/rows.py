@@ -1,6 +1,5 @@
-"""The rows of the conformance table: `row(method)` raises an AssertionError or an error of polyfed where the method
-breaks it, and returns a sentence where it does not apply.
-"""
+"""The rows of the conformance table, which the project's tests run on every built-in method: `row(method)` raises an
+error where the method breaks it, and returns a sentence where it does not apply."""
 
 import dataclasses
 import re
@@ -97,7 +96,7 @@ def relabelling_the_clients_relabels_the_result(method: Algorithm) -> None:
 
 
 def chunks_and_workers_do_not_change_the_models(method: Algorithm) -> None:
-    """With all clients sums over a chunk may cancel in the sum over the cohort; with half of them they do not."""
+    """With all clients, sums over a chunk may cancel in the sum over the cohort; with half of them they do not."""
     for fraction, batch, others in ((1.0, BATCH, ((2, 2), (N, 1))), (0.5, None, ((N, 1),))):
         how = {"fraction": fraction, "batch_size": batch, "local_epochs": 1} | F64
         alone = train(method, chunk=1, **how)
@@ -287,7 +286,7 @@ def a_stopped_run_resumes_to_the_same_bits(method: Algorithm) -> None:
 
 
 def divergence_is_loud(method: Algorithm) -> str | None:
-    """Slow or at once, it names a round and a client, and leaves a finite checkpoint."""
+    """Slow or at once, divergence names a round and a client, and leaves a finite checkpoint."""
     if not isinstance(getattr(method, "lr", None), int | float | str):
         return "it has no step size lr"
     for lr in (30.0, 1e12):

@@ -160,18 +160,14 @@ def loop(
 
 
 class Exchange(NamedTuple):
-    """One exchange as the wire saw it, with copies of what it was made from.
-
-    private: of the clients of `round`, after it     server: before it     aliased: messages that lie in the same memory
-    as a private row
-    """
+    """One exchange as the wire saw it, with copies of its tensors."""
 
     round: Round
     down: State
     up: State
-    private: State
-    server: State
-    aliased: list[str]
+    private: State  # of the clients of `round`, after it
+    server: State  # before it
+    aliased: list[str]  # messages that lie in the same memory as a private row
 
 
 class Wire(LocalEngine):
@@ -194,7 +190,7 @@ class Wire(LocalEngine):
         return reply
 
     def _after(self, round: Round) -> State:
-        """The private rows of `round.ids`, with what the exchange made of them."""
+        """The private rows of `round.ids` after the exchange."""
         rows = {name: self.rows.read(name, torch.arange(self.rows.n)) for name in self.rows.names()}
         for made, new in self._new:
             for name, values in new.items():

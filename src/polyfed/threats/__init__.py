@@ -1,6 +1,5 @@
-"""Clients that attack and servers that defend themselves; both compose with any method: attackers forge what they
-send, and a robust rule takes the place of every mean that a method asks its `Uplinks` for.
-"""
+"""Clients that attack and servers that defend themselves; both compose with any method: attackers forge their
+uplinks, and a robust rule takes the place of every mean that a method asks its `Uplinks` for."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Robust rules: values [s, p] of a cohort -> [p], instead of their mean. Every upload counts the same: a number of
-samples is a claim that an attacker may make.
-
-Columns are worked through in blocks, so that a rule needs little memory beyond the uploads themselves.
-"""
+samples is a claim that an attacker may make. Columns are worked through in blocks, which need little memory beside
+the uploads."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class Rule(Configured):
         raise NotImplementedError
 
     def idle(self, s: int) -> str:
-        """Why the rule does nothing, or is not defined, for so many uploads at a time.
+        """The reason why the rule does nothing, or is not defined, for so many uploads at a time.
 
         Parameters
         ----------
@@ -71,7 +69,7 @@ def gram(values: Tensor) -> Tensor:
 
 
 def false(share: float, s: int) -> int:
-    """Number of false ones among s uploads by a share, rounded down."""
+    """The number of false uploads among s by a share, rounded down."""
     return floor(share * s + 1e-9)
 
 

@@ -1,9 +1,6 @@
-"""Attackers: a fixed subset of the clients that forge what they send, or train on false labels.
-
-An attack receives the honest uploads of the attackers in a cohort and returns what they send instead. Every draw is
-keyed by (seed, round, exchange, client): forged numbers are drawn afresh for every upload, and nothing but the seed and
-the client's name decides them.
-"""
+"""Attackers: a fixed subset of the clients that forge what they send, or train on false labels. Every draw is keyed
+by (seed, round, exchange, client): forged numbers are drawn afresh for every upload, by nothing but the seed and the
+client's name."""
 
 from dataclasses import dataclass, replace
 from math import floor
@@ -50,7 +47,7 @@ class Attack(Configured):
         ATTACKS.add(name, cls)
 
     def attackers(self, seed: int, keys: np.ndarray) -> np.ndarray:
-        """Positions of the attackers. A client attacks under any numbering of the clients.
+        """The attackers. A client attacks under any numbering of the clients.
 
         Parameters
         ----------
@@ -94,14 +91,14 @@ class Attack(Configured):
         return sorted(self.tensors or floats)
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
-        """Return what one attacker sends instead of a tensor.
+        """The tensor that one attacker sends in place of its own.
 
         Parameters
         ----------
         value : Tensor
             [...] the honest one.
         received : Tensor or None
-            [...] the tensor of the same name and shape in what it received, where there is one.
+            [...] the received tensor of the same name and shape, where there is one.
         rng : Generator
             This upload's own, one for all of its tensors.
 
@@ -113,7 +110,7 @@ class Attack(Configured):
         return value
 
     def poison(self, federation: "Federation", seed: int) -> "Federation":
-        """The federation that is trained on: an attack on the data changes the attackers' samples here.
+        """The federation to train on: an attack on the data changes the attackers' samples here.
 
         Parameters
         ----------
@@ -165,8 +162,7 @@ class GaussianNoise(Attack, name="gaussian"):
 class ScaledUpdate(Attack, name="scaled-update"):
     """The honest update times `scale`: x + scale (w - x), where x is the model that was received.
 
-    x is the tensor of the same name in what the client received; where there is none, as for methods that send updates,
-    the tensor itself is scaled.
+    Where no tensor of the same name was received, as for methods that send updates, the tensor itself is scaled.
     """
 
     scale: float = setting(10.0, doc="Factor; with 1/ratio and more, the attackers alone can decide a mean.")
@@ -201,7 +197,7 @@ def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 
     federation : Federation
         Stays as it is.
     attackers : array
-        [n] bool: whose samples.
+        [n] bool: the clients.
     share : float
         Of their training samples, drawn with keys of (seed, client name).
     seed : int

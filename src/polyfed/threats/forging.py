@@ -33,7 +33,7 @@ class Forging:
         self.attackers = np.zeros(len(keys), dtype=bool) if attack is None else attack.attackers(seed, keys)
 
     def __call__(self, up: State, received: State, round: Round) -> State:
-        """up, received: [s, ...] of the clients `round.ids` -> what they send."""
+        """The uplinks that the clients `round.ids` send; up, received: [s, ...]."""
         ids = round.ids.cpu().numpy()
         rows = np.flatnonzero(self.attackers[ids])
         if self.attack is None or not len(rows) or not up:
@@ -55,7 +55,7 @@ class Forging:
 
 
 def _received(name: str, value: Tensor, down: State) -> Tensor | None:
-    """The tensor of the same name and shape as an uplink tensor [s, ...] in what its clients received, or None."""
+    """The tensor of the same name and shape as an uplink tensor [s, ...] in its clients' downlink, or None."""
     return down[name] if name in down and down[name].shape == value.shape else None
 
 

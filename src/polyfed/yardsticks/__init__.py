@@ -1,6 +1,5 @@
-"""Rows that a comparison is measured by: what a site reaches for nothing, without a message, and what everybody's data
-in one place would give. They are named, configured and listed like methods, and judged by the same metrics.
-"""
+"""Rows that a comparison is measured by, named, configured and listed like methods: what a site reaches without a
+message, and what everybody's data in one place would give."""
 
 from polyfed.yardsticks.own import Commonest as Commonest
 from polyfed.yardsticks.own import OwnLinear as OwnLinear

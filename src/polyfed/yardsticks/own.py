@@ -43,22 +43,9 @@ class Own(Yardstick, abstract=True):
         return [self.fitted(*train.client(i), classes, weight) for i, weight in enumerate(weights)]
 
     def fitted(self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None) -> Outputs:
-        """Fit one site's model.
+        """Fit one site's samples [n, ...], weighted by `Split.shares`, with classes None for numbers.
 
-        Parameters
-        ----------
-        x, y : Tensor
-            [n, ...] training samples and their targets; inputs are flattened.
-        classes : int or None
-            Number of classes; None for numbers.
-        weight : Tensor or None
-            [n] the samples' `Split.shares`.
-
-        Returns
-        -------
-        callable
-            Inputs [b, ...] -> what a model puts out: logits [b, classes], or numbers [b, ...] like the targets.
-            NaN where there is no training sample.
+        Returns inputs [b, ...] -> logits [b, classes], or numbers [b, ...]; NaN where there is no training sample.
         """
         if not len(x):
             shape = (classes,) if classes is not None else tuple(y.shape[1:])
@@ -81,41 +68,11 @@ class Own(Yardstick, abstract=True):
         return logits
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
-        """Fit classes.
-
-        Parameters
-        ----------
-        x : array
-            [n, d] inputs.
-        y : array
-            [n] labels, of two classes at least.
-        u : array or None
-            [n] weights above 0 of the samples, 1 on average; None: all the same.
-
-        Returns
-        -------
-        callable
-            [b, d] -> [b, k], the probability of each class that is in `y`, in rising order.
-        """
+        """Fit inputs [n, d], labels [n] of two classes at least: [b, d] -> [b, k], probabilities of y's classes."""
         raise NotImplementedError
 
     def numbers(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
-        """Fit numbers.
-
-        Parameters
-        ----------
-        x : array
-            [n, d] inputs.
-        y : array
-            [n, k] targets.
-        u : array or None
-            [n] weights above 0 of the samples, 1 on average; None: all the same.
-
-        Returns
-        -------
-        callable
-            [b, d] -> [b, k].
-        """
+        """Fit inputs [n, d], targets [n, k]: [b, d] -> [b, k]. u: [n] weights above 0, 1 on average; None: all 1"""
         raise NotImplementedError
 
 
@@ -125,7 +82,7 @@ class Commonest(Own):
 
     Notes
     -----
-    What can be said of a patient of the site without looking at the patient. Its ranking is chance: AUC 1/2.
+    It says of a patient of the site what can be said unseen. Its ranking is chance: AUC 1/2.
     """
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
@@ -140,11 +97,9 @@ class Commonest(Own):
 
 @dataclass(frozen=True)
 class OwnLinear(Own):
-    """Logistic regression, or ridge regression for numbers, on the site's own standardised inputs.
+    """Logistic regression, or ridge regression for numbers, on the site's own standardised inputs, by scikit-learn.
 
-        min_w  sum_j loss(w . x_j + b, y_j) + penalty/2 ||w||^2        (ridge: penalty ||w||^2)
-
-    Fitted by scikit-learn.
+    min_w  sum_j loss(w . x_j + b, y_j) + penalty/2 ||w||^2        (ridge: penalty ||w||^2)
     """
 
     penalty: float | None = setting(
@@ -230,5 +185,5 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _sklearn(name: str) -> Any:
-    """A module of scikit-learn, which says no types; loaded when a run with a yardstick is checked."""
+    """A module of scikit-learn, which has no types; loaded when a run with a yardstick is checked."""
     return import_module(f"sklearn.{name}")

@@ -17,8 +17,8 @@ class PooledOracle(Yardstick):
     Notes
     -----
     It trains for the run's rounds, with the run's epochs or local steps, its batch size and its optimiser; every client
-    takes part in every round, and attacks, robust rules and schedules do not apply. No bytes are counted, since no
-    protocol would move what it takes: the data themselves.
+    takes part in every round, and attacks, robust rules and schedules do not apply. No bytes are counted: no protocol
+    would move the data themselves.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of SGD.")

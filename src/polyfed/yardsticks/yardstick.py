@@ -1,6 +1,5 @@
-"""Yardstick: a row of a comparison that sends nothing. Its models are fitted by a rule of its own; their answers are
-judged like a method's.
-"""
+"""Yardstick: a row of a comparison that sends nothing. A rule of its own fits its models, which are judged like a
+method's."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
@@ -20,34 +19,11 @@ class Yardstick(Contender, abstract=True):
     role: ClassVar[Literal["yardstick", "oracle"]] = "yardstick"
 
     def check(self, task: Task) -> None:
-        """Refuse what cannot be measured.
-
-        Parameters
-        ----------
-        task : Task
-            Model and loss of the methods beside it.
-
-        Raises
-        ------
-        ConfigError
-            In one line, what does not fit.
-        """
+        """Raise ConfigError, in one line, where the yardstick does not fit the methods' task."""
 
     def fit(self, train: Split, classes: int | None, pooled: Callable[[float], Outputs]) -> Sequence[Outputs]:
-        """Fit a model for every client.
+        """Fit a model for every client: [n] of inputs [b, ...] -> outputs. classes: None for numbers
 
-        Parameters
-        ----------
-        train : Split
-            The clients' training samples.
-        classes : int or None
-            Number of classes; None for numbers.
-        pooled : callable
-            Step size -> the run's model, trained as the run trains on all clients' samples together.
-
-        Returns
-        -------
-        sequence of callable
-            [n] of inputs [b, ...] -> outputs.
+        pooled: step size -> the run's model, trained as the run trains on all clients' samples together.
         """
         raise NotImplementedError
