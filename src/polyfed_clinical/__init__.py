@@ -1,7 +1,5 @@
 """The regressions that clinical studies report, fitted across sites to the digits of a pooled fit: logistic, Poisson,
 linear and stratified Cox, with standard errors, intervals, heterogeneity and the meta-analysis beside it.
-
-The names are loaded when first used, so that `polyfed --help`, which lists this package's command, does not wait.
 """
 
 from importlib import import_module as _import_module
@@ -18,7 +16,7 @@ _HOMES = {"concordance": "models", "loss": "models", "fit": "regression", "Clini
 __all__ = ["ClinicalFit", "concordance", "fit", "loss"]
 
 
-def __getattr__(name: str) -> _Any:
+def __getattr__(name: str) -> _Any:  # late, so that `polyfed --help`, which lists our command, does not wait
     if name not in _HOMES:
         raise AttributeError(f"module 'polyfed_clinical' has no attribute {name!r}")
     return getattr(_import_module(f"polyfed_clinical.{_HOMES[name]}"), name)

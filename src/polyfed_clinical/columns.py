@@ -1,4 +1,4 @@
-"""What is known of the columns before the first Newton step: their design, the units of coefficients, and a start."""
+"""Columns before the first Newton step: their design, the units of coefficients, and a start."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from polyfed_clinical.splines import Knots
 
 
 class Units(NamedTuple):
-    """Units of coefficients. names: {column: its name with the unit}, of those that have one     sizes: [columns]"""
+    """Units of coefficients: names with the unit, of the columns that have one, and `sizes` [columns]."""
 
     names: dict[str, str]
     sizes: Tensor
@@ -26,7 +26,7 @@ class Units(NamedTuple):
 
     @classmethod
     def read(cls, per: Mapping[str, float | str], labels: Sequence[str], knots: Knots, deviation: Tensor) -> "Units":
-        """From what was asked for. deviation: [columns] of the pooled rows. Raises ConfigError."""
+        """The units asked for; `deviation` [columns] is that of the pooled rows. Raises ConfigError."""
         names, sizes = dict[str, str](), torch.ones(len(labels), dtype=torch.float64)
         for name, unit in per.items():
             if name in knots:
@@ -42,10 +42,7 @@ class Units(NamedTuple):
 
 
 def designed(kind: Model, labels: Sequence[str], each: Mapping[str, Tensor]) -> tuple[Design, Tensor, list[str]]:
-    """(means and deviations of the columns, sample deviations, of each site how its outcomes are all alike, or "").
-
-    each: what the sites said of their rows, see `Site.sums`. Raises DataError for outcomes that are alike everywhere.
-    """
+    """(means and deviations, sample deviations, each site's words if its outcomes are all alike), from `Site.sums`."""
     total, events = each["n"].sum(), each["target"][:, 0 if kind.intercept else 1]
     if kind.name != "linear" and not events.sum() > 0:
         raise DataError("no site has an event; at least one is needed")
@@ -67,7 +64,7 @@ def designed(kind: Model, labels: Sequence[str], each: Mapping[str, Tensor]) -> 
 
 
 def started(model: Model, target: Tensor, p: int) -> Tensor:
-    """Zero, but for an intercept that fits the mean. target: [2] its sums"""
+    """Zero, except for an intercept that fits the mean; `target` [2] holds its sums."""
     beta = torch.zeros(p, dtype=torch.float64)
     mean = target[0] / target[1]
     if model.name == "logistic":

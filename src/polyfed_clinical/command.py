@@ -121,10 +121,7 @@ def _knots(text: str) -> int | list[float]:
 
 
 def federation(data: str, dealt: Mapping[str, Any]) -> Federation:
-    """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there.
-
-    dealt: dir, partition, clients and seed, as far as they were given
-    """
+    """All patients of a data set, `dealt` as asked, in its own units if possible; or a run's training samples."""
     if (Path(data) / "config.toml").exists():
         if dealt:
             raise ConfigError(f"--{next(iter(dealt))}: of data sets; the sites of {data} are those of the run")
@@ -135,8 +132,7 @@ def federation(data: str, dealt: Mapping[str, Any]) -> Federation:
 
 
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
-    """The columns: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
-    regression."""
+    """The columns as `asked` on the command line, without `drop`, and in the roles of a regression."""
     settings = asked.get("columns", {})
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
         raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
@@ -145,14 +141,13 @@ def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Column
 
 
 class Read(NamedTuple):
-    """Sites of a folder: their names, (x, target, ...), what the target is and what categories are compared with, how
-    many rows were left out, and what rows belong to."""
+    """Sites of a folder."""
 
     names: list[str]
-    sites: list[tuple[Any, ...]]
-    about: str
-    left: list[int] | None
-    clusters: list[list[str]] | None
+    sites: list[tuple[Any, ...]]  # (x, target, ...)
+    about: str  # the target, and the categories that others are compared with
+    left: list[int] | None  # rows left out
+    clusters: list[list[str]] | None  # of each row
 
 
 def tables(
@@ -164,7 +159,7 @@ def tables(
     complete: bool,
     cluster: str | None,
 ) -> Read:
-    """A folder with a CSV file per site, columns taken by their names. complete: leave rows with gaps out"""
+    """A folder with a CSV file per site, columns taken by name; if `complete`, rows with gaps are left out."""
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")

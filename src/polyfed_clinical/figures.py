@@ -21,8 +21,7 @@ NAMES = {"estimate": "ratio", "lower": "ratio_lower", "upper": "ratio_upper"}
 
 
 def forest_figure(fit: ClinicalFit) -> Figure | None:
-    """Every coefficient, or ratio on a logarithmic axis, with its interval; beside it the meta-analysis. None for more
-    than 60 coefficients, or none with a finite interval."""
+    """Every coefficient, or ratio on a logarithmic axis, with its interval and meta-analysis; None for over 60."""
     keys = [NAMES[k] if fit.ratio else k for k in NAMES]
     found = [of.loc[fit.single, keys] for of in (fit.coefficients, fit.meta)]
     names = [str(n) for n in found[0].index]
@@ -49,8 +48,7 @@ def forest_figure(fit: ClinicalFit) -> Figure | None:
 
 
 def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
-    """One coefficient at every site, by its own fit, above the meta-analysis and the federated one: a forest plot. None
-    for more than 60 sites, or none with a fit of its own."""
+    """A forest plot of one coefficient: sites' own fits, meta-analysis and federated fit; None for over 60 sites."""
     own = [fit.own[key].unstack("coefficient", sort=False)[coefficient].to_dict() for key in ("estimate", "se")]
     rows = [(str(site), float(b), float(own[1][site])) for site, b in own[0].items()]
     if not 1 < len(rows) <= SITES or not any(np.isfinite(se) for _, _, se in rows):

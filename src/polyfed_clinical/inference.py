@@ -1,4 +1,4 @@
-"""What estimates and their covariance say: Wald's intervals and joint tests, likelihood ratios, the meta-analysis."""
+"""Inference from estimates and their covariance: Wald's intervals and joint tests, likelihood ratios, meta-analysis."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from polyfed_clinical.models import Model
 
 
 class LikelihoodRatio(NamedTuple):
-    """A likelihood-ratio test. statistic: twice the difference of log-likelihoods     df: coefficients more"""
+    """A likelihood-ratio test."""
 
-    statistic: float
-    df: int
+    statistic: float  # twice the difference of log-likelihoods
+    df: int  # coefficients more
     p: float
 
     @classmethod
     def of(cls, model: Model, small: float, large: float, n: int, df: int) -> "LikelihoodRatio":
-        """From log-likelihoods as `models` has them; the variance of a linear model is at its maximum. n: rows"""
+        """The test of two log-likelihoods of `n` rows; a linear model's variance is at its maximum."""
         statistic = n * np.log(small / large) if model.name == "linear" else 2 * (large - small)
         statistic = max(float(statistic), 0.0)
         return cls(statistic, df, float(stats.chi2.sf(statistic, df)))
@@ -39,7 +39,7 @@ def wald(
 
 
 def joint(estimate: pd.Series, covariance: pd.DataFrame, curves: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Wald's tests of splines. curves: {column: its terms, the straight one first}
+    """Wald's tests of splines, {column: its terms, the straight one first}.
 
     Two rows per column, `all terms` and `beyond a line`: chi2, df, p.
     """
@@ -57,8 +57,8 @@ def meta_analysis(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(the sites' own fits combined by their inverse variances, the heterogeneity between them).
 
-    own, se: [sites, p], NaN for none     centre: [sites, 2] the intercepts at the pooled means of the columns, and
-    their errors, by which the intercepts' heterogeneity goes; None without an intercept
+    `own` and `se` are [sites, p], NaN for none. With an intercept, `centre` [sites, 2] has the intercepts at the pooled
+    means of the columns with their errors, which decide the intercepts' heterogeneity.
     """
     kept = np.isfinite(se).all(1)
     weight = se[kept] ** -2.0

@@ -14,14 +14,11 @@ from polyfed_clinical.sites import Design, Wire
 
 
 class Layout(NamedTuple):
-    """Where the coefficients of sites stand among all of them.
+    """Places of the sites' coefficients among all of them."""
 
-    who: places of the sites that are asked     at: [who, q] of a site's intercept and slopes     intercepts: in all
-    """
-
-    who: list[int]
-    at: Tensor
-    intercepts: int
+    who: list[int]  # the sites that are asked
+    at: Tensor  # [who, q] of a site's intercept and slopes
+    intercepts: int  # in all
 
     @classmethod
     def common(cls, sites: int, q: int, intercept: bool) -> "Layout":
@@ -44,7 +41,7 @@ class Layout(NamedTuple):
         return torch.cat([beta[:1].expand(self.intercepts), beta[int(self.intercepts > 0) :]])
 
     def added(self, sent: Tensor) -> Tensor:
-        """[size, size]: the sum of the sites' symmetric matrices. sent: [who, q (q + 1) / 2]"""
+        """[size, size]: the sum of the sites' symmetric matrices [who, q (q + 1) / 2]."""
         above = torch.triu_indices(self.at.shape[1], self.at.shape[1])
         places = self.at[:, above[0]] * self.size + self.at[:, above[1]]
         found = sent.new_zeros(self.size**2).index_add(0, places.flatten(), sent.flatten())
@@ -53,19 +50,14 @@ class Layout(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The fit that was asked for: where it is, and what it is held against.
-
-    found: at the maximum, or where Newton's next step leads     beta: [layout.size] its coefficients
-    start: [q] those of one model for all     test: of one intercept for all, None where there is none
-    untested: why not
-    """
+    """The fit that was asked for, and the test against the other one."""
 
     layout: Layout
-    found: Found
-    beta: Tensor
-    start: Tensor
-    test: LikelihoodRatio | None = None
-    untested: str = ""
+    found: Found  # at the maximum, or where Newton's next step leads
+    beta: Tensor  # [layout.size]
+    start: Tensor  # [q] coefficients of one model for all
+    test: LikelihoodRatio | None = None  # of one intercept for all
+    untested: str = ""  # the reason for having no test
 
 
 def maximum(
@@ -78,9 +70,9 @@ def maximum(
     intercepts: str | None,
     given: bool,
 ) -> Best:
-    """One model for all sites, and one with an intercept per site, of which the one that was asked for.
+    """Fit one model for all sites, and one with an intercept for each site of `speak`, whose outcomes differ.
 
-    speak: the sites whose outcomes differ     given: start is what another method ended at
+    Returns the one asked for. If `given`, another method ended at `start`.
     """
     sites = len(wire.sites)
     common, apart = Layout.common(sites, len(start), kind.intercept), Layout.apart(speak, len(start))

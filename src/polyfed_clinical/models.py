@@ -1,7 +1,5 @@
-"""Log-likelihoods as functions of the linear predictor eta = x @ beta, with what gradient and information follow from.
-
-McCullagh and Nelder, "Generalized Linear Models" (1989), for the first three with their canonical links; Cox (1972)
-with the ties of Breslow (1974) and Efron (1977). Pure functions of one site's rows, in the arguments' precision.
+"""Log-likelihoods as functions of the linear predictor eta = x @ beta, with gradient and information: McCullagh and
+Nelder, "Generalized Linear Models" (1989); Cox (1972), with the ties of Breslow (1974) and Efron (1977).
 """
 
 from collections.abc import Callable
@@ -20,18 +18,13 @@ TIES = ("efron", "breslow")
 
 
 class Parts(NamedTuple):
-    """A log-likelihood l and its derivatives by eta.
-
-    value: l, a scalar     slope: [N] dl/deta     weight: [N]     centres: x [N, p] -> [k, p], or None
-    The negative Hessian by beta is x' diag(weight) x, less centres(x)' centres(x).
-    others: x [N, p] -> [N, p] what a row's part of the gradient is less than slope x: what it owes to the rows that it
-    is compared with; the sum over rows is 0. None where rows stand alone.
-    """
+    """A log-likelihood and its derivatives by eta."""
 
     value: Tensor
-    slope: Tensor
-    weight: Tensor
-    centres: Callable[[Tensor], Tensor] | None = None
+    slope: Tensor  # [N] dl/deta
+    weight: Tensor  # [N]; the negative Hessian by beta is x' diag(weight) x, less centres(x)' centres(x)
+    centres: Callable[[Tensor], Tensor] | None = None  # x [N, p] -> [k, p]
+    # x [N, p] -> [N, p]: a row's part of the gradient less slope x, owed to the rows that it is compared to; sums to 0
     others: Callable[[Tensor], Tensor] | None = None
 
 
@@ -55,16 +48,15 @@ def linear(eta: Tensor, target: Tensor) -> Parts:
 
 
 def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
-    """The log partial likelihood. target: [N, 2] times and events (1: died, 0: censored).
+    """The log partial likelihood of targets [N, 2]: times and events (1: died, 0: censored, then still at risk).
 
-    Each death is one step; whoever is censored at its time is still at risk. Of the d deaths at one time, step l = 0,
-    ..., d-1 has the risk set less l/d of the dead (Efron), or all of it (Breslow). In O(N p^2), no matrix per step:
-    sum_k S2_k / S0_k = sum_j risk_j (sum_{k: t_k <= t_j} 1/S0_k) x_j x_j'.
+    In O(N p^2), no matrix per step: sum_k S2_k / S0_k = sum_j risk_j (sum_{k: t_k <= t_j} 1/S0_k) x_j x_j'.
     """
     dead = target[:, 1] > 0
     times, group = target[:, 0].unique(return_inverse=True)  # rising
     step = group[dead].sort().values  # the time of every step
     tied = step.bincount(minlength=len(times))
+    # each death is a step; of d deaths at one time, step l = 0, ..., d-1 has the risk set less l/d of the dead (Efron)
     share = torch.zeros(len(step), dtype=eta.dtype)
     if ties == "efron":
         share = (torch.arange(len(step)) - (tied.cumsum(0) - tied)[step]).to(eta.dtype) / tied[step]
@@ -104,17 +96,13 @@ def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
 
 @dataclass(frozen=True)
 class Model:
-    """A named likelihood.
-
-    parts: (eta [N], target [N, 2]) -> Parts     intercept: whether beta has one, first
-    ratio: what exp(beta) is called, "" where it is nothing     takes: what the columns of a target are
-    """
+    """A named likelihood."""
 
     name: str
-    parts: Callable[[Tensor, Tensor], Parts]
-    intercept: bool
-    ratio: str
-    takes: str
+    parts: Callable[[Tensor, Tensor], Parts]  # of eta [N] and target [N, 2]
+    intercept: bool  # comes first in beta
+    ratio: str  # name of exp(beta), "" without one
+    takes: str  # the columns of a target
 
     def mean(self, eta: Tensor) -> Tensor:
         """The expected target where the linear predictor is eta: a probability, a rate or a number."""
@@ -169,7 +157,7 @@ class Loss:
         return self.model.name
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """output: [b] or [b, 1]. target: [b], [b, 2], or [b, 3] whose last column is the client's weight."""
+        """Loss of an output [b] or [b, 1] and a target [b], [b, 2], or [b, 3] with the client's weight last."""
         both = target.to(output.dtype).view(len(target), -1)
         if both.shape[1] < 2:
             both = torch.cat([both, torch.ones_like(both)], 1)
@@ -186,8 +174,7 @@ def loss(model: str, ties: str = "efron") -> Loss:
     ----------
     model : str
         "logistic", "poisson", "linear" or "cox". Targets are [N] numbers; for Poisson [N, 2] counts and exposures where
-        exposures differ; for Cox [N, 2] times and events. Cox needs ``batch_size=None``, since a risk set is no mean
-        over samples.
+        these differ; for Cox [N, 2] times and events, with ``batch_size=None``, since a risk set is no mean.
     ties : str
         "efron" or "breslow", for Cox.
 
@@ -195,11 +182,6 @@ def loss(model: str, ties: str = "efron") -> Loss:
     -------
     Loss
         (output, target) -> minus the log-likelihood, over the number of samples.
-
-    Raises
-    ------
-    ConfigError
-        The name is unknown.
     """
     return Loss(named(model, ties), model == "cox")
 
@@ -208,8 +190,7 @@ def loss(model: str, ties: str = "efron") -> Loss:
 def concordance(time: Any, event: Any, risk: Any) -> float:
     """Harrell's concordance index: of the pairs that can be ordered, the share that `risk` orders rightly.
 
-    A pair counts if one died while the other was at risk: at a later time, or censored at the same time. Equal risks
-    count one half; two deaths at one time do not count.
+    A pair counts if one died while the other was at risk, also if censored at the same time. Equal risks count half.
 
     Parameters
     ----------
@@ -218,17 +199,12 @@ def concordance(time: Any, event: Any, risk: Any) -> float:
     event : array [N]
         1: died, 0: censored.
     risk : array [N]
-        Higher: expected to die earlier, such as ``x @ coefficients``.
+        Risks, such as ``x @ coefficients``: higher dies earlier.
 
     Returns
     -------
     float
         0 to 1, 0.5 by chance.
-
-    Raises
-    ------
-    DataError
-        The lengths differ, a number is missing or infinite, an event is neither 0 nor 1, or no pair can be ordered.
     """
     try:
         t, died, score = (np.asarray(values, float) for values in (time, event, risk))

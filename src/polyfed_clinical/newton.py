@@ -19,24 +19,19 @@ Derivatives = tuple[Tensor, Tensor, Tensor]  # log-likelihood, gradient [p], inf
 
 
 class Found(NamedTuple):
-    """beta: [p]     value: log-likelihood     covariance: [p, p] inverse information     outcome: FINE, or why not
+    """Result of Newton's method."""
 
-    columns: [p] bool, those that are to blame
-    """
-
-    beta: Tensor
-    value: float
-    covariance: Tensor
-    outcome: int
-    columns: Tensor
+    beta: Tensor  # [p]
+    value: float  # log-likelihood
+    covariance: Tensor  # [p, p] inverse information
+    outcome: int  # FINE, or the failure
+    columns: Tensor  # [p] bool, those to blame
 
 
 def newton(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Found:
-    """Newton's method with halved steps. ask: [p] -> log-likelihood, gradient, information.
-
-    Where the maximum is at infinity (separated classes, a group without events), gradient and information vanish alike
-    and the steps do not: then, and only then, the last of `STEPS` steps is not small.
-    """
+    """Newton's method with halved steps; `ask` gives log-likelihood, gradient and information at beta [p]."""
+    # If the maximum is at infinity (separated classes, a group without events), gradient and information vanish alike,
+    # and the steps do not: then, and only then, the last of `STEPS` steps is not small.
     value, gradient, information = ask(beta)
     none = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:

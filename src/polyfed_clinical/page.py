@@ -17,25 +17,7 @@ FORESTS = 12  # most coefficients that have a forest plot, those first on which 
 
 
 def write_page(fit: ClinicalFit, path: str | Path) -> Path:
-    """Write a regression as an HTML page.
-
-    Parameters
-    ----------
-    fit : ClinicalFit
-        From `fit`.
-    path : path
-        Of the page; what is there is replaced in one step.
-
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    RunError
-        The file cannot be written.
-    """
+    """Write a regression as an HTML page, replaced in one step."""
     title = f"{fit.model[:1].upper()}{fit.model[1:]} regression over {words.count(len(fit.sites), 'site')}"
     patients, rounds = f"{fit.totals['patients']:,} patients", words.count(fit.rounds, "exchange")
     caption = (
@@ -64,8 +46,7 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
 
 
 def headline(fit: ClinicalFit) -> str:
-    """Which coefficients differ from none, one by one, and for which the sites disagree; nothing of a method that has
-    not arrived."""
+    """Coefficients that differ from none, one by one, and those on which the sites disagree; "" before convergence."""
     if not fit.arrived:
         return f"{fit.unfinished[:1].upper()}{fit.unfinished[1:]}."
     what, null = (fit.ratio, 1) if fit.ratio else ("coefficient", 0)

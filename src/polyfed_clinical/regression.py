@@ -1,8 +1,5 @@
 """The federated fit: Newton's method on summed gradients and information matrices, or any method of polyfed; then
 standard errors, and every site's own fit for the meta-analysis. All that a site says is a message, and billed.
-
-Columns, and the target of a linear model, are centred and scaled by pooled means and deviations, from sums that the
-sites send first; coefficients are those of the columns as given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,44 +60,42 @@ def fit(
         The training samples of a federation, or a tuple per site: (x, y); (x, count, exposure) for Poisson; (x, time,
         event) for Cox. x: [N, columns], an array or a DataFrame.
     model : str
-        "logistic", "poisson", "linear", or "cox", whose risk sets are those of each site (it is stratified by site).
+        "logistic", "poisson", "linear", or "cox", stratified by site.
     intercepts : str or None
-        "site": one per site; "common": one for all. Either way both are fitted, and a likelihood-ratio test says how
-        much worse one for all is. None: "site", or "common" with a method of polyfed. A site whose outcomes are all
-        alike says nothing of slopes beside an intercept of its own; it is left out, and said.
+        "site": one per site; "common": one for all; None: "site", or "common" with a method of polyfed. Both are fitted
+        and compared by a likelihood-ratio test. A site whose outcomes are all alike is left out beside an intercept of
+        its own.
     missing : str
-        "refuse" rows with gaps (NaN), or "complete": leave them out, and say how many of which site.
+        "refuse" rows with gaps (NaN), or "complete": leave them out, counted by site.
     per : mapping or None
         Units of coefficients: {"age": 10} is per ten years, {"age": "sd"} per pooled standard deviation.
     splines : mapping or None
-        Columns that enter as restricted cubic splines: {"age": 4} with 4 knots at quantiles of the pooled rows (3 to
-        7), {"age": [40, 55, 70]} with these.
+        Columns that enter as restricted cubic splines: {"age": 4} with 4 knots (3 to 7) at quantiles of the pooled
+        rows, {"age": [40, 55, 70]} with these.
     errors : str or None
-        "model": standard errors from the information; "robust": by the sandwich (HC0), right also where the likelihood
-        is not. None: "model", or "robust" with clusters.
+        "model": standard errors from the information; "robust": from the sandwich (HC0), right even if the likelihood
+        is not; None: "model", or "robust" with clusters.
     clusters : sequence of array [N] or None
-        A label for every row of every site, for robust errors: rows of one label are not independent, as of one
-        patient. Clusters do not cross sites.
+        Labels of each site's rows for robust errors: rows of one label, such as a patient, are not independent.
     ties : str
         "efron" or "breslow", for Cox.
     names : sequence of str or None
-        Of the sites.
+        Names of the sites.
     columns : sequence of str or None
-        Of x.
+        Names of the columns of x.
     level : float
-        Of the confidence intervals.
+        Level of the confidence intervals.
     sums : str
-        "secure": the server reads sums over all sites, of at least three; intercepts and own fits stay at the sites, so
-        that `sites` and `own` hold nothing of them.
+        "secure": the server reads only sums over all sites, at least three; intercepts and own fits stay at the sites.
     method : Algorithm or None
-        None: Newton's method, which ends at the pooled fit. Or a method of polyfed that trains a common model.
+        None: Newton's method, which ends at the pooled fit; or a method of polyfed that trains a common model.
     **settings
-        Of `polyfed.fit`, for a method. One that has come to rest ends before its rounds are over.
+        Settings of `polyfed.fit`, for a method, which ends early once it has come to rest.
 
     Returns
     -------
     ClinicalFit
-        Coefficients with intervals, heterogeneity, the meta-analysis, and what it took.
+        Coefficients with intervals, heterogeneity, the meta-analysis, and the cost.
 
     Raises
     ------
@@ -211,7 +206,7 @@ def _about(kind: Model, who: list[str], each: Mapping[str, Tensor], whole: np.nd
 
 
 def _why(kind: Model, labels: list[str], start: Tensor, own: Mapping[str, Any], alike: Sequence[str]) -> list[str]:
-    """What is the matter with each site's own fit, if anything."""
+    """The trouble with each site's own fit, if any."""
     ends = [Found(start, 0.0, start, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
     names = [INTERCEPT] * kind.intercept + labels
     return [said or why(end, kind, names) for said, end in zip(alike, ends, strict=True)]
@@ -265,7 +260,7 @@ def _refuse(
     clustered: str | None,
     sums: str,
 ) -> None:
-    """Raise ConfigError for settings that do not fit together. clustered: errors that are asked for with clusters"""
+    """Raise ConfigError for settings that do not fit together; `clustered` are errors asked for with clusters."""
     if method is None and settings:
         raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
     if not kind.intercept and intercepts == "common":
@@ -281,7 +276,7 @@ def _refuse(
 def _sandwich(
     wire: Wire, kind: Model, design: Design, best: Best, mine: Tensor, n: int, clustered: bool
 ) -> tuple[Tensor, int]:
-    """Robust covariance [p, p], and the number of clusters. mine: [sites, q] each one's coefficients     n: rows"""
+    """Robust covariance [p, p] from `n` rows and each site's coefficients `mine` [sites, q]; number of clusters."""
     layout = best.layout
     said = wire.ask(lambda site, b: site.meat(kind, design, b), mine[layout.who], layout.who)
     groups, p = int(said["clusters"].sum()), layout.size

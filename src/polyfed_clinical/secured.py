@@ -1,12 +1,6 @@
 """A regression through secure sums: the server has sums over all sites, and no site's counts, gradient or matrix.
 
-A site's intercept stays at home. Where the server asks for slopes b, each site goes to the maximum over its intercept
-and answers with value, gradient and information of that profile,
-
-    l_i(b) = max_a l_i(a, b),    dl_i/db,    I_bb - I_ba I_ab / I_aa,
-
-whose sums are those of the pooled likelihood with an intercept per site: its maximum and, by the inverse of a
-partitioned matrix, the covariance of the slopes. Cochran's Q and the meta-analysis are sums too, of the own fits.
+A site's intercept stays at home; Cochran's Q and the meta-analysis are sums over the own fits, too.
 """
 
 import secrets
@@ -45,10 +39,7 @@ FEWEST = 3  # sites: of two, each knows the other's numbers by subtraction
 
 @dataclass(eq=False)
 class Sealed(Wire):
-    """Asks sites a question, of whose answers it reads the sum over all of them.
-
-    Keys and masks are those of real sites (`polyfed_privacy.secure`); here all are in one process, as their rows are.
-    """
+    """A wire that reads only sums of answers over all sites, by the keys and masks of real sites."""
 
     _ends: dict[str, Any] = field(default_factory=dict[str, Any])
     _run: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -122,10 +113,7 @@ def size(of: Mapping[str, bytes]) -> int:
 
 @dataclass(eq=False)
 class Home:
-    """One site with what it keeps: its intercept, if it has one of its own.
-
-    apart: whether it has
-    """
+    """One site with its own intercept, if it stands `apart`."""
 
     site: Site
     model: Model
@@ -135,7 +123,7 @@ class Home:
 
     @property
     def silent(self) -> bool:
-        """Whether all outcomes are alike, which beside an intercept of its own says nothing."""
+        """True if all outcomes are alike, which says nothing beside an intercept of its own."""
         y = self.site.target[:, 0]
         return self.model.name != "linear" and bool(
             (y == 0).all() or (self.model.name == "logistic" and (y == 1).all())
@@ -148,6 +136,8 @@ class Home:
             return self.model.derivatives(beta, x, y)
         if self.silent:
             return beta.new_zeros(()), torch.zeros_like(beta), beta.new_zeros(len(beta), len(beta))
+        # the profile l_i(b) = max_a l_i(a, b), dl_i/db, I_bb - I_ba I_ab / I_aa: its sums over sites are those of the
+        # pooled likelihood with an intercept per site, and give its maximum and the covariance of the slopes
         rest = x[:, 1:] @ beta
 
         def alone(a: Tensor) -> Derivatives:
@@ -187,9 +177,9 @@ class Home:
         return {"meat": upper(middle), "clusters": found["clusters"].double()}
 
     def own(self, beta: Tensor, pooled: tuple[Tensor, Tensor], robust: bool) -> State:
-        """What the site's own fit adds to the meta-analysis, in standard errors of the federated one.
+        """The own fit's part of the meta-analysis, in units of the federated standard errors.
 
-        pooled: estimates and standard errors, with an intercept also that at the means of the columns, last
+        `pooled` has estimates and standard errors, with an intercept also that at the means of the columns, last.
         """
         found = self.site.own(self.model, self.design, self.coefficients(beta), robust)
         theta, se = found["estimate"][int(self.apart) :], found["se"][int(self.apart) :]
@@ -204,10 +194,7 @@ class Home:
 
 @dataclass(eq=False)
 class Sums:
-    """A regression of which the server has sums.
-
-    wire: to the sites     model: what is fitted     labels: of the columns     rows: of all sites
-    """
+    """A regression from sums over `rows` rows of all sites."""
 
     wire: Sealed
     model: Model
@@ -235,9 +222,9 @@ class Sums:
             raise DataError(why(found, self.model, [INTERCEPT] * firsts + [*self.labels], "all sites together"))
 
     def maximum(self, start: Tensor, speak: int, intercepts: str | None) -> tuple[Found, LikelihoodRatio | None, str]:
-        """The fit that was asked for, the test of one intercept for all, and why there is none.
+        """(the fit that was asked for, the test of one intercept for all, the reason for having none).
 
-        speak: sites whose outcomes are not all alike
+        At `speak` sites outcomes are not all alike.
         """
         one = newton(self.asked, start)
         self.refuse(one, int(self.model.intercept))
@@ -264,7 +251,7 @@ class Sums:
         return one, test, "" if tested else why(other, self.model, self.labels, "an intercept per site")
 
     def sandwich(self, found: Found, p: int, clustered: bool) -> tuple[Tensor, int]:
-        """Robust covariance, and the number of clusters. p: coefficients, those of the sites too"""
+        """Robust covariance of the `p` coefficients, those of the sites too, and the number of clusters."""
         said = self.wire.total(lambda site, b: self.homes[site.name].meat(b), found.beta)
         groups = int(said["clusters"])
         if groups <= p:
@@ -281,7 +268,7 @@ class Sums:
         level: float,
         robust: bool,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """(meta-analysis, heterogeneity) as `inference.meta_analysis` has them. pooled: see `Home.own`"""
+        """(meta-analysis, heterogeneity) as in `inference.meta_analysis`; for `pooled` see `Home.own`."""
         q = len(beta)
 
         def answer(site: Site, sent: Tensor) -> State:
@@ -308,7 +295,7 @@ def fit_sums(
     per: Mapping[str, float | str], splines: Mapping[str, Any], robust: bool, clustered: bool, level: float,
     left_out: Sequence[int] | None,
 ) -> ClinicalFit:  # fmt: skip
-    """`regression.fit` through secure sums. left_out: rows with gaps of each site; None: gaps were refused"""
+    """`regression.fit` through secure sums; `left_out` counts each site's rows with gaps, None if gaps were refused."""
     wire = Sealed(places)
     knots = curves.placed(wire, labels, splines) if splines else {}
     gone = dict(zip((s.name for s in places), left_out or [0] * len(places), strict=True))

@@ -21,12 +21,11 @@ ROUNDING = 1e-24  # variance beside a fit that leaves none, of a target whose po
 
 
 class Design(NamedTuple):
-    """State of the server after the sites' sums, sent back to them: means and deviations of the columns; target: [2]
-    those of a linear model's target, else [0]."""
+    """State of the server after the sites' sums, sent back to them: means and deviations of the columns."""
 
     mean: Tensor
     scale: Tensor
-    target: Tensor
+    target: Tensor  # [2] mean and deviation of a linear model's target, else [0]
 
     def rows(self, x: Tensor, intercept: bool) -> Tensor:
         """[N, p]: standardised, behind a 1 where there is an intercept."""
@@ -48,8 +47,7 @@ class Design(NamedTuple):
         return torch.stack([(y[:, 0] - self.zero) / self.unit, y[:, 1]], 1) if len(self.target) else y
 
     def back(self, intercepts: int) -> Tensor:
-        """[p, p]: from coefficients of `rows` and `targets`, intercepts first, to those of the columns as given; see
-        `given`."""
+        """[p, p]: from coefficients of `rows` and `targets`, intercepts first, to those of the columns as given."""
         found = torch.eye(intercepts + len(self.scale), dtype=self.scale.dtype)
         found[:intercepts, intercepts:] = -self.mean / self.scale
         found[intercepts:, intercepts:] /= self.scale
@@ -70,16 +68,12 @@ class Design(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One site's rows, and its side of every exchange.
-
-    x: [N, columns]     target: [N, 2], see `models`     cluster: [N] from 0, of rows that are not independent; None:
-    each row is
-    """
+    """One site's rows, and its side of every exchange."""
 
     name: str
-    x: Tensor
-    target: Tensor
-    cluster: Tensor | None = None
+    x: Tensor  # [N, columns]
+    target: Tensor  # [N, 2], see `models`
+    cluster: Tensor | None = None  # [N] from 0, of rows that are not independent
 
     def complete(self) -> "Site":
         """The site without the rows that lack a number."""
@@ -114,10 +108,7 @@ class Site:
         return len(self.x) if self.cluster is None else int(self.cluster.max()) + 1
 
     def own(self, model: Model, design: Design, beta: Tensor, robust: bool) -> State:
-        """The site's own fit, started from the federated one; NaN where it has none, and which columns are why.
-
-        centre: the intercept at the pooled means of the columns, and its standard error
-        """
+        """The site's own fit, started from the federated one; NaN where it has none, with the columns to blame."""
         x, y = design.rows(self.x, model.intercept), design.targets(self.target)
         found = newton(lambda b: model.derivatives(b, x, y), beta)
         spread, outcome, covariance = dispersion(model, found.value, len(x), len(beta)), found.outcome, found.covariance
@@ -133,7 +124,7 @@ class Site:
             "estimate": design.given(found.beta, int(model.intercept)),
             "se": (back @ covariance @ back.T).diagonal().sqrt(),
         }
-        if model.intercept:
+        if model.intercept:  # at the pooled means of the columns
             centre = found.beta[0] * design.unit + design.zero
             answer["centre"] = torch.stack([centre, covariance[0, 0].sqrt() * design.unit])
         answer = answer if outcome == FINE else {name: none[: len(t)] for name, t in answer.items()}
@@ -183,11 +174,7 @@ class Wire:
         who: Sequence[int] | None = None,
         design: Sequence[Tensor] = (),
     ) -> State:
-        """The answers of sites, [who, ...] each.
-
-        beta: [who, q] what each of them received to give it     who: places of those asked; None: all
-        design: what it received too, the first time
-        """
+        """The answers [who, ...] of the sites `who` (None: all) to `beta` [who, q], and at first to the design."""
         asked = [*range(len(self.sites))] if who is None else [*who]
         given = torch.zeros(len(asked), 0) if beta is None else beta
         replies, seconds, down = [], [], []
@@ -206,12 +193,12 @@ class Wire:
         return {name: torch.cat([r[name] for r in replies]) for name in replies[0]}
 
     def total(self, answer: Callable[[Site, Tensor], State], beta: Tensor | None = None) -> State:
-        """The sum over all sites of what each answers. beta: [q] what all of them received"""
+        """The sum over all sites of their answers to `beta` [q]."""
         given = None if beta is None else beta.expand(len(self.sites), -1)
         return {name: t.sum(0) for name, t in self.ask(answer, given).items()}
 
     def moments(self, values: Callable[[Site], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(rows, means [c], deviations [c]) over all sites. values: site -> [N, c]"""
+        """(rows, means [c], deviations [c]) over all sites of their `values` [N, c]."""
         said = self.ask(lambda site, _: moments_of(values(site)))
         return said["n"].sum(), *pooled(said["n"], said["x"], said["squares"])
 
@@ -277,17 +264,17 @@ def squares(x: Tensor) -> Tensor:
 
 
 def moments_of(x: Tensor) -> State:
-    """What a site says of its columns: rows, sums, squares about its own means."""
+    """A site's message about its columns: rows, sums, squares about its own means."""
     return {"n": torch.tensor(len(x), dtype=torch.float64), "x": x.sum(0), "squares": squares(x)}
 
 
 def pooled(n: Tensor, sums: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and deviations [columns], 0 where that is rounding, from what each site said: [sites], [sites, columns]
-    twice. Chan, Golub and LeVeque (American Statistician 37, 1983)."""
+    """Means and deviations [columns] from the sites' messages [sites], [sites, columns] twice."""
+    # Chan, Golub and LeVeque (American Statistician 37, 1983)
     mean = sums.sum(0) / n.sum()
     between = (n[:, None] * (sums / n[:, None] - mean).square()).sum(0)
     scale = ((squares.sum(0) + between) / n.sum()).sqrt()
-    return mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)
+    return mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)  # less is rounding
 
 
 def _numbers(values: Any, name: str) -> Tensor:

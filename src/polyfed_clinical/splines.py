@@ -1,7 +1,5 @@
-"""Restricted cubic splines: a column enters as a curve that is cubic between knots and straight beyond the outer ones.
-
-Stone and Koo (1985); Harrell, "Regression Modeling Strategies" (2015), 2.4.5, whose scaling and places of knots these
-are. The knots of a column are quantiles of the pooled rows, read from one histogram that is summed over sites.
+"""Restricted cubic splines, cubic between knots and straight beyond, with the scaling and knots of Harrell, "Regression
+Modeling Strategies" (2015), 2.4.5. Knots are quantiles of the pooled rows, from a histogram summed over sites.
 """
 
 import math
@@ -49,10 +47,7 @@ def terms_of(column: str, knots: Sequence[float]) -> list[str]:
 
 
 def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequence[float]]) -> Knots:
-    """The knots of every column of `asked`, as given or as many as asked for.
-
-    Raises ConfigError for what is no column or no number of knots, DataError for too few distinct values.
-    """
+    """The knots of every column of `asked`, as given or as many as asked for."""
     for name, knots in asked.items():
         if name not in columns:
             raise ConfigError(f"splines: no column {name!r}{closest(name, columns)}; there are {', '.join(columns)}")

@@ -21,92 +21,39 @@ ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p v
 @checked
 @dataclass(frozen=True, eq=False)
 class ClinicalFit:
-    """A federated regression; `fit` makes one.
-
-    Attributes
-    ----------
-    model : str
-        What was fitted.
-    coefficients : DataFrame
-        A row per coefficient, of the slopes alone where each site has an intercept: estimate, se (standard error),
-        lower, upper, ratio, ratio_lower, ratio_upper (odds, rate or hazard ratio; none for linear), p (Wald; Student's
-        t for linear, else normal). Of a method that has not arrived limits and p are NaN.
-    covariance : DataFrame
-        [p, p] of the estimates, sites' intercepts included: the inverse of the summed information, or the sandwich.
-    loglik : float
-        Log-likelihood; for Cox partial, for linear with the variance at its maximum.
-    heterogeneity : DataFrame
-        A row per coefficient: sites, Q (Cochran's, between the sites' own fits), df, p, I2 (share of the variation that
-        is not chance). The intercept's is that at the pooled means of the columns: where they are 0, which may be an
-        age, sites' intercepts are extrapolations that agree within errors of any size.
-    meta : DataFrame
-        As `coefficients`: the sites' own fits combined by their inverse variances (fixed effect).
-    sites : DataFrame
-        A row per site: patients, events, left_out (rows with gaps), intercept and intercept_se where each site has
-        one, baseline (the expected target there at the means of all columns), meta (whether its own fit exists and
-        counts), why (it does not).
-    own : DataFrame
-        A row per site and coefficient: estimate, se of the site's own fit.
-    left : float
-        How far Newton's next step would move a coefficient, at most, in standard errors; 0 at the maximum. Above 0.01
-        the method has not arrived.
-    ledger : DataFrame
-        Bytes and seconds by round and client, as that of a run.
-    rounds : int
-        Exchanges with all sites, the last of which asks for their own fits.
-    bytes : DataFrame
-        A row per site: down, up.
-    method : str
-        "newton", or the method of polyfed that was used.
-    level : float
-        Of the intervals.
-    ratio : str
-        What exp(estimate) is called.
-    about : str
-        What the target is and what categories are compared with, where `polyfed regress` read them from files.
-    intercepts : str
-        "site", "common", or "" for Cox and a single site.
-    test : LikelihoodRatio or None
-        One intercept for all sites against one for each: statistic, df, p. None for Cox, one site, a method of polyfed,
-        and where one for each has no fit.
-    untested : str
-        Why it has none.
-    knots : mapping
-        {column: the knots of its spline}.
-    joint : DataFrame
-        Wald's tests of every spline, two rows each, `all terms` and `beyond a line`: chi2, df, p.
-    errors : str
-        What standard errors rest on: "model", "robust", or "robust, 250 clusters".
-    totals : mapping
-        patients, events and left_out over all sites.
-    sums : str
-        "plain", or "secure": the server had sums over all sites alone, so `sites` and `own` hold nothing of any.
-    """
+    """A federated regression; `fit` makes one."""
 
     model: str
+    # A row per coefficient, or slope where each site has an intercept: estimate, se, lower, upper, ratio, ratio_lower,
+    # ratio_upper (odds, rate or hazard ratio; none for linear), p (Wald; Student's t for linear). Of a method that has
+    # not arrived limits and p are NaN.
     coefficients: pd.DataFrame
-    covariance: pd.DataFrame
-    loglik: float
+    covariance: pd.DataFrame  # [p, p] with sites' intercepts: the inverse of the summed information, or the sandwich
+    loglik: float  # for Cox partial, for linear with the variance at its maximum
+    # A row per coefficient: sites, Q (Cochran's, between the sites' own fits), df, p, I2 (share of the variation that
+    # is not chance). Intercepts are compared at the pooled means of the columns: elsewhere they are extrapolations.
     heterogeneity: pd.DataFrame
-    meta: pd.DataFrame
+    meta: pd.DataFrame  # as `coefficients`: the own fits combined by their inverse variances (fixed effect)
+    # A row per site: patients, events, left_out (rows with gaps), intercept and intercept_se, baseline (the expected
+    # target at the means of all columns), meta (True if its own fit exists and counts), why (it does not).
     sites: pd.DataFrame
-    own: pd.DataFrame
-    left: float
-    ledger: pd.DataFrame
-    rounds: int
-    bytes: pd.DataFrame
-    method: str
-    level: float
-    ratio: str = ""
-    about: str = ""
-    intercepts: str = ""
-    test: LikelihoodRatio | None = None
-    untested: str = ""
-    knots: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
-    joint: pd.DataFrame = field(default_factory=pd.DataFrame)
-    errors: str = "model"
-    totals: Mapping[str, int] = field(default_factory=dict[str, int])
-    sums: str = "plain"
+    own: pd.DataFrame  # a row per site and coefficient: estimate, se
+    left: float  # Newton's next step, at most, in standard errors; above 0.01 the method has not arrived
+    ledger: pd.DataFrame  # bytes and seconds by round and client, as that of a run
+    rounds: int  # exchanges with all sites, the last of which asks for their own fits
+    bytes: pd.DataFrame  # a row per site: down, up
+    method: str  # "newton", or a method of polyfed
+    level: float  # of the intervals
+    ratio: str = ""  # name of exp(estimate)
+    about: str = ""  # the target, and the categories that others are compared with, as read from files
+    intercepts: str = ""  # "site", "common", or "" for Cox and a single site
+    test: LikelihoodRatio | None = None  # of one intercept for all sites against one for each
+    untested: str = ""  # the reason for having no test
+    knots: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])  # of each spline
+    joint: pd.DataFrame = field(default_factory=pd.DataFrame)  # see `inference.joint`
+    errors: str = "model"  # "model", "robust", or "robust, 250 clusters"
+    totals: Mapping[str, int] = field(default_factory=dict[str, int])  # patients, events and left_out over all sites
+    sums: str = "plain"  # "secure": the server had sums alone, and `sites` and `own` hold nothing of any site
 
     def table(self) -> Table:
         """Every coefficient with its interval, beside the meta-analysis and the heterogeneity between sites."""
@@ -225,7 +172,7 @@ class ClinicalFit:
 
 
 def told(wire: Wire, kind: Model, knots: Mapping[str, Any], table: pd.DataFrame, **found: Any) -> ClinicalFit:
-    """The result, with what any fit through `wire` took. table: of all coefficients; found: the other attributes."""
+    """The result, with the cost of a fit through `wire`; `table` has all coefficients, `found` the other attributes."""
     who = [site.name for site in wire.sites]
     moved = wire.ledger.by_client(len(who))
     ends = {column: curves.terms_of(column, at) for column, at in knots.items()}
@@ -243,7 +190,7 @@ def told(wire: Wire, kind: Model, knots: Mapping[str, Any], table: pd.DataFrame,
 
 
 def loglik_of(kind: Model, value: float, n: float, design: Design) -> float:
-    """Of n rows at the maximum, where it is `value`; of a linear model with the variance at its maximum."""
+    """The log-likelihood of n rows at its maximum `value`; a linear model's variance is at its maximum."""
     if kind.name != "linear":
         return float(value)
     return float(-n / 2 * (np.log(2 * np.pi * -2 * value * design.unit**2 / n) + 1))
