@@ -20,8 +20,6 @@ from polyfed.cli.config import keys
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import REGISTRY
-from polyfed.recipes import load as recipes
-from polyfed.recipes.said import Setting
 from polyfed.runs.rehearsal import counted
 from polyfed.runs.released import RELEASED
 from polyfed.runs.result import Result
@@ -29,8 +27,10 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
-from polyfed.studies.window import WindowAdvice, window_for
 from polyfed.testing import check_method
+from polyfed_papers.recipes import load as recipes
+from polyfed_papers.recipes.said import Setting
+from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_sites import fields
 from polyfed_sites.policy import Policy
 

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from polyfed.base.errors import DataError
 from polyfed.cli import call
 
 torch.set_num_threads(1)
@@ -184,6 +186,23 @@ def data_dir():
         return root
 
     return find
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """A context: the block must raise DataError, in one line that holds every given word."""
+
+    @contextmanager
+    def check(*words):
+        with pytest.raises(DataError) as caught:
+            yield caught
+        line = str(caught.value)
+        assert "\n" not in line
+        assert line
+        for word in words:
+            assert str(word) in line, line
+
+    return check
 
 
 class Said(NamedTuple):

@@ -14,7 +14,7 @@ from polyfed.core.algorithm import REGISTRY
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
 base; metrics; native; compute; core; algorithms engines models threats yardsticks; data; runs; report;
-studies; recipes; face; estimators; testing; cli
+studies; face; estimators; testing; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = ("polyfed_privacy", "polyfed_sites", "polyfed_clinical", "polyfed_games", "polyfed_papers")
@@ -50,10 +50,8 @@ LATE = {  # files that import our own inside functions, and why
     "runs/training.py": "torch, which --help does not wait for",
     "report/departure.py": "drawing",
     "studies/admit.py": "drawing",
-    "recipes/said.py": "drawing",
     "cli/options.py": "a command's module, by `late`, which --help does not wait for",
     "cli/complete.py": "names for the shell, by `late`, which --help does not wait for",
-    "cli/verify.py": "recipes, for the records of them",
 }
 LOADER = "from polyfed.cli.late import"  # which the command line imports by, as by a statement inside a function
 

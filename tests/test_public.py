@@ -19,7 +19,7 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
-from polyfed.studies.window import WindowAdvice, window_for
+from polyfed_papers.window import WindowAdvice, window_for
 
 ROOT = Path(pf.__file__).parent
 

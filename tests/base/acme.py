@@ -9,7 +9,7 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.data.datasets import LOADERS
 from polyfed.metrics.scores import KNOWN
 from polyfed.models import MODELS
-from polyfed.recipes import RECIPES
+from polyfed_papers.recipes import RECIPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "packages.md").read_text()
 FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, flags=re.M | re.S))

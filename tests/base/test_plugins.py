@@ -118,13 +118,6 @@ def test_what_fails_in_a_package_is_its_own(cli, put, option, old, new):
     assert f"{option.removeprefix('--')}.name: {'moons' if option == '--data' else 'tanh'}" in said.err
 
 
-def test_reproduce_without_the_papers_package_names_it(cli, monkeypatch):
-    monkeypatch.setattr("polyfed.base.plugins._installed", lambda path: [])
-    said = cli("reproduce")
-    assert said.err.startswith("polyfed: polyfed reproduce needs the package polyfed_papers")
-    assert (said.status, said.err.count("\n")) == (2, 1)
-
-
 HIDDEN = """
 import sys
 sys.modules[sys.argv[1]] = None

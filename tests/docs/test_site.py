@@ -29,8 +29,8 @@ from polyfed.base.settings import kebab, settings_of
 from polyfed.cli import _command, describe
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
-from polyfed.recipes import load as recipes
 from polyfed.runs.released import RELEASED
+from polyfed_papers.recipes import load as recipes
 from polyfed_sites.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from polyfed.algorithms.fedexlora import FedExLoRA
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.errors import DataError
 from polyfed.core.algorithm import REGISTRY
-from polyfed.recipes import Bench, find
 from polyfed_papers.adapters import Pool, drawn, tables
 from polyfed_papers.adapters.tables import DEPTHS, TASKS, place, places
+from polyfed_papers.recipes import Bench, find
 
 RNG = np.random.default_rng(0)
 EACH = 700  # samples of a class, more than any table takes of one

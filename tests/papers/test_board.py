@@ -13,12 +13,12 @@ from polyfed.base.errors import DataError
 from polyfed.compute import task as tasks
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
-from polyfed.data import load, natural
+from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes import Bench, find
 from polyfed.report.pairs import Interval
 from polyfed.runs.trainer import fit
 from polyfed.runs.userfile import algorithms_of
+from polyfed_papers import natural
 from polyfed_papers.board import (
     APART,
     BESIDE,
@@ -41,6 +41,7 @@ from polyfed_papers.board import (
     start,
 )
 from polyfed_papers.board import board as boards
+from polyfed_papers.recipes import Bench, find
 
 MINE = """
 from dataclasses import dataclass

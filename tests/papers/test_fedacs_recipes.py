@@ -8,9 +8,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from polyfed.base.errors import Diverged
 from polyfed.data.dataset import Dataset
-from polyfed.recipes import Bench
 from polyfed_papers import fedacs
 from polyfed_papers.fedacs import gap, tables
+from polyfed_papers.recipes import Bench
 
 
 def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):

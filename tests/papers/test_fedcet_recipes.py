@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from polyfed.algorithms.fedcet import FedCET
-from polyfed.recipes import Bench, find
 from polyfed_papers.fedcet import distances, linear_regression
 from polyfed_papers.fedcet.compressed import Compressed
+from polyfed_papers.recipes import Bench, find
 
 OTHERS = ("FedTrack", "SCAFFOLD", "FedLin")
 

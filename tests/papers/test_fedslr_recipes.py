@@ -9,9 +9,6 @@ import torch
 from polyfed.algorithms.fedslr import FedSLR
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
-from polyfed.recipes import Bench, find
-from polyfed.recipes.recipe import metric_of
-from polyfed.recipes.said import ordered
 from polyfed.studies.compare import Comparison
 from polyfed.studies.jobs import Done
 from polyfed_papers.fedslr import GKR, MIXED, last, method, train
@@ -19,6 +16,9 @@ from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hid
 from polyfed_papers.fedslr.sweeps import peak
 from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs, methods
 from polyfed_papers.fedslr.threats import Noted, gradient, guessed
+from polyfed_papers.recipes import Bench, find
+from polyfed_papers.recipes.recipe import metric_of
+from polyfed_papers.recipes.said import ordered
 
 HIGH, LOW = np.array([0.8, 0.9, 0.85]), np.array([0.7, 0.82, 0.76])
 OPEN = HIGH + np.array([0.1, -0.1, 0.02])

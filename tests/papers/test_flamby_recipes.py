@@ -6,10 +6,10 @@ import torch
 
 from polyfed.algorithms import FedAvg
 from polyfed.base.errors import DataError
-from polyfed.recipes import Bench
 from polyfed_papers.flamby import POOLED, best_step
 from polyfed_papers.flamby.heart import heart
 from polyfed_papers.flamby.tcga import over_all, patients, tcga, within_batch
+from polyfed_papers.recipes import Bench
 
 
 def test_the_hospitals_are_split_as_published():

@@ -13,8 +13,6 @@ from sklearn.metrics import adjusted_rand_score
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
-from polyfed.recipes import Bench, find
-from polyfed.recipes.recipe import grouping_of, joined
 from polyfed.studies.compare import Comparison
 from polyfed_papers import fpfc as problems
 from polyfed_papers.fpfc import HIDDEN, Problem, attacks, even, figure1, methods, newcomers, steps, table1, warmup
@@ -22,6 +20,8 @@ from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
 from polyfed_papers.fpfc.sensitivity import Uneven
+from polyfed_papers.recipes import Bench, find
+from polyfed_papers.recipes.recipe import grouping_of, joined
 
 NUMBERS = [f"fpfc/{kind}" for kind in (
     "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",

@@ -5,10 +5,10 @@ import torch
 
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes import Bench
 from polyfed.runs.trainer import fit
 from polyfed_papers.pfllib import methods, model
 from polyfed_papers.pfllib.fashion_mnist import best
+from polyfed_papers.recipes import Bench
 
 
 def test_the_network_has_the_leaderboards_parameters(tmp_path):

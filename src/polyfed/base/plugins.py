@@ -21,6 +21,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
     "polyfed_privacy": ("privacy", "audit"),
+    "polyfed_papers": ("reproduce",),
 }
 
 

@@ -54,11 +54,11 @@ class Registry(dict[str, T]):
         return self[name]
 
     def origin(self, name: str) -> "plugins.Plugin | None":
-        """The installed package that what goes by this name is from; None for polyfed and for a user's own file."""
+        """The installed package that this name is from; None for polyfed's own and for a user's file."""
         if name in self and name not in self._added:
             root = _root(self[name])
             for plugin in self._plugins(name) if root != plugins.OURS else ():
-                if plugin.root == root:
+                if plugin.root == root and plugin.package != plugins.OURS:
                     self._added[name] = plugin
         return self._added.get(name)
 
@@ -68,7 +68,7 @@ class Registry(dict[str, T]):
         for plugin in self._plugins():
             try:
                 self.find(plugin.name)
-                if self.origin(plugin.name) != plugin:
+                if plugin.package != plugins.OURS and self.origin(plugin.name) != plugin:
                     raise ConfigError(
                         f"{self.key}: {plugin.name!r} of {plugin} is refused; {plugins.OURS} has one of this name"
                     )
@@ -92,7 +92,8 @@ class Registry(dict[str, T]):
             self.setdefault(name, thing)
         except PolyfedError as e:
             raise self.refusal(f"{self.key}: {e}") from None
-        self._added[name] = plugin
+        if plugin.package != plugins.OURS:
+            self._added[name] = plugin
 
     def _home(self, name: str, thing: Any) -> str:
         """Origin of a name's thing, for an error."""

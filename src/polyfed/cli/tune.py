@@ -6,6 +6,7 @@ from typing import Any
 
 from polyfed import report
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.base import plugins
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import split, value_of
 from polyfed.cli.commands import Tune
@@ -26,7 +27,6 @@ from polyfed.studies import tune as study
 from polyfed.studies.grids import default_setting
 from polyfed.studies.tune import Watch
 from polyfed.studies.tuned import Tuned
-from polyfed.studies.window import window_for
 
 USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
 
@@ -96,7 +96,8 @@ def _say_window(model: Any, federation: Any, method: Any, training: Training) ->
         raise ConfigError("--window: these data name no clusters")
     loss, decay = training.loss, training.weight_decay
     assert loss is not None  # `Parts` leaves nothing open
-    bounds = window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
+    papers = plugins.sibling("polyfed_papers.window", "--window")
+    bounds = papers.window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
     say("For the clusters that the data name, from their training samples:")
     for line in bounds.lines():
         say(f"- {line}")

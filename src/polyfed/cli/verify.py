@@ -1,5 +1,6 @@
 """polyfed verify: train a run again and see whether the same numbers come out."""
 
+from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.cli.commands import Verify
 from polyfed.cli.screen import say
@@ -22,8 +23,7 @@ def verify(o: Verify) -> int:
             say(f"  {part}: {then} in the run, {now} here")
 
     if run.is_file():
-        from polyfed.recipes import record
-
+        record = plugins.sibling("polyfed_papers.recipes.record", f"{run}: the record of a recipe")
         record.verify(run, only, o.data_dir or default_dir(), tell)
         return 0 if equal else 1
     if o.data_dir is not None:

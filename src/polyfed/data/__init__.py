@@ -3,7 +3,6 @@
 `load(name).partition(how, clients=n, seed=s)` or `Federation.from_arrays([(x, y), ...])` gives what a run takes.
 """
 
-from polyfed.data import natural as natural
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import about, default_dir, load, names, options
 from polyfed.data.federation import Federation

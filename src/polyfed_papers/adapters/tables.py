@@ -9,13 +9,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from polyfed.base.errors import DataError
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, recipe
-from polyfed.recipes.said import Claim, Setting
 from polyfed.report.pairs import mean_of
 from polyfed.report.read import read
 from polyfed_papers.adapters import NEEDED, PICTURES, PIXELS, RANK, SENTENCES, TOKENS, Place, absent, versions
 from polyfed_papers.board import HELD, MORE, WORK, cell, contenders, ladders, score
 from polyfed_papers.board.board import Budget, compared, one
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting
 
 OTHERS = ("local", "fedavg-ft", "ditto", "fpfc", "ifca", "fedacs", "fedslr", "scaffold")
 FACTORS = ("fedavg", "ffa-lora", "fedsa-lora", "rolora", "fedex-lora", "flora", "flexlora", "hetlora")

@@ -19,12 +19,12 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import At, Ladder, climb
+from polyfed_papers.recipes.recipe import Bench
 
 UNCOUNTED = 1000  # the seed of the first draw that settings are chosen by
 DRAWS = (UNCOUNTED, UNCOUNTED + 1, UNCOUNTED + 2)

@@ -12,8 +12,6 @@ import numpy as np
 
 from polyfed.base.errors import DataError
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
-from polyfed.recipes.said import Setting as Said
 from polyfed.report import read, words
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence, Interval, mean_of, sample_std
@@ -48,6 +46,8 @@ from polyfed_papers.board import (
     tuned_to,
 )
 from polyfed_papers.pfllib import PRINTED
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
+from polyfed_papers.recipes.said import Setting as Said
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import (
     HALVED,
@@ -21,6 +19,8 @@ from polyfed_papers.fedacs import (
     work,
     work_settings,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
 
 METHODS = ("FedAvg", "Ditto", "PerAvg", "pFedMe", "APFL", "FedAMP", "FedACS")
 NAMES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ordered, ours, paper
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import (
     NOT_TO_BE_MATCHED,
@@ -19,6 +17,8 @@ from polyfed_papers.fedacs import (
     tuned,
     work,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours, paper
 
 METHODS = ("Local", "FedAvg", "FedAvg-FT", "Ditto", "FedAMP", "FedACS")
 OTHERS = METHODS[:-1]

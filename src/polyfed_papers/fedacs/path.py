@@ -11,10 +11,10 @@ from polyfed.algorithms.fedacs import FedACS
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import clients, net, work
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
 
 GRID = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0)
 GROUPS = 4

@@ -8,8 +8,6 @@ import numpy as np
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ordered, ours, paper
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
@@ -27,6 +25,8 @@ from polyfed_papers.fedacs import (
     tuned,
     work,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours, paper
 
 PRINTED = {
     "cifar10": {"Local": 77.29, "Ditto-P": 77.33, "Ditto-G": 39.47, "PerAvg-P": 73.07, "PerAvg-G": 28.90},

@@ -17,11 +17,11 @@ from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench
-from polyfed.recipes.said import curve_figure
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
 from polyfed.studies.ladder import At, Ladder
+from polyfed_papers.recipes.recipe import Bench
+from polyfed_papers.recipes.said import curve_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,9 @@ from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.synthetic import fedcet_quadratics
-from polyfed.recipes.recipe import Bench, Outcome, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed_papers.fedcet import Problem, distances, error_figure, series, zeros
+from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
 
 L, TAU, VECTOR = 4.0, 2, 60 * 8
 STEPS = {

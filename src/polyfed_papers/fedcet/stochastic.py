@@ -16,8 +16,6 @@ from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Outcome, recipe
-from polyfed.recipes.said import Claim, Setting, curve_figure, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
@@ -34,6 +32,8 @@ from polyfed_papers.fedcet import (
     tuned,
 )
 from polyfed_papers.fedcet.equal_bytes import chosen_cell
+from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
+from polyfed_papers.recipes.said import Claim, Setting, curve_figure, ordered, ours
 
 TAU, BATCH, LAST = 5, 10, 0.1
 GRID = {"small": (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4), "paper": tuple(2.0**-k for k in range(9, 0, -1))}

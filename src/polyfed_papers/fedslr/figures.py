@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from polyfed.base import plugins
 from polyfed.compute.layout import Layout
-from polyfed.recipes.recipe import Bench, Outcome
-from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened
@@ -26,6 +24,8 @@ from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
 from polyfed_papers.fedslr.progress import column, over_rounds
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
 
 COMMON = ("SCAFFOLD", "FedAvg", "FedDyn", GKR)
 PERSONAL = (

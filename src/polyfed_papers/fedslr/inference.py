@@ -15,11 +15,11 @@ from polyfed.compute.layout import Layout
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.models.factorised import factorised, measure, pack, size
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed_papers.fedslr import resnet
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
 
 PRINTED = {  # lambda -> (million parameters, milliseconds per batch of 20 on a Tesla M60)
     "0": (11.17, 10.98), "1e-5": (7.33, 10.12), "5e-5": (6.56, 9.30), "1e-4": (5.54, 9.24), "5e-4": (3.09, 7.62),

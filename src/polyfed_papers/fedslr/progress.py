@@ -5,8 +5,6 @@ import numpy as np
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.feddyn import FedDyn
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
-from polyfed.recipes.said import Setting, curve_figure, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (
@@ -22,6 +20,8 @@ from polyfed_papers.fedslr import (
     settings,
     train,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
+from polyfed_papers.recipes.said import Setting, curve_figure, ordered, ours
 
 Series = tuple[list[float], list[list[float]]]
 

@@ -7,8 +7,6 @@ import numpy as np
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (
@@ -26,6 +24,8 @@ from polyfed_papers.fedslr import (
     settings,
     train,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
 
 LAMBDAS = {
     "small": (1e-3, 2e-3, 4e-3, 1e-2, 2e-2), "middle": (2.5e-5, 1.25e-4, 2.5e-4, 1.25e-3, 2.5e-3),

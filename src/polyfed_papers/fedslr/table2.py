@@ -14,10 +14,10 @@ from polyfed.algorithms.scaffold import Scaffold
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, started
 from polyfed.core.ledger import down_bytes
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting, paper
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedslr import DATA, resnet
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting, paper
 
 GIGABYTES = {  # CIFAR-10, CIFAR-100, Tiny ImageNet; non-IID
     "SCAFFOLD": (1787.83, 1787.83, 1787.83),

@@ -10,13 +10,13 @@ from polyfed.algorithms.fedslr import FedSLR
 from polyfed.core.algorithm import Algorithm, Server
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Outcome, metric_of, recipe
-from polyfed.recipes.said import Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.runs.watching import Progress
 from polyfed.studies.compare import Comparison
 from polyfed.threats import GaussianNoise, LabelFlip, SignFlip
 from polyfed_papers.fedslr import MACHINE, PAPER_MINUTES, SEEDS, few, last, method, settings, train
+from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed_papers.recipes.said import Setting, ordered, ours
 
 ATTACKS = {"none": None, "sign flip": SignFlip(1.0), "noise": GaussianNoise(0.1), "label flip": LabelFlip(1.0)}
 ROWS = ("FedAvg", "FedSLR, GKR", "FedSLR, mixed", "Ditto")

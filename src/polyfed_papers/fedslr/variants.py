@@ -5,8 +5,6 @@ import numpy as np
 from polyfed.algorithms.gpgd import GPGD
 from polyfed.algorithms.lpgd import LPGD
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, metric_of, recipe
-from polyfed.recipes.said import Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (
@@ -23,6 +21,8 @@ from polyfed_papers.fedslr import (
     settings,
     train,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed_papers.recipes.said import Setting, ordered, ours
 
 DECOMPOSITIONS = 17_000  # minutes at paper scale: of 21 layers at each of 500 000 (LPGD) + 2 x 250 000 steps, 1 s each
 STRUCTURES = ("S+S", "S+LR", "LR+LR")

@@ -39,14 +39,14 @@ from polyfed.base.errors import Diverged
 from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Size
-from polyfed.recipes.said import Claim, Setting, decided, paper
 from polyfed.report import read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import At, Ladder
+from polyfed_papers.recipes.recipe import Bench, Size
+from polyfed_papers.recipes.said import Claim, Setting, decided, paper
 
 OWN, POOLED, EXACT = "Local", "pooled", "exact"
 STEPS = 5  # of full batches, between two exchanges of the second part

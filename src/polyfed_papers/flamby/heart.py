@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from polyfed.algorithms import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Scaffold
 from polyfed.data import load
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Setting
 from polyfed_papers.flamby import (
     OWN,
     POOLED,
@@ -22,6 +20,8 @@ from polyfed_papers.flamby import (
     regression,
 )
 from polyfed_papers.flamby import protocol as by_protocol
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Setting
 
 ADAPTIVE = {"beta1": 0.9, "tau": 1e-8, "v0": 0.0, "weighted": True}
 # result files of owkin/FLamby at edacf54, means of five seeds, by centre: Cleveland, Hungary, Switzerland, Long Beach

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from polyfed.algorithms import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Scaffold
 from polyfed.base.errors import DataError
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Setting
 from polyfed_papers.flamby import (
     OWN,
     POOLED,
@@ -27,6 +25,8 @@ from polyfed_papers.flamby import (
 )  # fmt: skip
 from polyfed_papers.flamby import protocol as by_protocol
 from polyfed_papers.flamby.heart import ADAPTIVE
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Setting
 
 # result files of owkin/FLamby at edacf54, means of five seeds, by region
 PRINTED = {

@@ -16,10 +16,10 @@ from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Size, curves, grouping_of
-from polyfed.recipes.said import Claim, Setting, ordered, without
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
+from polyfed_papers.recipes.recipe import Bench, Size, curves, grouping_of
+from polyfed_papers.recipes.said import Claim, Setting, ordered, without
 
 SYNTHETIC = (
     Setting("features", "uniform on [0, 1), 60 of them (the text says normal; the tables fit uniform)", "code"),

@@ -13,8 +13,6 @@ from polyfed.algorithms.fedbuff import FedBuff
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
-from polyfed.recipes.recipe import Bench, Outcome, Size, curves, joined, recipe
-from polyfed.recipes.said import Claim, Setting, curve_figure, ours, without
 from polyfed.report.table import Cell
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
@@ -31,6 +29,8 @@ from polyfed_papers.fpfc import (
     synthetic,
     told_by,
 )
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, curves, joined, recipe
+from polyfed_papers.recipes.said import Claim, Setting, curve_figure, ours, without
 
 DELAYS = {
     "uniform": Delays("uniform", 0.0, 20.0),

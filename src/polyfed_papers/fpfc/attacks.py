@@ -13,8 +13,6 @@ from polyfed.algorithms.local import Local
 from polyfed.base.randomness import client_keys
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed.threats import (
@@ -43,6 +41,8 @@ from polyfed_papers.fpfc import (
 )
 from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, listed, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
 
 ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
 THREATS = (

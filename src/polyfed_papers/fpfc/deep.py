@@ -16,11 +16,11 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models.resnet import Block, GlobalMean
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import Problem, fewer, halved, lenet, told_by
 from polyfed_papers.fpfc.methods import TRIALS, lam_of, tuned_one
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours
 
 SPREAD, ROUNDS = 100, 60
 LAMBDAS = (0.3, 0.6, 1.0, 1.6)

@@ -8,10 +8,10 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import fewer, told_by
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours
 
 FEATURES = 50
 SPREADS = (100.0, 10.0, 1.0)  # Dirichlet's parameter: labels nearly alike, to as on the images of the tables

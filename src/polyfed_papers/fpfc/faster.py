@@ -10,11 +10,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Setting, ordered, ours, without
 from polyfed.report.table import Cell
 from polyfed.runs.watching import Progress
 from polyfed_papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Setting, ordered, ours, without
 
 LAM, EVERY, ALONE, FIRST = 0.8, 20, 50, 100
 SEEDS = range(3, 8)  # seeds 0 to 2 were looked at when the variants were chosen

@@ -9,10 +9,10 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import told_by
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting
 
 DEVICES, SAMPLES = 50, 50
 GRIDS = {  # the figure's scale, and that of (1)

@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.metrics import adjusted_rand_score
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
 from polyfed_papers.fpfc import SYNTHETIC, sizes, synthetic
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting
 
 ROUNDS = (0, 5, 50, 600)
 

@@ -10,8 +10,6 @@ import polyfed as pf
 from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Setting, beside, ours
 from polyfed.runs.result import Result
 from polyfed_papers.fpfc import (
     GRID,
@@ -27,6 +25,8 @@ from polyfed_papers.fpfc import (
 )
 from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, RIVALS, chosen, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Setting, beside, ours
 
 PRINTED = {  # in the order of METHODS
     "S1": ("79.00 ± .08", "38.73 ± .29", "66.22 ± .11", "43.26 ± .26", "33.57 ± .28", "69.43 ± .33", "71.88 ± .30",

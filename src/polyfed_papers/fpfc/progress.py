@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, grouping_of, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ours
 from polyfed.report.table import Cell
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
@@ -26,6 +24,8 @@ from polyfed_papers.fpfc import (
 )
 from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, RIVALS, chosen, nine, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, bars, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ours
 
 
 def ahead(problem: Problem, found: Comparison, others: Iterable[str]) -> list[Claim]:

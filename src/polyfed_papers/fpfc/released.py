@@ -18,10 +18,10 @@ from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.base.settings import setting
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Uniform
-from polyfed.recipes.recipe import Bench
-from polyfed.recipes.said import Setting
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import Problem
+from polyfed_papers.recipes.recipe import Bench
+from polyfed_papers.recipes.said import Setting
 
 SETTINGS = (
     Setting("FedAvg, Per-FedAvg, as released", "10 epochs of batches of 100; Per-FedAvg from the personal models, and "

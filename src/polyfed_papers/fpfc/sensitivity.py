@@ -8,8 +8,6 @@ import numpy as np
 
 from polyfed.base.randomness import key_of, uniform
 from polyfed.compute.batches import Each
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
@@ -28,6 +26,8 @@ from polyfed_papers.fpfc import (
     told_by,
 )
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours
 
 LAMBDAS = {
     "S1": (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0),

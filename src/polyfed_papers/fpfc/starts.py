@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from polyfed.algorithms.ifca import IFCA
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, ours, without
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours, without
 
 STARTS = 50
 CASES = {"S1": 0.7, "S3": 0.6}  # lambda at small size

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyfed.compute.batches import Each
-from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed.recipes.said import Setting, beside, ours, without
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
     HBF_BESIDE,
@@ -22,6 +20,8 @@ from polyfed_papers.fpfc import (
     synthetic,
 )
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed_papers.recipes.said import Setting, beside, ours, without
 
 PRINTED = {"MNIST": ("86.62", "85.31", "77.05"), "Fashion-MNIST": ("68.28", "65.62", "59.34")}
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
-from polyfed.recipes.said import Claim, Setting, beside, ours, without
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
     GRID,
@@ -23,6 +21,8 @@ from polyfed_papers.fpfc import (
 )
 from polyfed_papers.fpfc import released as code
 from polyfed_papers.fpfc.methods import METHODS, RIVALS, chosen, lam_of, nine, tuned_nine, tuned_one
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, ours, without
 
 PRINTED = {  # accuracy in per cent and its standard deviation over seeds, in the order of METHODS
     "s1": ("84.97 ± 6", "30.35 ± 5", "69.72 ± 6", "56.28 ± 6", "60.42 ± 17", "86.60 ± 5", "88.30 ± 6", "83.85 ± 6",

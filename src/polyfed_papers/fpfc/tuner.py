@@ -7,10 +7,10 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from polyfed.algorithms.local import Local
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fpfc import HBF_BESIDE, HBF_CAVEAT, SYNTHETIC, Problem, hbf, sizes, softmax, synthetic
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours
 
 GRIDS = {"cold": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), "warm": (0.0, 1.0, 2.0, 3.0, 4.0)}
 HBF_GRIDS = {"cold": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0), "warm": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)}

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed.recipes.said import Setting, beside, ordered, ours
 from polyfed_papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,
@@ -23,6 +21,8 @@ from polyfed_papers.fpfc import (
     synthetic,
 )
 from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed_papers.recipes.said import Setting, beside, ordered, ours
 
 IMAGE_GRID = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
 GRIDS = {

@@ -25,8 +25,8 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Size
-from polyfed.recipes.said import Setting
+from polyfed_papers.recipes.recipe import Bench, Size
+from polyfed_papers.recipes.said import Setting
 
 PARTITIONS = {"pathological": "pathological:2,sizes=rest,order=label", "dirichlet": "dirichlet:0.1,capped=true,least=1"}
 CLIENTS, BATCH = 20, 10

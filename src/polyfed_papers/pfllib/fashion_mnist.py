@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from polyfed.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
-from polyfed.recipes.said import beside, curve_figure, ordered, ours
 from polyfed_papers.pfllib import BATCH, PRINTED, federation, methods, model, settings
+from polyfed_papers.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
+from polyfed_papers.recipes.said import beside, curve_figure, ordered, ours
 
 MINUTES = (2, 4200)
 GPU = "one large GPU"

@@ -1,5 +1,5 @@
 """The range of FPFC's lambda for which a grouping is a stationary point: bounds from models and gradients.
-`studies/window.py` trains the groups' models for it."""
+`polyfed_papers/window.py` trains the groups' models for it."""
 
 from math import inf
 from typing import NamedTuple

@@ -7,7 +7,8 @@ import pytest
 from authors import five, har, leaf, office, written, zipped
 from scipy.io import savemat
 
-from polyfed.data import load, natural
+from polyfed.data import load
+from polyfed_papers import natural
 
 # people
 

@@ -1,13 +1,15 @@
 """Recipes: experiments of papers, our figures beside the printed ones, with every claim and whether it holds here.
 
-A recipe is a function that takes a `Bench` and returns an `Outcome`; `recipe.py` has the parts it is made of. Packages
-bring recipes by the entry point group `polyfed.recipes`, each a module that registers them when it is imported.
+A recipe is a function that takes a `Bench` and returns an `Outcome`; `recipe.py` has the parts it is made of. Other
+packages bring recipes by the entry point group `polyfed.recipes`: modules that register them when they are imported.
 """
+
+from importlib import import_module
 
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, PolyfedError, closest
-from polyfed.recipes.recipe import RECIPES, Bench, Outcome, Recipe, recipe
-from polyfed.recipes.said import Claim, Setting
+from polyfed_papers.recipes.recipe import RECIPES, Bench, Outcome, Recipe, recipe
+from polyfed_papers.recipes.said import Claim, Setting
 
 __all__ = ["RECIPES", "Bench", "Claim", "Outcome", "Recipe", "Setting", "find", "gather", "load", "origin", "recipe"]
 
@@ -16,10 +18,9 @@ GROUP = "polyfed.recipes"
 
 def gather() -> tuple[dict[str, Recipe], list[str]]:
     """All recipes by name, paper by paper; and a line for each package that cannot be loaded."""
-    packages, broken = plugins.of(GROUP), list[str]()
-    if not packages:
-        raise ConfigError(f"polyfed reproduce {plugins.missing('polyfed_papers')}")
-    for plugin in packages:
+    broken = list[str]()
+    import_module("polyfed_papers.all")
+    for plugin in plugins.of(GROUP):
         try:
             plugin.load()
         except PolyfedError as e:

@@ -25,7 +25,6 @@ from polyfed.base.settings import kebab
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.engines.local import pick_device
 from polyfed.metrics.metric import mean_of
-from polyfed.recipes.said import Claim, Setting, claims_table, settings_table
 from polyfed.report import page
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Table
@@ -39,6 +38,7 @@ from polyfed.studies.jobs import Done, Watch, beforehand, whole
 from polyfed.studies.ladder import At, Ladder, climb
 from polyfed.studies.tune import tune
 from polyfed.studies.tuned import Tuned
+from polyfed_papers.recipes.said import Claim, Setting, claims_table, settings_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

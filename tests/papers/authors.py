@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from polyfed.data import natural
+from polyfed_papers import natural
 
 
 def har(root, people=((1, 1, 3), (2, 2)), labels=((1, 6, 2), (3, 4))):

@@ -27,8 +27,6 @@ from safetensors.numpy import save_file
 from polyfed.base.cells import unmarked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
-from polyfed.recipes import find
-from polyfed.recipes.recipe import Bench, Size, same_experiment
 from polyfed.report.style import write_atomically
 from polyfed.runs import schema as reading
 from polyfed.runs.numbers import Numbers
@@ -36,6 +34,8 @@ from polyfed.runs.ownership import MARK, sealed, unsealed
 from polyfed.studies.compare import compare
 from polyfed.studies.jobs import read_result, whole
 from polyfed.studies.verify import RECORDED, Verdict, compared
+from polyfed_papers.recipes import find
+from polyfed_papers.recipes.recipe import Bench, Size, same_experiment
 
 NAME = "record.jsonl.gz"
 PART = r"[^./\\\x00][^/\\\x00]*"  # of a path that stays inside its folder

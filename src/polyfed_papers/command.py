@@ -9,21 +9,21 @@ from typing import Any
 import typer
 
 from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import Reproduce
 from polyfed.cli.console import Show, show_table
 from polyfed.cli.describe import package
 from polyfed.cli.folders import claimed
 from polyfed.cli.screen import interrupted, say, stdout
 from polyfed.data.datasets import default_dir
-from polyfed.recipes import Bench, Outcome, Recipe, find, gather, origin
-from polyfed.recipes.recipe import Size, estimate, write
-from polyfed.recipes.record import load, pack, unpack
-from polyfed.recipes.said import claims_table, settings_table
 from polyfed.report import Table
 from polyfed.report.table import Cell
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.userfile import algorithms_of
+from polyfed_papers.commands import Reproduce
+from polyfed_papers.recipes import Bench, Outcome, Recipe, find, gather, origin
+from polyfed_papers.recipes.recipe import Size, estimate, write
+from polyfed_papers.recipes.record import load, pack, unpack
+from polyfed_papers.recipes.said import claims_table, settings_table
 
 LONG = 60  # minutes from which a run is asked about
 
