@@ -164,7 +164,8 @@ def main() -> None:
         if found.trainings > trainings:  # otherwise all was read back
             spent[name] = seconds + time.monotonic() - start, found.trainings
             kept.write_text(json.dumps(spent))
-        texts.append(section(name, found, spent[name][0]))
+        parts = section(name, found, spent[name][0]).split("\n\n")
+        texts.append("\n\n".join(p for p in parts if len(p.split()) < 8 or p not in "".join(texts)))  # captions once
         print(texts[-1], flush=True)
         if given.docs:
             save(found.figure(), given.docs / "images" / f"coalitions-{name}.png")
