@@ -58,8 +58,7 @@ class FedACS(Personal):
         s_ij = cos(w_i, w_j),   delta = quantile of all s_ij (diagonal included)
         u_i = sum_{j: s_ij > delta} s_ij w_j / sum_{j: s_ij > delta} s_ij                              (4)
         w_i = local SGD from u_i on f_i                                                                (5)
-
-    With alpha below 1, and no quantile, u_i = w_i - alpha (w_i - sum_j s_ij w_j), the s_ij of a row summing to 1:   (3)
+        with alpha below 1, and no quantile, u_i = w_i - alpha (w_i - sum_j s_ij w_j), sum_j s_ij = 1  (3)
 
     Self is always kept and non-positive similarities are dropped, where (4) as printed divides by zero or leaves the
     convex hull. The paper names no quantile, which decides everything: a client keeps about (1 - quantile) m - 1 peers,
@@ -70,10 +69,10 @@ class FedACS(Personal):
     With pool="all" the server keeps all similarities, n n float64 numbers, and only computes those of the clients whose
     models have changed: s n p operations a round for s participants.
 
-    Groups are reported as the connected components of who mixes with whom, had all clients known to the server taken
-    part; the mixing matrix itself for at most 300 clients. With pool="participants" the report alone needs the
-    similarities of all clients, n n p products at every evaluation: above 300 clients it has groups up to 2e10 products
-    (5000 clients with 610 parameters, 400 with 100 000).
+    Groups are reported as the connected components of the mixing matrix, had all known clients taken part; the matrix
+    itself for at most 300 clients. With pool="participants" the report alone needs the similarities of all clients, n n
+    p products at every evaluation: above 300 clients it has groups up to 2e10 products (5000 clients with 610
+    parameters, 400 with 100 000).
     """
 
     linear = "its similarities between models"

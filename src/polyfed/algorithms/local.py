@@ -13,7 +13,7 @@ class Local(Personal):
 
     Notes
     -----
-    What each client could do without federating. A method that does not beat it does not pay.
+    The result of not federating: a method that does not beat it does not pay.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

@@ -143,7 +143,7 @@ class Batches:
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
         self.taken = np.zeros_like(self._steps)  # [s] steps so far, those of `again` included
-        self.padded = [False]  # whether `whole` was asked for, of these or of others made of them
+        self.padded = [False]  # True once `whole` was asked for, of these or of others made of them
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
 

@@ -97,7 +97,7 @@ def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> 
     """Settle how many models are computed at once: by vmap or grouped; else one by one, with a warning."""
     why = "it mixes the samples of a batch"
     shared = task.device.type != "cpu" and not all(q.requires_grad for q in task.model.parameters())
-    ways = (True, False) if shared else (False, True)  # one pass of what is shared leaves attention to fused kernels
+    ways = (True, False) if shared else (False, True)  # one pass of the shared part leaves attention to fused kernels
     if task.blocks:  # which cannot be computed again inside vmap
         ways = (True,)
     for task.grouped in ways:
@@ -252,7 +252,7 @@ def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[
     mean, ordered, found = True, False, list[Tensor]()
     for output in tried:
         try:
-            # slopes are what training uses; they also tell where values are the same
+            # training uses slopes; they also tell where values are the same
             found.append(both := _slopes(task, output, y))
         except Exception:
             return -1, []

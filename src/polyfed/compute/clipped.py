@@ -21,11 +21,9 @@ NEAR = 1e-4  # share of a gradient that rounding, in float32 too, stays below
 
 
 def clipped_sum(task: Task, w: Tensor, batch: Batch, clip: float) -> Tensor:
-    """[s, p] float64: each client's sum over its rows of gradients scaled down to length `clip`, without weight decay.
-
-    A row's gradient is that of its loss times its weight; the model draws no random numbers, such as dropout's.
-    Replacing one row by nothing changes a client's sum by at most `clip`.
-    """
+    """[s, p] float64: each client's sum over its rows of gradients, without weight decay, cut to length `clip`."""
+    # a row's gradient is that of its loss times its weight, of a model without random numbers such as dropout's:
+    # replacing a row by nothing changes a client's sum by at most `clip`
     batch = task.cast(batch, w)
     if task.stacked is not None:
         return task.stacked.clipped(w, batch, clip)
@@ -87,7 +85,7 @@ def _at_once(task: Task, w: Tensor, x: Tensor, y: Tensor) -> bool:
         try:
             one, many = (_flat(of(task, w, x[:TRIED], y[:TRIED])).nan_to_num() for of in (_looped, _together))
             _settled[task] = bool((row_norms(many - one) <= NEAR * row_norms(one)).all())
-        except Exception:  # an operation without a rule for it; what else is wrong, a pass for each says
+        except Exception:  # an operation without a rule for it; a pass for each reports any other error
             _settled[task] = False
     return _settled.get(task, False)
 

@@ -90,11 +90,9 @@ def train(
     toward: tuple[float | Tensor, Tensor] | None = None,
     teacher: tuple[Tensor, Distillation] | None = None,
 ) -> Tensor | None:
-    """The models [s, p] after all steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
-
-    only: [p] or [s, p], 1 where trained. curvature: [s] float64 zeros, set to the largest change of a gradient by the
-    length of its step.
-    """
+    """The models [s, p] after all steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot."""
+    # only: [p] or [s, p], 1 where trained; curvature: [s] float64 zeros, set to the largest change of a gradient by the
+    # length of its step
     split = data.split
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
@@ -189,7 +187,7 @@ def _steps(
     pulls = None
     if toward is not None:
         to = toward[1].to(w.dtype)
-        to = to if to[0].is_contiguous() else to.contiguous()  # what all clients share stays one
+        to = to if to[0].is_contiguous() else to.contiguous()  # one that all clients share stays one
         strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
         pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(

@@ -30,7 +30,7 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
     with np.errstate(invalid="ignore", divide="ignore"):
         means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
     means |= {m.name: np.sqrt(means[m.name]) for m in task.scores if m.root and m.name in means}
-    # | NaN for a client without samples, or where a metric has no value
+    # NaN for a client without samples, or where a metric has no value
     return marked(means | (_whole(task, kept, counts) if kept else {}), counts, task.scores)
 
 
@@ -101,10 +101,8 @@ def _scored(
 
 
 def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-    """[b] each sample's share of each metric: their mean is the metric. The loss is left out where it is a callable.
-
-    output, target: [b, ...], in the targets' own units; unit: [1, 2] their shift and scale in training.
-    """
+    """[b] each sample's share of each metric: their mean is the metric. The loss is left out where it is a callable."""
+    # in the targets' own units; unit: [1, 2] their shift and scale in training
     found = Seen(output, target, task.threshold)
     values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
     exact = Seen(output.cpu().double(), target.cpu(), task.threshold)
@@ -119,10 +117,8 @@ def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None
 def judged(
     task: Task, outputs: Sequence[Tensor], targets: Sequence[Tensor], units: Sequence[Tensor | None]
 ) -> dict[str, np.ndarray]:
-    """`metrics` of given outputs and targets [b, ...] of every client, in the targets' own units, in double precision.
-
-    units: [1, 2] each, shift and scale in training. All lie on the CPU.
-    """
+    """`metrics` of given outputs and targets [b, ...] of every client, on the CPU, in double precision."""
+    # in the targets' own units; units: [1, 2] each, their shift and scale in training
     pairs = zip(outputs, targets, strict=True)
     exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
     seen = [Seen(o, y, task.threshold) for o, y in exact]

@@ -16,7 +16,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task, model_input, output_of
 from polyfed.compute.trial import Keyed, same
 
-TRIED = 8  # samples on which the parts have to give what the whole gives
+TRIED = 8  # samples on which the parts have to equal the whole
 TAILS = 16  # places for the cut that are tried, from the highest
 BLOCK = 64  # samples a pass on a processor, whatever the number of threads: it decides the last bits
 

@@ -118,10 +118,8 @@ class Layout:
         return torch.cat(parts)
 
     def head(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer as views of `w: [..., p]`: weights [..., C, d] and bias [..., C].
-
-        Raises ModelError where the outputs are not those of a linear layer with a bias, of which both are trained.
-        """
+        """The last layer's trained weights [..., C, d] and bias [..., C] as views of `w: [..., p]`; ModelError if
+        none."""
         named = self.named(w)
         found = {name.rpartition(".")[2]: named[name] for name in self._head if name in named}
         if not self._linear or found.keys() != {"weight", "bias"}:

@@ -17,10 +17,8 @@ FEW = 32  # classes up to which their losses are worked out for many samples at 
 
 
 def tokens(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over samples of their mean cross-entropy over tokens, 0 for a sample without any.
-
-    output: [b, T, C]; target: [b, T] classes 0 to C - 1, also as floats, -100 where a token is not counted.
-    """
+    """Mean over samples of their mean cross-entropy over tokens; 0 for a sample without any."""
+    # output: [b, T, C]; target: [b, T], also as floats, -100 where a token is not counted
     loss = F.cross_entropy(output.transpose(1, 2), target.long(), ignore_index=IGNORED, reduction="none")
     return (loss.sum(1) / (target != IGNORED).sum(1).clamp(min=1)).mean()
 
@@ -38,7 +36,7 @@ class Criterion:
         self.class_weights = None
         if class_weights is not None:
             self.class_weights = torch.tensor(class_weights, dtype=torch.float64).to(device)
-        self.reshape = True  # outputs [b, 1] for a callable, until `check` has found what it wants
+        self.reshape = True  # outputs [b, 1] for a callable, until `check` has found its wish
 
     def mean(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean loss over samples [b, ...], or their sum weighted by `weight: [b]`."""

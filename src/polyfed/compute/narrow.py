@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 HALF = (torch.bfloat16, torch.float16)
-READS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNNBase)  # what is inside them
+READS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNNBase)  # parameters inside them
 
 
 def placed(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
     """Move a module to a device and a precision (None: its own) in place, but for frozen half-precision parameters."""
-    whole: Any = module  # whose _apply is what its `to` is made of
+    whole: Any = module  # `to` is made of its _apply
     dtype = dtype or next((q.dtype for q in module.parameters() if q.requires_grad), None)
     kept = set[int]()
     for part in _alone(module):

@@ -43,10 +43,9 @@ class Optimizer:
         return self.name == "sgd" and self.clip_norm is None
 
     def start(self, w: Tensor, only: Tensor | None = None) -> Advance:
-        """The steps of one local solve: (models [m, p], directions [m, p], step size) -> the next models.
-
-        w: [s, p], whose first m rows take each step. only: [p] or [s, p], 0 where a model stays as it is.
-        """
+        """The steps of one local solve of w: [s, p], as (models [m, p], directions [m, p], step size) -> next
+        models."""
+        # only: [p] or [s, p], 0 where a model stays as it is
         m, v = torch.zeros_like(w), torch.zeros_like(w)
         k = 0
 

@@ -14,7 +14,9 @@ from polyfed.base.errors import ModelError
 from polyfed.base.typed import named_modules
 from polyfed.compute.narrow import saving
 
-Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block's call -> what to compute it again in
+Again = Callable[
+    [], Callable[[], AbstractContextManager[object]]
+]  # at a block's call -> the context to compute it again in
 
 
 def blocks(model: nn.Module) -> list[str]:
@@ -147,7 +149,7 @@ def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: S
     finally:
         for hook in hooks:
             hook.remove()
-    # | of each block what goes in, and of the largest one all the rest
+    # of each block its inputs, and of the largest all the rest
     once = kept[0] | {at: t.untyped_storage().nbytes() for at, t in entering.items()}
     inside = [sum(n for at, n in own.items() if at not in known and at not in once) for own in kept[1:]]
     found = sum(n for at, n in once.items() if at not in known) + max(inside, default=0)

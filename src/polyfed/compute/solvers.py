@@ -239,7 +239,7 @@ def _direction(
     correct: Callable[[Tensor, Tensor], Tensor] | None,
     only: Tensor | None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """(w, g) -> d as in `local_sgd`, 0 on what is not trained."""
+    """(w, g) -> d as in `local_sgd`, 0 where nothing is trained."""
 
     def direction(w: Tensor, g: Tensor) -> Tensor:
         d = g if correct is None else correct(w, g)

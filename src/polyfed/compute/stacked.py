@@ -151,7 +151,7 @@ class Stacked:
         outputs, inside = trace[-1][2], None
         delta = slope(outputs)
         if beyond is not None:
-            # gradients of what is added to the loss, by the last layer's input and by the outputs
+            # gradients of the added term, by the last layer's input and by the outputs
             inside, more = beyond(trace[-1][1], outputs)
             delta = delta + more
         found: list[Signal] = []

@@ -37,7 +37,7 @@ from polyfed.metrics.scores import DEFAULT
 FOUND = ("random", "threshold", "integers")
 Guarded = Callable[[Tensor, Batch], Tensor | None]  # (models [s, p], batch) -> gradients [s, p]; None: the plain ones
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
-ONE = 1 << 26  # bytes of them when evaluating one model, by what a step would keep
+ONE = 1 << 26  # bytes of them when evaluating one model, as a step would keep
 
 
 class Task:
@@ -111,7 +111,7 @@ class Task:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.weight_decay, self.optimizer = weight_decay, optimizer
         self.asked = tuple(metrics or ())
-        self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps what fits
+        self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps those that fit
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
@@ -141,7 +141,7 @@ class Task:
                 f"recompute: found no blocks in {type(model).__name__}, expected a list of at least two modules of one "
                 "class, such as a transformer's layers"
             )
-        self.grouped = False  # by one pass of what is frozen, as `check` finds where the other way fails
+        self.grouped = False  # in one pass of the frozen part, as `check` finds where the other way fails
         self.sample_bytes = 0  # of memory that a sample keeps in a step through the module, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
         self.random = True
@@ -401,7 +401,7 @@ class Task:
             # a number stays one: to read it back from an accelerator would be to wait for it
             each = (1 - torch.as_tensor(rate, dtype=torch.float64)).to(w.dtype)
             if anchor is not None:
-                # by what is not kept as it was rounded: a model at its anchor stays there
+                # by the rounded rest of `keep`: a model at its anchor stays there
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
                 by = ((1 - each.double()) * share).to(w.dtype)
                 terms.append((by if by.dim() else float(by.numpy()), anchor))

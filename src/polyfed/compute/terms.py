@@ -12,7 +12,7 @@ from polyfed.compute.layout import last
 
 IMPOSSIBLE = -1e30  # a logit in place of -inf: its share is 0 exactly beside any other, and nothing is NaN
 
-# (features [m, b, d], outputs [m, b, C], batch, rows) -> [m] what is added to the mean losses of the m clients `rows`;
+# (features [m, b, d], outputs [m, b, C], batch, rows) -> [m] a term of the mean losses of the m clients `rows`;
 # `batch.mean` takes the mean over a client's samples
 Also = Callable[[Tensor, Tensor, Batch, slice], Tensor]
 

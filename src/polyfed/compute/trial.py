@@ -111,11 +111,9 @@ def reason(e: BaseException) -> str:
 
 
 def still(model: nn.Module) -> list[str]:
-    """Names of the frozen modules, which are in evaluation mode while the rest trains.
-
-    Frozen are modules whose parameters are all frozen, with everything inside them, and modules of buffers alone, such
-    as a BatchNorm without scale, that were given in evaluation mode.
-    """
+    """Names of the frozen modules, which are in evaluation mode while the rest trains."""
+    # modules whose parameters are all frozen, with everything inside, such as a backbone's dropout, and modules of
+    # buffers alone, such as a BatchNorm without scale, that were given in evaluation mode
     return [
         name
         for name, m in named_modules(model)
@@ -159,7 +157,7 @@ def train_twice(
     evaluate: Callable[[], Tensor],
     who: str,
 ) -> bool:
-    """True where the model draws random numbers. Raises ModelError for what no key can make repeatable."""
+    """True where the model draws random numbers. Raises ModelError for a model that no key makes repeatable."""
     # step: one training pass -> (output, loss); evaluate: outputs in evaluation mode
     device = parameters[0].device
     outside = _outside()

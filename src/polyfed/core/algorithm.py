@@ -29,7 +29,7 @@ from polyfed.core.uplinks import Uplinks
 if TYPE_CHECKING:
     from polyfed.compute.task import Task
 
-SMALL = 1 << 20  # numbers, of a server's state that is made to see what it is like
+SMALL = 1 << 20  # numbers of a server's state that is made for its shapes
 
 
 def _is_method(thing: Any) -> bool:
@@ -41,7 +41,7 @@ REGISTRY: Registry[type["Contender"]] = Registry("algorithm.name", group=METHODS
 
 
 class Contender(Configured):
-    """Base of methods and yardsticks: what a run is made with, and a comparison has a row for.
+    """Base of methods and yardsticks, the rows of a comparison, each of which a run can be made with.
 
     A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
     writes a hyphen ("lg-fedavg"). The dataclass fields are its settings; it keeps no other state.
@@ -50,9 +50,9 @@ class Contender(Configured):
     table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
     needs: Needs = Needs()  # no field, as this class is no dataclass
-    linear: str = ""  # what it states of models that holds where updates are linear in the vector
-    chart: bool = False  # whether it refuses adapters that are not linear, for the sake of that
-    adapter: str = ""  # of a method for LoRA adapters, what their `train` has to be
+    linear: str = ""  # its claims about models that hold where updates are linear in the vector
+    chart: bool = False  # True: it refuses adapters that are not linear, for their sake
+    adapter: str = ""  # the `train` that a method for LoRA adapters needs
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
@@ -157,7 +157,7 @@ class Algorithm(Contender, abstract=True):
         task : Task
             The model and loss, with their gradients.
         client, down : dict of Tensor
-            [s, ...] the clients' private tensors, and what they received; a shared message is a view with s equal rows.
+            [s, ...] the clients' private tensors, and their downlink; a shared message is a view with s equal rows.
         data : Batches
             Their batches of this exchange.
         round : Round
@@ -171,7 +171,7 @@ class Algorithm(Contender, abstract=True):
         raise contract.unwritten(self, "local_update")
 
     def aggregate(self, server: State, up: Uplinks, round: Round) -> State:
-        """The server's next state, from what the clients sent.
+        """The server's next state, from the clients' uplinks.
 
         Parameters
         ----------
@@ -190,16 +190,16 @@ class Algorithm(Contender, abstract=True):
         raise contract.unwritten(self, "aggregate")
 
     def accepts(self, task: "Task", up: State) -> str:
-        """Say what is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
+        """Say why `aggregate` could not work with the numbers of one client's uplink.
 
-        Asked of what real sites send, before the reply counts. Names, shapes, types and finiteness have been checked.
+        Asked of replies of real sites, before they count. Names, shapes, types and finiteness have been checked.
 
         Parameters
         ----------
         task : Task
             The model and loss.
         up : dict of Tensor
-            What the client sent in one exchange, without the clients' axis.
+            One client's uplink of one exchange, without the clients' axis.
 
         Returns
         -------
@@ -233,7 +233,7 @@ class Algorithm(Contender, abstract=True):
         task : Task
             The model and loss.
         client, down : dict of Tensor
-            [s, ...] the clients' private tensors, and what they received as `deployment`.
+            [s, ...] the clients' private tensors, and their `deployment`.
 
         Returns
         -------
@@ -250,7 +250,7 @@ class Algorithm(Contender, abstract=True):
         task : Task
             The model and loss.
         client, down : dict of Tensor
-            [s, ...] the clients' private tensors, and what they received as `deployment`.
+            [s, ...] the clients' private tensors, and their `deployment`.
 
         Returns
         -------
@@ -332,7 +332,7 @@ def decayed(algorithm: Algorithm, factor: float) -> Algorithm:
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:
-    """A method by its registered name, with hyper-parameters. Raises ConfigError naming what is wrong."""
+    """A method by its registered name, with hyper-parameters. Raises ConfigError that names a wrong one."""
     return REGISTRY.make(name, settings)
 
 

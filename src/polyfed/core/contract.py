@@ -46,13 +46,13 @@ def takes(cls: type, base: type) -> None:
 
 
 def client_state(method: "Algorithm", value: Any) -> State:
-    """Check what `init_client` returned."""
+    """Check the result of `init_client`."""
     _require(method, "init_client", _is_state(value), value, "a dict of tensors")
     return value
 
 
 def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
-    """Check what `init_server` returned, by its axes, and draw what it leaves to draw. keys: [n] of the clients"""
+    """Check the result of `init_server`, by its axes, and draw what it leaves to draw. keys: [n] of the clients"""
     server = value if isinstance(value, Server) else Server(value)
     if server.drawn:
         drawn = {name: draw(keys) for name, draw in server.drawn.items()}
@@ -62,7 +62,7 @@ def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
 
 
 def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
-    """Check what `downlink` or `deployment` returned for s clients."""
+    """Check the result of `downlink` or `deployment` for s clients."""
     name = "downlink" if getattr(type(method), name).__module__ == "polyfed.core.algorithm" else name
     fits = isinstance(value, Down) and _is_state(value.shared) and _is_state(value.each, s)
     _require(method, name, fits, value, f"Down(shared={{name: tensor}}), or each={{name: tensor of {s} rows}}")
@@ -70,7 +70,7 @@ def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
 
 
 def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[State, State]:
-    """Check what `local_update` returned for s clients whose private tensors are `known`."""
+    """Check the result of `local_update` for s clients whose private tensors are `known`."""
     pair = list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else []
     fits = len(pair) == 2 and all(_is_state(part, s) for part in pair)
     _require(method, "local_update", fits, value, f"(private tensors, uplink), two dicts of tensors of {s} rows")
@@ -81,7 +81,7 @@ def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[S
 
 
 def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
-    """Check what `aggregate` returned in place of a state with these names."""
+    """Check the result of `aggregate`, the successor of a state with these names."""
     _require(method, "aggregate", _is_state(value), value, "a dict of tensors")
     left = sorted(names - value.keys() - {KNOWN})
     _require(method, "aggregate", not left, value, f"the whole next state, with {', '.join(left)}")
@@ -105,7 +105,7 @@ def _is_state(value: Any, s: int | None = None) -> bool:
 def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: str) -> None:
     if not fits:
         cls, function = type(method), getattr(type(method), name)
-        theirs = function.__module__.startswith("polyfed.")  # inherited from ours: the class is what the author wrote
+        theirs = function.__module__.startswith("polyfed.")  # inherited from ours: the class is the author's
         where = place(cls if theirs else function)
         raise MethodError(f"{where}: {name} of {cls.__name__} returned {_kind(value)}, expected {expected}")
 

@@ -58,7 +58,7 @@ class Deployed:
             raise Diverged(f"round {self.t}: {who} diverged (NaN or infinity); try a smaller lr")
 
     def scored(self, split: str) -> dict[str, np.ndarray]:
-        """The metrics [n] of what every client would deploy now; nothing is billed."""
+        """The metrics [n] of the models that every client would deploy now; nothing is billed."""
         try:
             return self.engine.evaluate(self.algorithm, self.deployment(), split)
         except Exploded as e:

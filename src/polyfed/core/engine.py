@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def restore(self, state: State) -> None:
-        """Continue from what `save` returned."""
+        """Continue from the result of `save`."""
         ...
 
     def close(self) -> "Engine":

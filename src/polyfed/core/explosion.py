@@ -53,7 +53,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # not what comes out: the inverse of a singular matrix is NaN before it is an error
+        # inputs and no outputs: the inverse of a singular matrix is NaN before it is an error
         self.found = self.found or any(_beyond(t) for t in tree_leaves((args, kwargs)))
         made = func(*args, **(kwargs or {}))
         return made.zero_() if func in UNFILLED else made

@@ -75,7 +75,7 @@ class Newcomer:
         return down._replace(each={k: t[self.n :] for k, t in down.each.items()})
 
     def aggregate(self, up: State, round: Round) -> None:
-        """Take the newcomer's uplink, and keep only the newcomer's rows of what the server makes of it."""
+        """Take the newcomer's uplink, and keep only the newcomer's rows of the server's next state."""
         # copies, as an aggregate may write in place; those grown by a row are new already
         mine = {k: t if k in self.each else t.clone() for k, t in self.server.items()}
         after = self.algorithm.aggregate(mine, Uplinks(up, round), round)

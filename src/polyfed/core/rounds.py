@@ -48,7 +48,7 @@ class Book:
         self.ids = ids
         self.down, self.up, self.seconds, self.staleness, self.steps = np.zeros((5, len(ids)))
         self.exchanges = np.zeros((2, len(ids)))  # messages that were not empty, down and up
-        self.earlier: tuple[np.ndarray, State] | None = None  # whom it asked last, and what they have received in it
+        self.earlier: tuple[np.ndarray, State] | None = None  # the clients it asked last, and their messages in it
 
     def sent(self, ids: np.ndarray, size: int) -> None:
         at = np.searchsorted(self.ids, ids)
@@ -155,7 +155,7 @@ class Loop(Deployed):
         return tensors, {"t": self.t, "clock": self.clock, "flights": flights}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}
@@ -171,7 +171,7 @@ class Loop(Deployed):
 
 
 class Attempt:
-    """One round of a loop, until it counts: whom it asks, what it moves, and how to undo it.
+    """One round of a loop until it counts: the clients it asks, the messages it moves, and the way to undo it.
 
     A round of one exchange can be undone until the server has used its replies, which it may do in place
     (`Loop.whole`). A round of several counts whole or not at all: the server's state before it is kept, and it begins

@@ -94,7 +94,7 @@ class Schedule(Configured):
         Returns
         -------
         Turn
-            Who is sent a message, whose replies are taken, and the virtual seconds that pass.
+            The clients that are sent a message, those whose replies are taken, and the virtual seconds that pass.
         """
         ids = self.cohort(seed, t, keys)
         return Turn(ids, ids)

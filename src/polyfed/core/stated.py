@@ -11,7 +11,7 @@ IN_ROUND = "needs replies in the round they were asked for"
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs of the machinery.
+    """A method's needs of the machinery.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class Needs:
     beyond : int
         `synchronous` holds for more clients than this.
     plain_sgd : str
-        Why the local steps must be those of plain SGD, not clipped; empty: any local optimiser will do.
+        The reason why local steps must be those of plain SGD, not clipped; empty: any local optimiser will do.
     discloses : dict of str
-        Uplinks that are made of samples and not of training: what they are, by name.
+        Uplinks that are made of samples and not of training, with their descriptions, by name.
     apart : bool
         It sets part of every client's training samples apart, drawn at random.
     """
@@ -101,7 +101,7 @@ class Portrait(NamedTuple):
     factors : dict of tuple of Tensor, or None
         The common model's low-rank layers as ([d1, r], [r, d2]), by name; None if the method makes none.
     findings : dict
-        What else is worth a line: mixing matrix, ranks, step sizes. JSON-able values, or tensors.
+        Other results worth a line: mixing matrix, ranks, step sizes. JSON-able values, or tensors.
     """
 
     common: Tensor | None = None

@@ -26,7 +26,7 @@ class Rule(Protocol):
 
 
 class Door(Protocol):
-    """What guards a run's messages: local training and every uplink pass through it, and the server has sums alone."""
+    """The guard of a run's messages: local training and every uplink pass through it, and the server gets sums only."""
 
     def enter(self, task: Task, received: State, round: Round) -> Task:
         """The task with which the clients `round.ids`, who have received this [s, ...], train."""
@@ -49,8 +49,8 @@ class Uplinks(Mapping[str, Tensor]):
     """The uplinks of the clients `round.ids`, by name.
 
     A method asks for means and sums where those are enough, and for rows where it needs every client's own. So robust
-    rules act in one place, what a method needs is observed and not declared, and what is only summed is never all in
-    memory.
+    rules act in one place, a method's needs are observed and not declared, and rows that are only summed are never all
+    in memory.
 
     Parameters
     ----------
@@ -63,13 +63,13 @@ class Uplinks(Mapping[str, Tensor]):
     rule : callable or None
         Replaces every mean.
     sent : dict of Tensor or None
-        [...] what all of these clients received, by name; a rule sees uploads of the same name and shape relative to
-        it.
+        [...] the downlink that all of these clients received; a rule sees uploads of the same name and shape relative
+        to it.
 
     Attributes
     ----------
     used : dict of set of str
-        What was asked for so far: name -> "mean", "sum", "mean within groups", "rows".
+        Requests so far: name -> "mean", "sum", "mean within groups", "rows".
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Uplinks(Mapping[str, Tensor]):
     def mean(
         self, name: str, weights: Tensor | None = None, within: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """The mean over clients of what they sent, or what a robust rule takes in its place.
+        """The mean over clients, or what a robust rule takes in its place.
 
         Parameters
         ----------
@@ -148,9 +148,7 @@ class Uplinks(Mapping[str, Tensor]):
         return robust if base is None else base + robust
 
     def sum(self, name: str, weights: Tensor | None = None) -> Tensor:
-        """The sum over clients of what they sent.
-
-        Under a robust rule it is what the rule takes in place of the mean, times the number of clients or their weight.
+        """The sum over clients; under a robust rule, its mean times the number of clients or their weight.
 
         Parameters
         ----------

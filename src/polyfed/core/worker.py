@@ -31,14 +31,14 @@ from polyfed.core.uplinks import Door, Part, Tally, diverged, rows_of
 
 log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
-PARTS = 8  # that what a cohort does is cut into at most, however many threads there are
+PARTS = 8  # most parts of a cohort's work, however many threads there are
 WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 SMALL = 1 << 20  # products of a full-batch step (samples, padded, times parameters) that cost less than another call
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients are run on this machine, part of what a run must repeat to come out again bit for bit."""
+    """The way clients are run on this machine, part of what a run must repeat to come out again bit for bit."""
 
     chunk: int  # clients per call at most
     workers: int  # threads
@@ -52,7 +52,7 @@ class Reply(NamedTuple):
     seconds: np.ndarray  # [m]
     steps: np.ndarray  # [m] local ones
     bad: int | None = None  # position of the first client that is not finite; the others' replies are then of no use
-    why: str = ""  # what may have led to that, beside a step size that is too large
+    why: str = ""  # a possible cause, beside a step size that is too large
 
 
 class Stopwatch:

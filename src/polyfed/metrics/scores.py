@@ -225,15 +225,13 @@ def _rmse_terms(seen: Seen) -> np.ndarray:
 
 
 def _concordance_terms(seen: Seen) -> np.ndarray:
+    # the output is a risk: the higher, the sooner; equal risks count half
     time, event = seen.target.double().T.numpy()
     return terms.concordance(seen.output.double().reshape(-1).numpy(), time, event)
 
 
 def _concordance(seen: Seen) -> float:
-    """Harrell's c: of pairs in which one is known to have the event first, the share with the higher risk for it.
-
-    Targets are (time, event); the output is a risk: the higher, the sooner. Equal risks count half.
-    """
+    """Harrell's c: of pairs in which one is known to have the event first, the share with the higher risk for it."""
     risk, (time, event) = seen.output.double().reshape(-1).numpy(), seen.target.double().T.numpy()
     pairs = right = 0.0
     for i in np.flatnonzero(event > 0):
@@ -334,10 +332,8 @@ Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 
 def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
-    """Metrics out of names ("auc,brier", or a list), metrics, functions (output, target) -> number, and scorers.
-
-    Scorers are scikit-learn's, also by name. Raises ConfigError, in one line.
-    """
+    """Metrics out of names ("auc,brier", or a list), metrics, functions (output, target) -> number, and scorers,
+    those of scikit-learn, also by name. Raises ConfigError, in one line."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -355,7 +351,7 @@ def _one(item: Any) -> Metric:
         return named(item.strip())
     if isinstance(item, Metric):
         metric = item
-    elif hasattr(item, "_score_func"):  # what scikit-learn's make_scorer gives
+    elif hasattr(item, "_score_func"):  # of scikit-learn's make_scorer
         metric = _scorer(item)
     elif callable(item):
         metric = Metric(getattr(item, "__name__", type(item).__name__), compute=partial(_called, item))

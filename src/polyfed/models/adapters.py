@@ -25,7 +25,7 @@ class Beside(nn.Module):
     """A frozen linear layer with something trained beside it."""
 
     base: nn.Linear
-    linear: bool = True  # whether the weight is linear in what is trained, where A is frozen
+    linear: bool = True  # True: the weight is linear in the trained parameters, where A is frozen
 
     @property
     def weight(self) -> Tensor:
@@ -314,7 +314,7 @@ def _add_lora(model: nn.Module, asked: Adapter, head: str, seed: int) -> None:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The precision of what is trained beside such weights: single beside half."""
+    """The precision to train in beside such weights: single beside half."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -14,8 +14,8 @@ FAR = 1e30  # the squared distance to a place that holds no sample
 class Memory(nn.Module):
     """p(y | x) = lam sum_j a_j 1{y_j = y} / sum_j a_j + (1 - lam) softmax(net(x))_y; it returns the logarithm.
 
-    j runs over the k stored samples whose features f_j, the inputs of net's last layer, are nearest to x's, a_j =
-    exp(-||f - f_j||^2 / (d sigma)). At most `rows` are stored; lam is 0 and nothing is stored until kNN-Per does it.
+    j runs over the k stored samples, `rows` at most, whose features f_j, the inputs of net's last layer, are nearest to
+    x's, a_j = exp(-||f - f_j||^2 / (d sigma)). Until kNN-Per stores samples there are none, and lam is 0.
     """
 
     def __init__(self, net: nn.Sequential, rows: int, k: int = 10, sigma: float = 1.0):

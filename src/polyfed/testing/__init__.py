@@ -87,7 +87,7 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
     NotConformant
         Rows fail, named after all were run.
     MethodError
-        A function of the method fails, or gives back what it must not; names its file and line.
+        A function of the method fails, or returns something wrong; names its file and line.
     ConfigError
         `method` is not an instance of such a class, or `rows` is in no row's name.
     """

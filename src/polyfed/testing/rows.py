@@ -53,7 +53,7 @@ F64: dict[str, Any] = {"dtype": torch.float64}
 OLD, NEW = [0, 1, 2, 3], [4, 5]  # clients of a run, and those that join it later
 
 
-# what a method says about itself
+# a method's statements about itself
 
 
 def every_setting_has_a_meaning(method: Algorithm) -> None:
@@ -74,7 +74,7 @@ def the_server_state_says_its_axes(method: Algorithm) -> None:
             )
 
 
-# what decides the numbers, and what does not
+# influences on the numbers
 
 
 def same_seed_same_bits(method: Algorithm) -> None:
@@ -128,7 +128,7 @@ def a_sample_of_weight_two_counts_twice(method: Algorithm) -> str | None:
     return None
 
 
-# what crosses the network
+# messages on the network
 
 
 def no_message_lies_in_the_memory_of_a_private_row(method: Algorithm) -> None:

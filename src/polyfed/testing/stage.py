@@ -109,7 +109,7 @@ def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | Non
 
 
 def once(make: Callable[..., Made], method: Algorithm, *given: Any, **settings: Any) -> Made:
-    """What `make` gives of a method: one for all rows that only look at it, until another method's turn comes."""
+    """The result of `make` for a method, one for all rows that only look at it, until another method's turn comes."""
     whose = type(method), repr(method), os.environ.get("POLYFED_NATIVE")
     what = make.__name__, repr(given), repr(settings)
     if _ONCE.get("whose") != whose:

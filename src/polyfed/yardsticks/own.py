@@ -82,7 +82,7 @@ class Commonest(Own):
 
     Notes
     -----
-    It says of a patient of the site what can be said unseen. Its ranking is chance: AUC 1/2.
+    The best guess for a patient of the site unseen. Its ranking is chance: AUC 1/2.
     """
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:

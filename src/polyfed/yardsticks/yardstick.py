@@ -10,7 +10,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Contender
 
-Outputs = Callable[[Tensor], Tensor]  # inputs [b, ...] -> what a model puts out, in the targets' own units
+Outputs = Callable[[Tensor], Tensor]  # inputs [b, ...] -> a model's outputs, in the targets' own units
 
 
 class Yardstick(Contender, abstract=True):

@@ -47,11 +47,9 @@ class Clustered(Algorithm, abstract=True):
 
 
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
-    """[k, p] starting models: w0 first, the others drawn with keys of (seed, their index).
-
-    scale: a number draws w0 + scale * N(0, I); None draws as the model's modules do, in float32 whatever the precision
-    of the run, so that both have the same starts. Raises ConfigError where a module cannot.
-    """
+    """[k, p] starting models: w0 first, the others drawn with keys of (seed, index). Raises ConfigError for none."""
+    # scale: a number draws w0 + scale * N(0, I); None draws as the model's modules do, in float32 whatever the
+    # precision of the run, so that both have the same starts
     rows = w0.new_empty(k, len(w0))  # on the meta device, torch.stack imports torch's compiler: seconds
     rows[0] = w0
     for j in range(1, k):
@@ -121,7 +119,7 @@ class Alternating(Clustered, abstract=True):
     """The common part of IFCA and HypCluster: k starts, the choice by training loss, training of the chosen model.
 
     With `one_hot` client i sends d_i = e_{j_i} (w_i - theta_{j_i})' and e_{j_i}, which is zero but for the place of its
-    choice: sums give every cluster's mean, and the server does not learn who chose what.
+    choice: sums give every cluster's mean, and the server does not learn the choices.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")

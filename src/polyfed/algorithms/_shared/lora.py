@@ -163,7 +163,7 @@ class Merging(Algorithm, abstract=True):
 
     adapter = "residual"
     weighted: bool
-    made = "R"  # what of a layer clients make themselves, of factors or anew, and is no part of the message "w"
+    made = "R"  # parts of a layer that clients make themselves, and the message "w" leaves out
 
     def init_server(self, task, w0, n):
         layers = places(task.layout, self)

@@ -30,7 +30,7 @@ class Mixed(Partial, abstract=True):
         "renewed weights and the models as they move.",
     )
 
-    by_class: ClassVar[bool] = False  # whether the mixture has weights for every class
+    by_class: ClassVar[bool] = False  # True: the mixture has weights for every class
 
     def shared(self, layout):
         if not any(e.name == MIXING and (len(e.shape) == 2) == self.by_class for e in layout.entries):

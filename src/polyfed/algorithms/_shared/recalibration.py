@@ -73,7 +73,7 @@ def _newton(
         curvature[curvature <= 1e-15 * (k + 1) * curvature[:, -1:]] = np.inf
         step = (V @ ((V.swapaxes(1, 2) @ g[:, :, None]) / curvature[:, :, None]))[:, :, 0]
         step[there] = 0
-        near = (g * step).sum(1)  # twice what is left to gain
+        near = (g * step).sum(1)  # twice the gain that is left
         new, q = value(theta - step)
         while (far := (near > 1e-9) & (new > f) & (np.abs(step).max(1) > 1e-9)).any():
             step[far] /= 2  # farther away, a whole step may go too far
