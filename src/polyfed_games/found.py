@@ -41,30 +41,23 @@ def walks_of(n: int, samples: int | None, seed: int) -> list[Walk]:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The scores in all runs of a folder.
-
-    own: label of the coalitions' method     against: {label: {seed: what the method found}}
-    place: {coalition: its row below}     test: [S, K, n] merits, NaN where there is none
-    raw, validation: [S, K, n] the scores as they are
-    added: {(seed's row, client): [K, m] what each test sample adds}     ids: {the same: [m] the samples}
-    samples: {client: (share tested, how many)}     notes: caveats of the data
-    """
+    """The scores in all runs of a folder: S seeds, K coalitions, n clients."""
 
     folder: Path
     names: tuple[str, ...]
     seeds: tuple[int, ...]
-    label: str
+    label: str  # of the coalitions' method
     count: int | None
     metric: Metric
     split: str
-    place: dict[int, int]
-    test: np.ndarray
-    raw: np.ndarray
-    validation: np.ndarray
-    added: dict[tuple[int, int], np.ndarray]
-    ids: dict[tuple[int, int], np.ndarray]
-    samples: list[tuple[float, int]]
-    against: dict[str, dict[int, dict[str, Any]]]
+    place: dict[int, int]  # coalition -> its row below
+    test: np.ndarray  # [S, K, n] merits, NaN where there is none
+    raw: np.ndarray  # [S, K, n] scores
+    validation: np.ndarray  # [S, K, n] scores
+    added: dict[tuple[int, int], np.ndarray]  # (seed's row, client) -> [K, m] each test sample's part
+    ids: dict[tuple[int, int], np.ndarray]  # the same -> [m] the samples
+    samples: list[tuple[float, int]]  # (share tested, number) of each client
+    against: dict[str, dict[int, dict[str, Any]]]  # label -> seed -> the method's findings
     seconds: float
     trainings: int
     notes: tuple[str, ...]
@@ -122,7 +115,7 @@ class Found:
         return found
 
     def evidence(self, client: int, weights: np.ndarray) -> Evidence:
-        """Evidence on a combination of one client's scores. weights: [K], or [S, K] where they differ by seed"""
+        """Evidence on a combination of one client's scores; weights are [K], or [S, K] where they differ by seed."""
         w = np.broadcast_to(weights, (len(self.seeds), len(self.place)))
         means, parts = [], []
         for s in range(len(self.seeds)):
@@ -147,12 +140,12 @@ class Found:
 
     @cached_property
     def gains(self) -> dict[int, np.ndarray]:
-        """Coalition -> [n] gains over the own models, mean over seeds. A coalition whose run diverged is the worst; a
-        client without any score is indifferent."""
+        """{coalition: [n] gains over the own models, mean over seeds}."""
         own = np.stack([self.test[:, self.place[1 << i], i] for i in range(self.n)], 1)
         lost = np.isnan(own).all(0)
         found = {}
         for c, k in self.place.items():
+            # a coalition whose run diverged is the worst; a client without any score is indifferent
             change = np.where(np.isnan(self.test[:, k]) & ~np.isnan(own), -math.inf, self.test[:, k] - own)
             mean = np.array([mean_of(column) for column in change.T])
             found[c] = np.where(lost, 0.0, np.where(np.isnan(mean), -math.inf, mean))
@@ -213,15 +206,12 @@ def _scores(
 
 
 def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:
-    """The partition that holds best, and how it holds.
-
-    Where not every coalition is known: the groups that the Shapley values suggest, from which clients move, one at a
-    time, to where they would rather be and nobody would lose by it, until nobody would move or everybody has once on
-    average; `train` makes the coalitions that this asks for.
-    """
+    """(the partition that holds best, its stability); `train` makes coalitions that are still needed."""
     n = found.n
     if not found.orders:
         return game.most_stable(found.gains, n)
+    # Not every coalition is known: from the groups that the Shapley values suggest clients move, one at a time, to
+    # where they would rather be and nobody would lose by it, until nobody would or everybody has once on average.
     partition = game.grouped(np.nan_to_num(found.shapley))
     held = Stability(False, False, None, {})
     for _ in range(n + 1):

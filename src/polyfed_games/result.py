@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(frozen=True, eq=False)
 class Coalitions:
-    """Result of `coalitions`: who gains from whom.
+    """Result of `coalitions`: each client's gain from the others.
 
     Parameters
     ----------
@@ -44,31 +44,31 @@ class Coalitions:
     metric : Metric
         The leading metric.
     method : str
-        Label of the method that coalitions train with.
+        Label of the coalitions' method.
     sampled : int or None
-        How often every client joins every other in the coalitions drawn, on average; None: every coalition was trained.
+        Joinings of each pair in the coalitions drawn, on average; None: every coalition was trained.
     trainings : int
         Runs in the folder.
     seconds : float
-        Seconds of training in all of them.
+        Seconds of training in all runs.
     values : DataFrame
         One row per seed, coalition and member: seed, coalition, size, client, validation, test, gain (over the own
         model, positive when better), run (its folder).
     help : DataFrame
         One row per pair: client (receives), from, shapley, low, high, clear (jointly over all pairs), error and drawn
-        (standard error of the sampling and the samples it rests on, of sampled coalitions), leave_one_out and its
-        limits: how much worse the client is off when only the other is left out.
+        (standard error of the sampling and its samples), leave_one_out (the loss when only the other is left out) and
+        its limits.
     clients : DataFrame
-        One row per client: its own score and that with all; the coalition chosen by validation most often, in how many
-        seeds, the score after choosing in every seed; gains with limits; and the best coalition in hindsight.
+        One row per client: its own score and that with all; the coalition most often chosen by validation, the number
+        of those seeds, the score after choosing in every seed; gains with limits; the best coalition in hindsight.
     partitions : DataFrame
-        One row per partition: which, its coalitions, whether it is stable, in what share of the seeds, who would move.
+        One row per partition: its name and coalitions, stability, the share of seeds with it, who would move.
     agreement : DataFrame
-        One row per method that was held against the coalitions.
+        One row per method compared with the coalitions.
     folder : Path or None
-        Where all this is.
+        Folder of the runs and results.
     split : str
-        What the scores are measured on.
+        The split measured.
     notes : tuple of str
         Caveats of the data.
     """
@@ -136,18 +136,7 @@ class Coalitions:
         return figure(self)
 
     def save(self) -> Path:
-        """Write the tables, the picture and the page into the folder.
-
-        Returns
-        -------
-        Path
-            The page, report.html.
-
-        Raises
-        ------
-        RunError
-            There is no folder, or it cannot be written.
-        """
+        """Write the tables, the picture and the page into the folder; returns the page, report.html."""
         from polyfed_games.show import page
 
         if self.folder is None:
@@ -197,8 +186,7 @@ def _limits(prefix: str, found: Interval) -> dict[str, Any]:
 
 
 def _widened(e: Evidence, error: float, drawn: int) -> Interval:
-    """The interval with the chance of `drawn` sampled joinings added, freedom by Satterthwaite. None where they are too
-    few, or all equal, so that they do not show how far off their mean is."""
+    """The interval with the chance of `drawn` sampled joinings, if they show it, and freedom by Satterthwaite."""
     gain, splits = e.spread.gain, len(e.spread.means)
     var, freedom = intervals.variance(e.spread, e.share)
     if drawn < FEWEST or not error > 0 or not math.isfinite(var):
@@ -303,8 +291,7 @@ def _clustered(labels: Sequence[int]) -> list[int]:
 
 
 def _agreement(f: Found) -> pd.DataFrame:
-    """Adjusted Rand index of a method's clusters with the partition that holds best; rank correlation of its mixing
-    weights with the Shapley values, over pairs."""
+    """Methods' clusters against the best partition (adjusted Rand index), and mixing against Shapley values (ranks)."""
     from sklearn.metrics import adjusted_rand_score
 
     best, rows = game.labels(f.settled[0], f.n), []

@@ -1,11 +1,6 @@
-"""coalitions: the clients' federation trained again for its coalitions, and what every one gains from the others.
+"""coalitions: the clients' federation trained again for its coalitions, 2^n - 1 runs a seed, and each client's gains.
 
-A coalition's run is that of a federation that never had anybody else: draws are keyed by the clients' names, so that a
-client has the same samples, splits and batches in every coalition, and what follows from all clients is worked out from
-the members (of a folder of files only the columns and classes are those of all). With n clients and every coalition
-that is 2^n - 1 runs a seed; a coalition of one trains alone.
-
-A folder holds coalitions.toml, runs/<coalition>-seed<k>/ and the results; it can be interrupted and resumed.
+Draws are keyed by names: a client has the same samples and batches in every coalition, and all else is its members'.
 """
 
 import contextlib
@@ -59,38 +54,36 @@ def coalitions(
     watch: Watch | None = None,
     **settings: Any,
 ) -> Coalitions:
-    """Train the coalitions of a federation's clients and say who gains from whom.
+    """Train the coalitions of a federation's clients, for each client's gain from the others.
 
-    Up to 8 clients every coalition is trained; beyond, coalitions are sampled. Runs that take one thread each are
-    trained side by side. After Ctrl-C the round in hand is finished and saved, and KeyboardInterrupt is raised.
+    Up to 8 clients every coalition is trained; beyond, coalitions are sampled. Ctrl-C finishes and saves the round in
+    hand and raises KeyboardInterrupt.
 
     Parameters
     ----------
     model : nn.Module or callable
         As for `compare`.
     federation : Federation or callable
-        As for `compare`, with test samples. Where it has no validation split, a fifth of every client's training
-        samples become one; where inputs were scaled or filled in by training samples, a note says that these had a
-        part in it, and ``partition(validation_fraction=0.2)`` holds them out before.
+        As for `compare`, with test samples. Without a validation split, a fifth of each client's training samples
+        becomes one; ``partition(validation_fraction=0.2)`` holds it out before inputs are scaled or filled in.
     algorithm : Algorithm, Yardstick or None
-        What a coalition trains with; None: FedAvg. Own models are trained alone with the same step size.
+        Method of the coalitions; None: FedAvg. Own models are trained alone with the same step size.
     training : Training or None
         As for `fit`; its seed is not used.
     seeds : int or sequence of int
-        How many (0, 1, ...), or which.
+        Their number (0, 1, ...), or the seeds.
     samples : int or None
-        How often every client joins every other in the coalitions sampled, on average; None: every coalition up to 8
-        clients, else 10.
+        Joinings of each pair in the coalitions sampled, on average; None: every coalition up to 8 clients, else 10.
     against : dict or None
-        Methods whose clusters (FPFC, IFCA) or mixing weights (FedACS) are held against the coalitions.
+        Methods whose clusters (FPFC, IFCA) or mixing weights (FedACS) are compared with the coalitions.
     out : str, Path or None
-        Folder of the results; without it nothing is kept but what is returned.
+        Folder of coalitions.toml, runs/<coalition>-seed<k>/ and the results; without it nothing is kept.
     resume : bool
-        Go on in `out`: what is finished there is read back.
+        Go on in `out`: finished runs are read back.
     watch : Watch or None
-        Called as the runs proceed.
+        Callbacks for the progress of the runs.
     **settings
-        Passed to `fit`, such as rounds=100, batch_size=None.
+        Settings for `fit`, such as rounds=100, batch_size=None.
 
     Returns
     -------
@@ -124,14 +117,11 @@ def coalitions(
 
 @dataclass(frozen=True)
 class Game:
-    """Everything that the runs of a folder have in common.
-
-    federation: that of the first seed     methods, labels: the coalitions' own first, then those it is held against
-    """
+    """Facts that the runs of a folder have in common."""
 
     make: Maker
-    federation: Federation
-    methods: Sequence[Contender]
+    federation: Federation  # of the first seed
+    methods: Sequence[Contender]  # the coalitions' own first, then those compared with them
     labels: Sequence[str]
     training: Training
     seeds: Sequence[int]

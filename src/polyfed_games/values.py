@@ -1,15 +1,6 @@
-"""The numbers of a federation seen as a game. Pure functions; a coalition is an integer whose bit i says that player i
-is in it.
+"""The numbers of a federation seen as a game; a coalition is an integer whose bit i is set if player i is in it.
 
-Every receiving player i has a game of its own among the others: u_i(T) = the score of i's model when T and i federate,
-minus that of its own model. The Shapley value of j for i is the mean, over all orders in which the others may join, of
-what j's joining changes:
-
-    phi_ij = sum_T |T|! (n - 2 - |T|)! / (n - 1)! (u_i(T + j) - u_i(T)),   T without i and j,   sum_j phi_ij = u_i(all)
-
-Shapley (Annals of Mathematics Studies 28, 1953). Everything is linear in the scores, so that intervals follow from what
-every test sample adds. Stability as in Donahue and Kleinberg, "Model-sharing games" (AAAI 2021), after Bogomolnaia and
-Jackson (Games and Economic Behavior 38, 2002).
+Receiver i plays u_i(T): the score of its model when T and i federate, minus that of its own model.
 """
 
 import math
@@ -42,7 +33,11 @@ def everyone(n: int) -> int:
 
 
 def shapley(n: int, receiver: int, giver: int) -> Weights:
-    """The Shapley value of `giver` for `receiver` as weights of the receiver's scores in all coalitions."""
+    """The Shapley value of `giver` j for `receiver` i as weights of the receiver's scores in all coalitions.
+
+    phi_ij = sum_T |T|! (n - 2 - |T|)! / (n - 1)! (u_i(T + j) - u_i(T)), T without i and j; sum_j phi_ij = u_i(all). It
+    is linear in the scores, so that intervals follow from each test sample's part.
+    """
     others, found = [k for k in range(n) if k not in (receiver, giver)], Weights()
     for pattern in range(1 << len(others)):
         t = pattern.bit_count()
@@ -56,13 +51,11 @@ def shapley(n: int, receiver: int, giver: int) -> Weights:
 
 
 def walks(n: int, count: int, seed: int) -> list[Walk]:
-    """Random orders in which players join, cut so that every pair sees coalitions of all sizes equally often.
-
-    The player who joins as number p + 1 is seen by the p who are there. An order goes on beyond p newcomers with
-    probability p / (p + 1), so it reaches the p-th with probability 1/p: a given j joins a given i in step p with
-    probability 1/p * 1/n * p/(n - 1), the same for every p. So what j's joining changes for i, whenever i is there, is
-    an unbiased sample of the Shapley value. The lengths are drawn systematically: v = (k + U)/count, floor(1/v) steps.
-    """
+    """Random orders in which players join, cut so that every pair sees coalitions of all sizes equally often."""
+    # Newcomer p + 1 is seen by the p who are there. An order goes on beyond p newcomers with probability p / (p + 1)
+    # and reaches the p-th with 1/p: a given j joins a given i in step p with probability 1/p * 1/n * p/(n - 1), the
+    # same for every p, so what j's joining changes for i is an unbiased sample of the Shapley value. Lengths are drawn
+    # systematically: v = (k + U)/count, floor(1/v) steps.
     rng = generator(seed, "coalitions")
     start, found = rng.random(), list[Walk]()
     for k in range(count):
@@ -113,17 +106,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Stability:
-    """Stability of a partition of the players; for each notion that fails, the deviation that gains most (for a set of
-    players: for the one who gains least).
+    """Stability of a partition, as in Donahue and Kleinberg, "Model-sharing games" (AAAI 2021)."""
 
-    nash: nobody would rather be alone or in another coalition of the partition
-    individual: nobody would rather move to where all those who are there would not lose by it
-    core: no set of players would all rather be a coalition of their own; None where not all coalitions are known
-    """
-
-    nash: bool
-    individual: bool
-    core: bool | None
+    nash: bool  # nobody would rather be alone or in another coalition of the partition
+    individual: bool  # nobody would rather move to where nobody would lose by it
+    core: bool | None  # no set of players would all rather be a coalition; None: not all coalitions are known
+    # for each notion that fails, the deviation that gains most (for a set: for the one who gains least)
     against: Mapping[str, Deviation]
 
 
@@ -132,8 +120,7 @@ Scores = Mapping[int, np.ndarray] | Mapping[int, list[float]]
 
 
 def stability(partition: Sequence[int], gains: Scores, n: int) -> Stability:
-    """Judge a partition. gains: of the partition's coalitions, of each with one player more, and of single players;
-    for `core` of all coalitions."""
+    """Judge a partition by gains of its coalitions, with one player more, and of single players; `core` needs all."""
     of = {i: c for c in partition for i in members(c)}
     best: dict[str, tuple[float, Deviation]] = {}
 
@@ -175,13 +162,13 @@ def partitions(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...], Stability]:
-    """The partition that holds best: core and individually stable, else core stable, else individually stable, else
-    any; of equals the one with the largest mean gain, then the one with the fewest coalitions. All must be known."""
+    """The partition that holds best, when all coalitions are known."""
     best: tuple[tuple[int, float, int], tuple[int, ...], Stability] | None = None
     listed = {c: found.tolist() for c, found in gains.items()}  # plain numbers are quicker to look up
     for p in partitions(n):
         found = stability(p, listed, n)
         mean = sum(float(gains[c][i]) for c in p for i in members(c)) / n
+        # core and individually stable, core, individually stable, any; then the mean gain, then few coalitions
         rank = (2 * bool(found.core) + found.individual, mean, -len(p))
         if best is None or rank > best[0]:
             best = rank, p, found
@@ -190,9 +177,7 @@ def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...
 
 
 def grouped(help: np.ndarray) -> tuple[int, ...]:
-    """A partition from who helps whom, help [n, n] (row: receives), for where not every coalition can be tried: the two
-    groups that give each other most, by the smaller of the two mean values, are merged for as long as it is positive.
-    """
+    """A partition from the pairs' help [n, n] (row: receives), for when not every coalition can be tried."""
     groups = [[i] for i in range(len(help))]
     while True:
         pairs = [
@@ -200,7 +185,7 @@ def grouped(help: np.ndarray) -> tuple[int, ...]:
             for x, a in enumerate(groups)
             for y, b in enumerate(groups[:x])
         ]
-        most, x, y = max(pairs, default=(0.0, 0, 0))
+        most, x, y = max(pairs, default=(0.0, 0, 0))  # the groups that give each other most are merged
         if most <= 0:
             return tuple(sorted(coalition(g) for g in groups))
         groups[y] += groups.pop(x)

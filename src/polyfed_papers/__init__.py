@@ -1,4 +1,1 @@
-"""The papers' experiments as recipes: `polyfed reproduce fpfc/table1`. One folder per paper, one file per experiment.
-
-A package beside polyfed, which finds it by an entry point as it finds anybody's (see pyproject.toml).
-"""
+"""The papers' experiments as recipes, found by an entry point: `polyfed reproduce fpfc/table1`. A folder per paper."""

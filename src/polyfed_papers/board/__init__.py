@@ -1,7 +1,4 @@
-"""The board: every registered method on the same settings, with one budget of gradients and one number of trials.
-
-Here is what is compared and how a cell is made; `board.py` has the tables and pictures.
-"""
+"""The board: every registered method on the same settings, with one budget of gradients and one number of trials."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -131,9 +128,7 @@ LAST = ("fedavg-ft", "fedbabu", "per-fedavg")  # personalise for deployment alon
 
 
 def gradients(method: Algorithm, run: Result) -> float:
-    """Gradients that the deployed models took of a client, on average: of a batch one, of all its samples as many as
-    they make batches.
-    """
+    """Gradients that the deployed models took of a client, on average, in batches."""
     ledger, counts = run.ledger, run.federation.train.counts
     clients = ledger["client"].astype(int)
     passes = counts[clients] / WORK["batch_size"] if method.name in PASSES else 0.0
@@ -147,28 +142,22 @@ def gradients(method: Algorithm, run: Result) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where methods are compared.
-
-    data: name and options of the data set, a seed where it is generated     partition: None for natural clients
-    hidden: units of the perceptron     share: of the clients that take part in a round
-    letters: of inputs that are texts     folder: where the data set's files are     training: what is not as in WORK
-    chosen: (name, setting) where settings are chosen, if that is not here
-    """
+    """A setting of the comparison."""
 
     data: str
     partition: str | None = None
     clients: int | None = None
-    hidden: int = 32
-    share: float = 1.0
-    options: tuple[tuple[str, Any], ...] = ()
-    generated: bool = False
-    letters: int = 0
-    folder: str | None = None
-    training: tuple[tuple[str, Any], ...] = ()
-    chosen: "tuple[str, Setting] | None" = None
+    hidden: int = 32  # units of the perceptron
+    share: float = 1.0  # of the clients, in each round
+    options: tuple[tuple[str, Any], ...] = ()  # of the data set
+    generated: bool = False  # data that take a seed
+    letters: int = 0  # of inputs that are texts
+    folder: str | None = None  # of the data set's files
+    training: tuple[tuple[str, Any], ...] = ()  # differences from WORK
+    chosen: "tuple[str, Setting] | None" = None  # (name, setting) where settings are chosen, if not here
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
-        """The clients under a seed. held: share of the training samples to choose settings by"""
+        """The clients under a seed; settings are chosen by the share `held` of the training samples."""
         return _federation(self, seed, held)
 
     def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
@@ -258,12 +247,12 @@ def made(cls: type[Algorithm], at: At) -> Algorithm:
 
 
 def start(cls: type[Algorithm]) -> At:
-    """Where a search begins: the middle of every ladder."""
+    """Start of a search: the middle of every ladder."""
     return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls).values())
 
 
 def refusal(setting: Setting, method: Algorithm) -> str:
-    """Why a method cannot be trained in a setting; "": it can."""
+    """The reason why a method cannot be trained in a setting, or ""."""
     try:
         prepare(
             setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED), method, Training(**work(setting))
@@ -274,14 +263,12 @@ def refusal(setting: Setting, method: Algorithm) -> str:
 
 
 def work(setting: Setting) -> dict[str, Any]:
-    """What all methods of a setting are trained with."""
+    """Training settings of all methods in a setting."""
     return WORK | dict(setting.training) | ({"fraction": setting.share} if setting.share < 1 else {})
 
 
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
-    """Rounds of a method that take at most a budget of gradients per client, at least one, and how many they take, by
-    the first and the two after it.
-    """
+    """Rounds of a method within a budget of gradients per client, at least one, and their cost by the first three."""
     model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
     spent = []
     for rounds in (1, 3):
@@ -296,9 +283,7 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
 
 
 def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At) -> float:
-    """Mean of what validation says under each draw of a method at values of its settings; one that a draw refuses or
-    explodes at is never chosen.
-    """
+    """Mean validation score over the draws; a method that one of them refuses or that explodes is never chosen."""
     if setting.chosen is not None:
         return score(bench, *setting.chosen, cls, budget, at)
     draws = DRAWS[: 1 if bench.rehearse else None]

@@ -57,7 +57,7 @@ TESTED = 0.2  # of each client's samples
 
 
 class Budget(NamedTuple):
-    """Work of every method. gradients: per client     trials: of settings"""
+    """Work of every method: gradients per client, and trials of settings."""
 
     gradients: int
     trials: int
@@ -132,7 +132,7 @@ def natural(bench: Bench) -> Outcome:
 
 
 def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:
-    """Train what is missing, and make tables and pictures of all. some: the methods, where it is not all of them"""
+    """Train `some` methods (None: all) as far as missing, and make tables and pictures of all."""
     if bench.rehearse:
         places = dict(islice(places.items(), 1))
     found = compared(bench, places, BUDGETS[bench.pick("small", "paper")], contenders(bench, some))
@@ -306,9 +306,7 @@ def _gained(g: Interval | None, key: str) -> Cell:
 
 
 def over_all(studies: Mapping[str, Study]) -> Table:
-    """Mean gains over the settings, the largest first; in how many settings a method is clearly above or below the own
-    models and FedAvg-FT, and in the first group.
-    """
+    """Mean gains over the settings, the largest first; numbers of settings clearly above, below, in the first group."""
     letters = {name: groups(study) for name, study in studies.items()}
     labels, rows = dict.fromkeys(k for study in studies.values() for k in study.labels), []
     for label in labels:

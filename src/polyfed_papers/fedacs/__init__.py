@@ -1,5 +1,5 @@
-"""FedACS, "Personalized Federated Learning with Attention-based Client Selection" (arXiv 2312.15148): what its
-experiments share.
+"""Shared parts of the experiments of FedACS, "Personalized Federated Learning with Attention-based Client Selection"
+(arXiv 2312.15148).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ def work(bench: Bench) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def images(name: str, folder: str | Path | None, halved: bool = False) -> Dataset:
-    """A data set, read once. halved: CIFAR-10 at half its width and height, means of 2 x 2 pixels"""
+    """A data set, read once; `halved` is CIFAR-10 at half its width and height, means of 2 x 2 pixels."""
     data = load(name, data_dir=folder)
     if not (halved and name == "cifar10"):
         return data
@@ -100,10 +100,7 @@ def clients(
     at_most: int | None = None,
     halved: bool = False,
 ) -> Make:
-    """seed -> Federation of images; a client's test set has the class ratio of its training samples.
-
-    at_most: training images in all, drawn at random; None: what the partition takes     halved: as in `images`
-    """
+    """seed -> Federation of images, `at_most` so many training images; test sets have their client's class ratio."""
     n = 8 if bench.rehearse else n or bench.pick(40, 100)
 
     def make(seed: int, trial: bool = False) -> Federation:
@@ -120,17 +117,17 @@ def clients(
 
 
 def net(bench: Bench, name: str = "fashion-mnist", halved: bool = False) -> Callable[[int], nn.Module]:
-    """seed -> the common start: softmax regression when small, else the CNN. halved: as in `images`"""
+    """seed -> the common start: softmax regression when small, else the CNN, for `halved` images too."""
     side = 16 if halved else 32
     shape = (3, side, side) if name == "cifar10" else (1, 28, 28)
     return lambda seed: build(bench.pick("linear", "cnn"), shape, 10, seed=seed)
 
 
 def tuned(
+    # one draw of 40 clients misjudges either by a point
     bench: Bench, key: str, labels: Sequence[str], model, federation: Make, trials: int = 3, **settings
 ) -> dict[str, Algorithm]:  # fmt: skip
-    """Every method at the step size and the value of its own setting that do best on average over the trials' clients,
-    for one draw of 40 clients misjudges either by a point."""
+    """Every method at the step size and the value of its setting that do best on average over the trials' clients."""
     tasks = [
         (f"{key}-{label}", TRIAL, partial(
             search, bench, f"{key}-{label}".lower(), label, model, federation, 1 if bench.rehearse else trials,
@@ -177,7 +174,7 @@ def apart(values: np.ndarray) -> np.ndarray:
 
 
 def chosen(label: str, method: Algorithm) -> str:
-    """What was chosen for a method, in words."""
+    """The choice for a method, in words."""
     names = ("personal_lr" if label == "pFedMe" else "lr", *TUNED.get(label, ())[:1])
     return ", ".join(f"{'lr' if k == 0 else name} {getattr(method, name):g}" for k, name in enumerate(names))
 
@@ -188,7 +185,7 @@ def listed(values: Sequence[float]) -> str:
 
 
 def common_settings(scale: Size) -> list[Setting]:
-    """What all recipes with 50 images per client share."""
+    """Settings of all recipes with 50 images per client."""
     small = scale == "small"
     return [
         Setting("clients", "40", "ours") if small else Setting("clients", "100", "paper"),

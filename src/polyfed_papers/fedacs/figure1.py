@@ -95,7 +95,7 @@ def run(bench: Bench, name: str, key: str) -> tuple[dict[str, np.ndarray], dict[
 
 
 def claims(name: str, key: str, accuracy: dict[str, np.ndarray]) -> list[Claim]:
-    """What the text says of the panel."""
+    """Claims of the text about the panel."""
     where, mine, unit = f"{NAMES[name]} ({key})", accuracy["FedACS"], " points"
     found = [ordered(f"{where}: PerAvg is better than pFedMe", accuracy["PerAvg"], accuracy["pFedMe"], 100, unit)]
     others = {m: a for m, a in accuracy.items() if m != "FedACS"}

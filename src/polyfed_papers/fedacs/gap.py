@@ -27,8 +27,7 @@ WORK = {"local_steps": 10, "batch_size": None}
 
 
 def widest(S: np.ndarray) -> tuple[float, float]:
-    """(a quantile of all elements of S [m, m], in the widest gap between its pairs' similarities; the ratio of that gap
-    to the second widest)"""
+    """(quantile of all elements of S [m, m] in the widest gap between similarities, that gap over the next one)."""
     pairs = np.sort(S[np.triu_indices(len(S), 1)])
     gaps = np.diff(pairs)
     below = int(gaps.argmax()) + 1
@@ -74,7 +73,7 @@ def settings(scale: Size) -> Sequence[Setting]:
 
 
 def share(wrong: np.ndarray) -> Cell:
-    """How many of the seeds, in per cent, with Clopper and Pearson's interval."""
+    """Share of the seeds, in per cent, with Clopper and Pearson's interval."""
     low, high = stats.binomtest(int(wrong.sum()), len(wrong)).proportion_ci()
     return Cell(f"{100 * wrong.mean():.0f} ({100 * low:.0f} to {100 * high:.0f})", {"share": float(wrong.mean())})
 

@@ -117,7 +117,7 @@ def exact(rows: Rows) -> Claim:
 
 
 def gain(title: str, rows: Rows) -> list[Claim]:
-    """What the right quantile is worth: against hardly any threshold, and against training alone (quantile 1)."""
+    """The right quantile against hardly any threshold, and against training alone (quantile 1)."""
     at, accuracy = [r["quantile"] for r in rows[0]], column(rows, "validation")
     best = int(accuracy.mean(1).argmax())
     text = f"{title}: quantile {at[best]:g} is better than "

@@ -77,7 +77,7 @@ def part(bench: Bench, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]
 
 
 def order(name: str, accuracy: Mapping[str, np.ndarray]) -> list[Claim]:
-    """What the order of the printed figures claims, for both data sets."""
+    """Claims about the order of the printed figures, for both data sets."""
     return [
         ordered(f"{NAMES[name]}: {a} is better than {b}", accuracy[a], accuracy[b], 100, " points")
         for a, b in (("Ditto-P", "Local"), ("Local", "PerAvg-P"), ("Ditto-P", "Ditto-G"), ("PerAvg-P", "PerAvg-G"))

@@ -1,5 +1,5 @@
-"""FedCET, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data": what its
-experiments share.
+"""Shared parts of the experiments of FedCET, "Communication Efficient Federated Learning with Linear Convergence on
+Heterogeneous Data".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ FLOOR = 1e-14  # relative errors below are rounding
 
 
 class Problem(NamedTuple):
-    """min_w (1/n) sum_i f_i(w), whose solution is known. optimum: [p]; every f_i is L-smooth and mu-strongly convex."""
+    """min_w (1/n) sum_i f_i(w) with the known `optimum` [p]; every f_i is L-smooth and mu-strongly convex."""
 
     federation: Federation
     model: nn.Module
@@ -98,10 +98,9 @@ def distances(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """How near the mean of the clients' models comes: {"bytes": per client, both ways, "error": ||mean_i x_i - x*||}.
+    """{"bytes": per client, both ways, "error": ||mean_i x_i - x*||} at the start and by round, within `budget` bytes.
 
-    One entry for the start and one per round, until `rounds`, or until the next round would pass `budget` bytes.
-    "diverged": whether it ran away; its error then ends early.
+    "diverged": True if it ran away; its error then ends early.
     """
     optimum, spent = torch.as_tensor(problem.optimum), [0.0]
     start = float(optimum.norm())
@@ -140,7 +139,7 @@ UNCOUNTED = 1000  # the first of the seeds that settings are chosen under
 
 
 class Rule(NamedTuple):
-    """What is tuned of a method, and the method at these values; no ladders: nothing is."""
+    """Tuned settings of a method, and the method at their values; without ladders nothing is tuned."""
 
     ladders: tuple[Ladder, ...]
     make: Callable[[Problem, At], Algorithm]
@@ -164,9 +163,10 @@ def tuned(
     budget: int,
     **work: Any,
 ) -> Tuned:
-    """The method at the values that end nearest on average over seeds that do not count, run under those that do.
+    """The method, run at the values that end nearest on average over seeds that do not count.
 
-    last: share of the rounds that the error is taken over     budget: in vectors     work: more of `distances`
+    `last` is the share of rounds that the error is taken over, `budget` a number of vectors, `work` more of
+    `distances`.
     """
 
     def run(at: At, seed: int) -> dict[str, Any]:
@@ -183,10 +183,7 @@ def tuned(
 
 
 def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tuple[list[float], list[list[float]]]:
-    """What `curve_figure` draws, at most ~`thin` points: bytes in `unit` and relative errors of one method's runs.
-
-    A run that ended early, at rounding or by diverging, is drawn on at its last error.
-    """
+    """Bytes in `unit` and relative errors of one method's runs, at most ~`thin` points, for `curve_figure`."""
     longest = max(runs, key=lambda run: len(run["bytes"]))
     at = list(range(0, len(longest["bytes"]), max(1, len(longest["bytes"]) // thin)))
     errors = [[run["error"][min(k, len(run["error"]) - 1)] / run["error"][0] for k in at] for run in runs]
@@ -196,7 +193,7 @@ def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tu
 def error_figure(
     lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]], x: str, dotted: Sequence[str] = ()
 ) -> "Figure":
-    """`curve_figure` of relative errors with ticks as powers of ten. dotted: labels whose lines lie on others'"""
+    """`curve_figure` of relative errors with ticks as powers of ten; lines of `dotted` labels lie on others'."""
     figure = curve_figure(lines, x, "relative error", log=True, width=5.6, height=4.0)
     ax, legend = figure.axes[0], figure.legends[0]
     ax.yaxis.set_major_formatter(lambda value, _: f"1e{round(np.log10(value)):d}")

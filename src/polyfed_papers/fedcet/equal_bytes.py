@@ -121,5 +121,5 @@ def _table(name: str, ends: dict[str, list[Tuned]]) -> Table:
 
 
 def chosen_cell(at: At) -> Cell:
-    """What was chosen: the step times L, and the weight's share of its bound."""
+    """The choice: the step times L, and the weight's share of its bound."""
     return Cell(", ".join((f"a L = {at[0]:g}", *(f"{v:g}" for v in at[1:]))) if at else "–", {}, "quiet")

@@ -1,5 +1,5 @@
-"""FedSLR, "Fusion of Global and Local Knowledge for Personalized Federated Learning" (arXiv 2302.11051): what its
-experiments share.
+"""Shared parts of the experiments of FedSLR, "Fusion of Global and Local Knowledge for Personalized Federated Learning"
+(arXiv 2302.11051).
 """
 
 import json
@@ -60,8 +60,7 @@ class Choice(NamedTuple):
 
 
 def lam(bench: Bench) -> float:
-    """Weight of the nuclear norm: the paper's, or twenty times as much for a twenty-fifth of the rounds; at middle size
-    as much more as there are fewer rounds."""
+    """Weight of the nuclear norm: the paper's, or as much more as there are fewer rounds (small: twenty times)."""
     return bench.pick(2e-3, 1e-4, 2.5e-4)
 
 
@@ -71,7 +70,7 @@ def method(bench: Bench, **changes: Any) -> FedSLR:
 
 
 def common_settings(scale: Size) -> tuple[Setting, ...]:
-    """What all experiments have in common."""
+    """Settings of all experiments."""
     if scale == "small":
         own = (
             Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
@@ -117,7 +116,7 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
 
 
 def settings(*own: Setting | Mapping[Size, Setting], but: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
-    """Settings of a recipe: its own first, one for all sizes or one of each. but: those that it varies."""
+    """Settings of a recipe: its own first, one for all sizes or one of each; those in `but` vary."""
 
     def of(scale: Size) -> Sequence[Setting]:
         mine = (s if isinstance(s, Setting) else s[scale] for s in own)

@@ -67,7 +67,7 @@ def curve(found: Comparison, row: str) -> tuple[list[float], list[list[float]]]:
 
 
 def figure2(runs: Mapping[str, Comparison]) -> Outcome:
-    """Test accuracy over the rounds. runs: title of the panel -> its runs"""
+    """Test accuracy over the rounds; `runs` maps a panel's title to its runs."""
     figures = {
         f"figure2-{kind}": curve_panels(
             [Panel(title, "round", "test accuracy, %", {row: curve(f, row) for row in rows})
@@ -92,7 +92,7 @@ def figure2(runs: Mapping[str, Comparison]) -> Outcome:
 
 
 def per_client(found: Comparison, row: str, of: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """[seeds, n] test accuracy of every client. of: what `hidden` found, per seed"""
+    """[seeds, n] test accuracy of every client, from the results of `hidden` per seed."""
     if row == GKR:
         return np.array([seed["accuracy"]["global, global"] for seed in of])
     name, label = f"{found.split}_{found.metric.name}", LABELS.get(row, row)
@@ -101,7 +101,7 @@ def per_client(found: Comparison, row: str, of: Sequence[Mapping[str, Any]]) -> 
 
 
 def figure3(found: Comparison, of: Sequence[Mapping[str, Any]]) -> Outcome:
-    """What every client gains over FedAvg."""
+    """Every client's gain over FedAvg."""
     base = per_client(found, "FedAvg", of)
     gains = {
         row: 100 * (per_client(found, row, of) - base) for row in (*COMMON, *PERSONAL[::-1]) if row != "FedAvg"
@@ -151,12 +151,9 @@ FEW = 10  # test images of a class that is counted
 PAIRS = [(e, c) for e in ("personal", "global") for c in ("personal", "global")]  # extractor, classifier
 
 
+# personal: low rank + sparse; global: low rank alone; silhouettes are those of the true labels in the last hidden layer
 def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict[str, Any]:
-    """Of a finished run of FedSLR: per pair of extractor and classifier the clients' accuracies, per extractor the
-    silhouettes of the true labels in its last hidden layer; and, to show, one client's pictures.
-
-    Personal: low rank + sparse; global: low rank alone.
-    """
+    """Accuracies of a run of FedSLR by extractor and classifier, silhouettes by extractor, one client's pictures."""
     from sklearn.manifold import TSNE
     from sklearn.metrics import silhouette_score
 

@@ -81,7 +81,7 @@ def vary(bench: Bench, key: str, values: Sequence[Any]) -> Comparison:
 def table(
     bench: Bench, title: str, first: str, runs: Mapping[float, tuple[Comparison, str]], printed: Printed
 ) -> Table:
-    """One row per value. runs: value -> (comparison, label)"""
+    """One row per value; `runs` maps it to (comparison, label)."""
     amount, unit, of, numbers = (1e3, "MB", 1e3, "thousand") if bench.small else (1.0, "GB", 1e6, "M")
     scaled = list(printed) != list(runs) and len(printed) == len(runs)
     rows = {}

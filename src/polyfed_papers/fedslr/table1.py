@@ -197,7 +197,7 @@ def table1(bench: Bench) -> Outcome:
 
 
 def listed(chosen: Mapping[str, Algorithm]) -> str:
-    """What was chosen, in a line."""
+    """The choice, in a line."""
     return ", ".join(f"{label} {name} {getattr(chosen[label], name):g}" for label, (name, _) in OWN.items())
 
 
@@ -233,8 +233,7 @@ def pairs(printed: dict[str, float | None]) -> list[tuple[str, str]]:
 
 
 def iid_pairs(printed: dict[str, float | None]) -> list[tuple[str, str]]:
-    """The same for IID clients: the mixed model above the other personal ones, as the text says, and below or above
-    the common ones as printed."""
+    """Pairs for IID clients: the mixed model above other personal ones (text), and beside common ones as printed."""
     common = [(GKR, "FedAvg"), (GKR, "SCAFFOLD"), ("FedDyn", GKR), (GKR, MIXED)]
     shown = [(a, b) if (printed[a] or 0) > (printed[b] or 0) else (b, a) for a, b in common]
     return [*shown, *((MIXED, row) for row in printed if row in PERSONAL and row != MIXED)]

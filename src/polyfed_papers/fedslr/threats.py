@@ -46,12 +46,10 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.concatenate([(p.T @ x / len(x)).ravel(), p.mean(0)])
 
 
+# gradient: FedSLR's gamma for grad f_i(w_i); FedAvg's (w - w_i) / (lr steps) for grad f_i(w)
+# image: for each of its classes, the gradient's row of weights over its bias, for the client's mean image of it
 def guessed(bench: Bench, algorithm: FedAvg | FedSLR, steps: int, seed: int) -> dict[str, float]:
-    """How far from a client's own what the server works out of its uploads is, as a share, mean over clients.
-
-    gradient: FedSLR's gamma from grad f_i(w_i); FedAvg's (w - w_i) / (lr steps) from grad f_i(w)
-    image: of each of its classes, the gradient's row of weights over its bias, from the client's mean image of it
-    """
+    """Relative errors of the server's guesses from uploads, mean over clients."""
     data = load("digits", flat=True).partition("pathological:2", 10, seed)
     model, before = build("linear", (64,), 10, init="zeros").double(), dict[str, np.ndarray]()
     found: dict[str, list[float]] = {"gradient": [], "image": []}

@@ -1,6 +1,5 @@
 """FLamby (Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks): two of its federations on its fixed splits,
-first by its protocol and then with every method trained to its end, with the rows that it lacks and intervals over
-patients.
+by its protocol and then with every method trained to its end, with rows that it lacks and intervals over patients.
 """
 
 import math
@@ -67,37 +66,28 @@ def regression(sites: Any, model: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Case:
-    """One of FLamby's federations.
-
-    train, test: (x, y) of every centre, inputs as they are     protocol_scale: by whose patients the protocol
-    standardises them, see `federation`     outputs, losses: of the protocol's model and of the second part's
-    batch, rounds, epochs: of the protocol     federated: its methods     adam: step size of its own and pooled models
-    printed: its results by centre     exact: the converged regression, as a model of the second part
-    """
+    """One of FLamby's federations, with its protocol and its printed results."""
 
     name: str
     names: tuple[str, ...]
-    train: list[tuple[np.ndarray, np.ndarray]]
+    train: list[tuple[np.ndarray, np.ndarray]]  # (x, y) of every centre, unscaled
     test: list[tuple[np.ndarray, np.ndarray]]
     metric: str
     classes: int | None
-    protocol_scale: str
-    outputs: tuple[int, int]
+    protocol_scale: str  # of the protocol, see `federation`
+    outputs: tuple[int, int]  # of the protocol's model, and of the second part's
     losses: tuple[Any, Any]
     bias: bool
     batch: int
     rounds: int
     epochs: int
-    adam: float
-    federated: Mapping[str, Algorithm]
-    printed: Printed
-    exact: Callable[[Federation], nn.Module]
+    adam: float  # step size of its own and pooled models
+    federated: Mapping[str, Algorithm]  # its methods
+    printed: Printed  # its results by centre
+    exact: Callable[[Federation], nn.Module]  # the converged regression, as a model of the second part
 
     def federation(self, scale: str, pooled: bool = False) -> Federation:
-        """scale: "centre", "pooled" or "none": by whose training patients inputs are standardised, as FLamby does it.
-
-        pooled: a single client that trains on all centres' patients
-        """
+        """Centres (or one `pooled` client), with inputs standardised by "centre", "pooled", or not."""
         every = np.concatenate([x for x, _ in self.train])
 
         def scaled(x: np.ndarray, by: np.ndarray) -> np.ndarray:
@@ -129,9 +119,7 @@ NOTE = "FLamby's fixed split of this data set: every seed tests the same patient
 
 
 def protocol(bench: Bench, case: Case) -> list[Study]:
-    """Every method of FLamby at its steps, its budget and its scaling of the inputs. Pooled training is a study of its
-    own where it has other inputs: the runs are then not of the same samples.
-    """
+    """Every method of FLamby at its steps, its budget and its scaling; pooled training with other inputs is apart."""
     data, rounds = case.federation(case.protocol_scale), bench.rounds(case.rounds, case.rounds)
     common = {"batch_size": case.batch, "loss": case.losses[0], "metrics": case.metric, "evaluate_every": 0}
     alone = {**common, "rounds": 1, "local_epochs": 1 if bench.rehearse else case.epochs, "optimizer": "adam"}
@@ -274,8 +262,7 @@ def level_table(
 
 
 def gain_table(title: str, case: Case, study: Study) -> Table:
-    """Every method's gain over the own models, per centre and in the mean, with 95 % intervals over test patients and
-    seeds; each for itself."""
+    """Every method's gain over the own models, by centre and mean, with separate 95 % intervals."""
     rows = []
     for label in study.labels:
         if label == OWN:
@@ -320,7 +307,7 @@ def claims_of(study: Study, pairs_of: Iterable[tuple[str, str]]) -> list[Claim]:
 
 
 def place(folder: Path | str | None, name: str) -> Path:
-    """Where the file of TCGA-BRCA is; the first place where it is missing if there is none."""
+    """Place of the file of TCGA-BRCA; where it is missing, the first place looked at."""
     root = Path(folder or ".")
     places = [root / "tcga_brca" / name, root / name]
     return next((p for p in places if p.is_file()), places[0])

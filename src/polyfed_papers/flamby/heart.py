@@ -54,7 +54,7 @@ def settings(scale: Size) -> tuple[Setting, ...]:
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Of one output."""
+    """Cross-entropy of one output."""
     return nn.functional.binary_cross_entropy_with_logits(output.reshape(-1), target.to(output.dtype))
 
 

@@ -1,5 +1,6 @@
-"""Fed-TCGA-BRCA: survival with breast cancer in six regions, linear Cox model, concordance. The data are the user's: a
-folder tcga_brca with FLamby's brca.csv and train_test_split.csv, of which polyfed ships nothing.
+"""Fed-TCGA-BRCA: survival with breast cancer in six regions, linear Cox model, concordance.
+
+The user brings the data: a folder tcga_brca with FLamby's brca.csv and train_test_split.csv.
 """
 
 from pathlib import Path
@@ -65,8 +66,7 @@ def settings(scale: Size) -> tuple[Setting, ...]:
 
 
 def within_batch(output: Tensor, target: Tensor) -> Tensor:
-    """Minus the log partial likelihood of a batch by Breslow, over its patients; a few operations, where the ties of
-    `polyfed_clinical` take many."""
+    """Minus a batch's log partial likelihood by Breslow, in fewer operations than `polyfed_clinical` takes."""
     risk, (time, died) = output.reshape(-1), target.to(output.dtype).T
     among = torch.where(time >= time[:, None], risk, -torch.inf).logsumexp(1)
     return ((among - risk) * died).sum() / len(risk)

@@ -1,5 +1,5 @@
-"""FPFC, "Clustered Federated Learning based on Nonconvex Pairwise Fusion" (arXiv 2211.04218): what its experiments
-share.
+"""Shared parts of the experiments of FPFC, "Clustered Federated Learning based on Nonconvex Pairwise Fusion"
+(arXiv 2211.04218).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ LENET = "two convolutions of 6 and 16 channels and one linear layer, 2572 + 4010
 
 
 def image_settings(scale: Size, but: Sequence[str] = ()) -> tuple[Setting, ...]:
-    """Data, model, rounds and local work on images. but: keys of what a recipe has its own way"""
+    """Data, model, rounds and local work on images; a recipe has its own of the keys in `but`."""
     small, middle, paper = IMAGE_ROUNDS[0], IMAGE_ROUNDS[2], IMAGE_ROUNDS[1]
     if scale == "paper":
         own = (
@@ -113,28 +113,23 @@ def sizes(scale: Size, name: str = "s1") -> Setting:
 
 
 def rounds_of(scale: Size, small: int, paper: int) -> Setting:
-    """How many rounds, and whose choice that is."""
+    """Number of rounds and its source."""
     return Setting("rounds", str(paper), "code") if scale == "paper" else Setting("rounds", str(small), "ours")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A data set of the experiments, and how methods are trained on it.
+    """A data set of the experiments, and how methods are trained on it."""
 
-    title: the paper's name for it     model, federation: by seed     fpfc: with the settings of this data set
-    rounds: of a run     work: other settings of `fit`     clusters: planted, the number that IFCA is given
-    first_round: before which CFL does not split     error: judged by RMSE, not by accuracy
-    """
-
-    title: str
-    model: Callable[[int], nn.Module]
-    federation: Callable[[int], Federation]
+    title: str  # in the paper
+    model: Callable[[int], nn.Module]  # by seed
+    federation: Callable[[int], Federation]  # by seed
     fpfc: FPFC
     rounds: int
-    work: Mapping[str, Any]
-    clusters: int
-    first_round: int = 20
-    error: bool = False
+    work: Mapping[str, Any]  # other settings of `fit`
+    clusters: int  # planted; IFCA is given their number
+    first_round: int = 20  # before which CFL does not split
+    error: bool = False  # judged by RMSE, not by accuracy
 
     @property
     def key(self) -> str:
@@ -143,7 +138,7 @@ class Problem:
 
     @property
     def metric(self) -> str:
-        """What tables and axes call it, in its unit."""
+        """The metric's name with its unit, in tables and on axes."""
         return "RMSE" if self.error else "accuracy, %"
 
     @property
@@ -170,10 +165,7 @@ CLUSTERS = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 5
 
 
 def synthetic(bench: Bench, name: str = "s1", features: str = "uniform", validation: float | None = None) -> Problem:
-    """A synthetic scenario, at middle size the small one; the seed draws data and split.
-
-    validation: share of a device's training samples that is kept for it, by default a fifth
-    """
+    """A synthetic scenario, at middle size the small one, drawn by seed; `validation` is a fifth by default."""
 
     def make(seed: int) -> Federation:
         data = load(f"fpfc-{name}", scale=bench.pick("small", "full", "small"), features=features, seed=seed)
@@ -302,11 +294,10 @@ def planted(found: Comparison, label: str, clusters: int, text: str) -> Claim:
 def lines(
     found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60, split: str = "", column: str = ""
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """label -> (x, [seed][point]) of the main metric, or of a column of the history, on the split that methods are
-    judged on, or another one; for `curve_figure`. x other than "round": what was reached by x.
+    """label -> (x, [seed][point]) of the main metric, or a column of the history, for `curve_figure`.
 
-    x: a column of `Run.history`, or "numbers" for the numbers sent in both directions so far, in thousands; methods
-        for which it stays zero are left out
+    x is a column of `Run.history`, or "numbers" for thousands sent in both directions; methods that send none are left
+    out.
     """
     frame, column = curves(found, split or None), column or found.metric.name
     sent = (frame["down_bytes"] + frame["up_bytes"]) / 4000

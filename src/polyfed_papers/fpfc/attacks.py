@@ -87,10 +87,7 @@ def settings(scale: Size):
 
 
 def curve(bench: Bench, problem: Problem, label: str, method, attack: str, seeds, shares, rule=None, **forged) -> Curve:
-    """ratio -> [seeds] mean accuracy of the benign devices; -1: unattacked, of those that are benign at 40 %.
-
-    forged: settings of the attack
-    """
+    """ratio -> [seeds] mean accuracy of the benign devices; -1: unattacked, of those that are benign at 40 %."""
     found = {}
     for ratio in shares:
         threat = replace((ATTACKS | OTHERS)[attack], ratio=ratio, **forged) if ratio else None
@@ -227,10 +224,7 @@ def honest(found: Comparison, share: float) -> Comparison:
 def kept(
     problem: Problem, title: str, runs: Mapping[float, Comparison], local: Comparison, seeds: Sequence[int]
 ) -> tuple[Table, list[Claim]]:
-    """A row per lambda, two for chosen ones and one for Local; and whether the chosen are above Local.
-
-    runs: lambda -> one run per seed, of the benign devices
-    """
+    """A row per lambda, two for chosen ones and one for Local; claims that the chosen are above Local."""
     columns = {lam: (benign(found, seeds), *grouping_of(found, "FPFC")) for lam, found in runs.items()}
     names, claims = {lam: f"FPFC, lambda {lam:g}" for lam in runs}, list[Claim]()
     for key, by in ((-1.0, "the other seeds"), (-2.0, "its own validation")):
@@ -357,10 +351,7 @@ def attacks_images(bench: Bench) -> Outcome:
 def summarised(
     found: Mapping[str, Mapping[str, Curve]], fragile: str = "FedAvg", without: np.ndarray | None = None
 ) -> tuple[list[Table], list[Claim]]:
-    """A table for every attack, and the claims.
-
-    without: [seeds] FPFC's accuracy where the attackers are left out; by default it is held against no attack
-    """
+    """A table for every attack, and the claims; `without` [seeds] is FPFC's accuracy with the attackers left out."""
     tables, claims = [], []
     for attack, methods in found.items():
         shares = [r for r in methods["FPFC"] if r >= 0]

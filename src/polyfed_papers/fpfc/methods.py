@@ -74,7 +74,7 @@ def nine(problem: Problem) -> dict[str, Algorithm]:
 
 
 class Choice(NamedTuple):
-    """What may be chosen of a method: the ladders of its settings, and the method at their values."""
+    """Ladders of a method's settings, and the method at their values."""
 
     ladders: tuple[Ladder, ...]
     make: Callable[[At], Algorithm]
@@ -84,10 +84,7 @@ def tuned_nine(
     bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1,
     seed: int = UNCOUNTED,
 ) -> dict[str, Algorithm]:  # fmt: skip
-    """The nine methods, with what the paper tunes chosen on the validation data of the devices of a seed.
-
-    lambdas, l1: the first values of lambda for FPFC and FPFC-l1
-    """
+    """The nine methods, with the paper's tuned settings chosen on the validation data of a seed's devices."""
     usual, data = nine(problem), validated(problem, seed)
     angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
     for label, choice in choices(usual, angles, lambdas, l1).items():
@@ -112,7 +109,7 @@ def choices(
     methods: Mapping[str, Algorithm], angles: Mapping[str, Sequence[float]], lambdas: Sequence[float],
     l1: Sequence[float],
 ) -> dict[str, Choice]:  # fmt: skip
-    """What is chosen of each method. angles: {kind: those between the devices, rising, in degrees}"""
+    """The choices of each method; `angles` between devices are by kind, rising, in degrees."""
     per, ifca, cfl, pacfl, group, fpfc = (
         methods[label] for label in ("Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
     )
@@ -167,7 +164,7 @@ def angles_of(bench: Bench, problem: Problem, data: Federation, seed: int) -> di
 
 
 def chosen(methods: Mapping[str, Algorithm]) -> str:
-    """What was chosen, in a line."""
+    """The choice, in a line."""
 
     def each(label: str, *names: str) -> str:
         return f"{label} {', '.join(names)} {' and '.join(_short(getattr(methods[label], name)) for name in names)}"

@@ -1,4 +1,4 @@
-"""How FPFC's figures are drawn: panels of curves, and bars."""
+"""FPFC's figures: panels of curves, and bars."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,11 +22,7 @@ class Panel(NamedTuple):
 
 
 def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3, names: int = 5) -> Figure:
-    """Panels row by row, a line per label: the mean over seeds, their range as a band. One legend for all. The last
-    labels are those in colour.
-
-    names: of the legend in a row
-    """
+    """Panels row by row, a line per label (mean over seeds, range as a band); the last labels are in colour."""
     labels = list(dict.fromkeys(label for part in parts for label in part.series))
     look = looks(labels[::-1], {label: "own" if label == "Local" else "method" for label in labels})
     with styled():

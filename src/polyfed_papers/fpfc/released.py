@@ -1,6 +1,4 @@
-"""The rows "as released" of FPFC's tables: what its authors' code computes under the names of others
-(docs/released.md), and S1 with them under five seeds.
-"""
+"""The rows "as released" of FPFC's tables: results of its authors' code under others' names (docs/released.md)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much FPFC's settings matter: lambda (Figure E.4), local work (E.5) and xi (E.6); rho and nu, in no figure."""
+"""Sensitivity to FPFC's settings: lambda (Figure E.4), local work (E.5) and xi (E.6); rho and nu, in no figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

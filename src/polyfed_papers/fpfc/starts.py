@@ -57,7 +57,7 @@ def figure_e1(bench: Bench) -> Outcome:
 
 
 def steadier(text: str, mine: np.ndarray, its: np.ndarray, unit: str) -> Claim:
-    """Whether `mine` is spread less, by Brown and Forsythe's test at 5 %."""
+    """The claim that `mine` is spread less, by Brown and Forsythe's test at 5 %."""
     a, b = mine.std(ddof=1), its.std(ddof=1)
     p = float(stats.levene(mine, its).pvalue) if len(mine) > 2 and a + b > 0 else 1.0
     found = None if not p < 0.05 else bool(a < b)

@@ -43,7 +43,7 @@ def from_zero(seed: int) -> nn.Module:
 
 
 def search(bench: Bench, seed: int, problem: Problem, grids):
-    """What the tuner chose and what came of it, and Local for as many rounds."""
+    """The tuner's choice and its run, and Local for as many rounds."""
     data, rounds = problem.federation(seed), problem.rounds
     common = {"seed": seed, **problem.work}
     found = bench.tune(

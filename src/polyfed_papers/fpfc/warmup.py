@@ -61,10 +61,9 @@ def settings(scale: Size):
 
 
 def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
-    """What a search chose and took: "path", a row per lambda; and the chosen model: "test", its curve over rounds.
+    """A search's "path", a row per lambda, and "test", the chosen model's curve over rounds.
 
-    The curve of a warm path is that of all lambdas up to the chosen one, which is then trained on to as many rounds in
-    all as a separate run has.
+    The curve of a warm path has all lambdas up to the chosen one, trained on to a separate run's rounds.
     """
     rounds, own, key = problem.rounds, problem.work, problem.key
     look = max(1, rounds // 200)  # rounds between looks at the validation data
@@ -129,9 +128,7 @@ def compared(bench: Bench, problems: Sequence[Problem]) -> Outcome:
 
 
 def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> Figure:
-    """A column per data set. Above: validation over lambda, with bars of seconds (right scale). Below: test metric over
-    rounds. Columns: title -> metric, factor and by search a result per seed; the first seed's are drawn.
-    """
+    """A column per data set: validation over lambda with bars of seconds, and the test metric over rounds."""
     from polyfed.report.style import styled
 
     above, below = [], []
