@@ -1,5 +1,4 @@
-"""APFL: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning" (arXiv 2003.13461), Algorithm 1, equation
-(10)."""
+"""APFL: Deng et al., "Adaptive Personalized Federated Learning" (arXiv 2003.13461), Algorithm 1, equation (10)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""CFL: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
-under Privacy Constraints" (arXiv 1910.01991), Algorithms 1 and 3 and the parameter tree of section V."""
+"""CFL: Sattler, Müller, Samek (arXiv 1910.01991), Algorithms 1 and 3 and the parameter tree of section V."""
 
 from dataclasses import dataclass
 from typing import Literal

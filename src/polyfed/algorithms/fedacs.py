@@ -1,5 +1,4 @@
-"""FedACS: Chen, Li, Shen, "Personalized Federated Learning with Attention-based Client Selection" (arXiv
-2312.15148), equations (3) to (5)."""
+"""FedACS: Chen, Li, Shen (arXiv 2312.15148), equations (3) to (5)."""
 
 from dataclasses import dataclass
 from typing import Literal

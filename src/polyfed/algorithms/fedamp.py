@@ -1,5 +1,4 @@
-"""FedAMP and HeurFedAMP: Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021,
-Algorithm 1 and section 4."""
+"""FedAMP and HeurFedAMP: Huang et al., AAAI 2021, Algorithm 1 and section 4."""
 
 from dataclasses import dataclass
 

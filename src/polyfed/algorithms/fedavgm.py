@@ -1,5 +1,4 @@
-"""FedAvgM: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (arXiv 1909.06335)."""
+"""FedAvgM: Hsu, Qi, Brown (arXiv 1909.06335)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""FedBABU: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022,
-Algorithm 1."""
+"""FedBABU: Oh, Kim, Yun, ICLR 2022, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,4 @@
-"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
-Algorithm 1."""
+"""FedBN: Li et al., ICLR 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 

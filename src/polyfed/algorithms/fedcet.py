@@ -1,5 +1,4 @@
-"""FedCET: Liu, Wang, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data",
-Algorithms 1, 2, in the (d, x) form of Lemma 1."""
+"""FedCET: Liu, Wang (arXiv 2503.15804), Algorithms 1, 2, in the (d, x) form of Lemma 1."""
 
 from dataclasses import dataclass
 from functools import cache

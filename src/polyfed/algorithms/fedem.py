@@ -1,5 +1,4 @@
-"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture of Distributions",
-NeurIPS 2021, Algorithm 1."""
+"""FedEM: Marfoq et al., NeurIPS 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 

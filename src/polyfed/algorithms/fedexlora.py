@@ -1,5 +1,4 @@
-"""FedEx-LoRA: Singhal, Ponkshe, Vepakomma, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
-Large Language Models", ACL 2025."""
+"""FedEx-LoRA: Singhal, Ponkshe, Vepakomma, ACL 2025."""
 
 from dataclasses import dataclass
 

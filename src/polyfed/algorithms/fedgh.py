@@ -1,5 +1,4 @@
-"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM
-2023."""
+"""FedGH: Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,4 @@
-"""FedLin: Mitra et al., "Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse
-Gradients", NeurIPS 2021, Algorithm 1."""
+"""FedLin: Mitra et al., NeurIPS 2021, Algorithm 1."""
 
 import math
 from dataclasses import dataclass

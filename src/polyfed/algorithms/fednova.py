@@ -1,5 +1,4 @@
-"""FedNova: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-NeurIPS 2020."""
+"""FedNova: Wang et al., NeurIPS 2020."""
 
 from dataclasses import dataclass
 from typing import Literal

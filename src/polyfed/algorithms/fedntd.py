@@ -1,5 +1,4 @@
-"""FedNTD: Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS
-2022."""
+"""FedNTD: Lee et al., NeurIPS 2022."""
 
 from dataclasses import dataclass
 

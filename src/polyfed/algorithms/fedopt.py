@@ -1,6 +1,5 @@
 """FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. The
-defaults are Flower's, which refers to that paper; the paper's own values were not checked, and none is called the
-paper's here."""
+defaults are Flower's, which refers to that paper; the paper's own values were not checked."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""FedPAC: Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
-ICLR 2023."""
+"""FedPAC: Xu, Tong, Huang, ICLR 2023."""
 
 from dataclasses import dataclass
 from typing import Literal

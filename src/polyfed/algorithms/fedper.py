@@ -1,5 +1,4 @@
-"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912.00818), Algorithms 1 and
-2."""
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912.00818), Algorithms 1, 2."""
 
 from dataclasses import dataclass
 

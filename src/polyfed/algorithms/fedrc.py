@@ -1,5 +1,4 @@
-"""FedRC: Guo, Tang, Lin, "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust
-Clustering", ICML 2024."""
+"""FedRC: Guo, Tang, Lin, ICML 2024."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,5 +1,4 @@
-"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
-Algorithm 1."""
+"""FedRep: Collins et al., ICML 2021, Algorithm 1."""
 
 from dataclasses import dataclass
 

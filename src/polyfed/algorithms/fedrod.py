@@ -1,5 +1,4 @@
-"""FedRoD: Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
-with linear heads."""
+"""FedRoD: Chen, Chao, ICLR 2022, with linear heads."""
 
 from dataclasses import dataclass
 

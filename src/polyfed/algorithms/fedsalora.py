@@ -1,5 +1,4 @@
-"""FedSA-LoRA: Guo, Zeng, Wang, Fan, Zhang, Qu, "Selective Aggregation for Low-Rank Adaptation in Federated
-Learning", ICLR 2025."""
+"""FedSA-LoRA: Guo et al., ICLR 2025."""
 
 from dataclasses import dataclass
 from typing import Literal

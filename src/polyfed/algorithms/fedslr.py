@@ -1,5 +1,4 @@
-"""FedSLR: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", Algorithms 1, 2
-and 3; equations (4) to (7)."""
+"""FedSLR: Huang et al., "Fusion of Global and Local Knowledge ...", Algorithms 1, 2 and 3; equations (4) to (7)."""
 
 from dataclasses import dataclass
 from typing import Literal

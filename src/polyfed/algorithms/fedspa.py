@@ -1,5 +1,4 @@
-"""FedSpa: Huang et al., "Achieving Personalized Federated Learning with Sparse Local Models" (arXiv 2201.11380),
-Algorithm 1."""
+"""FedSpa: Huang et al. (arXiv 2201.11380), Algorithm 1."""
 
 import math
 from dataclasses import dataclass

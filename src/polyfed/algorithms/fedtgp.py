@@ -1,5 +1,4 @@
-"""FedTGP: Zhang, Liu, Hua, Cao, "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
-Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024."""
+"""FedTGP: Zhang, Liu, Hua, Cao, AAAI 2024."""
 
 from dataclasses import dataclass
 

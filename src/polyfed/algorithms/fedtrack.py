@@ -1,5 +1,4 @@
-"""FedTrack: FedLin without compression, with one step size for all. Mitra et al., "Linear Convergence in Federated
-Learning: Tackling Client Heterogeneity and Sparse Gradients", NeurIPS 2021."""
+"""FedTrack: FedLin (Mitra et al., NeurIPS 2021) without compression, with one step size for all."""
 
 from dataclasses import dataclass
 

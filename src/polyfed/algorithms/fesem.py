@@ -1,5 +1,4 @@
-"""FeSEM: Long et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide
-Web 26 (2023)."""
+"""FeSEM: Long et al., World Wide Web 26 (2023)."""
 
 from dataclasses import dataclass
 

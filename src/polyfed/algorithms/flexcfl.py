@@ -1,5 +1,4 @@
-"""FlexCFL (FedGroup): Duan et al., "Flexible Clustered Federated Learning for Client-Level Data Distribution Shift",
-IEEE TPDS 33 (2022)."""
+"""FlexCFL (FedGroup): Duan et al., IEEE TPDS 33 (2022)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""FlexLoRA: Bai, Chen, Qian, Yao, Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and
-Client Resources", NeurIPS 2024."""
+"""FlexLoRA: Bai, Chen, Qian, Yao, Li, NeurIPS 2024."""
 
 from dataclasses import dataclass
 

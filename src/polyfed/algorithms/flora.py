@@ -1,5 +1,4 @@
-"""FLoRA: Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
-Low-Rank Adaptations", NeurIPS 2024."""
+"""FLoRA: Wang et al., NeurIPS 2024."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""GPGD, FedSLR's second alternative: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated
-Learning", A.2; equation (21)."""
+"""GPGD, FedSLR's second alternative: Huang et al., "Fusion of Global and Local Knowledge ...", A.2; equation (21)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""HetLoRA: Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
-Models", EMNLP 2024, Algorithm 1."""
+"""HetLoRA: Cho, Liu, Xu, Fahrezi, Joshi, EMNLP 2024, Algorithm 1."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""HypCluster: Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning" (arXiv
-2002.10619), section 4."""
+"""HypCluster: Mansour et al. (arXiv 2002.10619), section 4."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""LG-FedAvg: Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
-(arXiv 2001.01523), Algorithm 1."""
+"""LG-FedAvg: Liang et al. (arXiv 2001.01523), Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal

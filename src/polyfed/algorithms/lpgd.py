@@ -1,5 +1,4 @@
-"""LPGD, FedSLR's first alternative: Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated
-Learning", A.2."""
+"""LPGD, FedSLR's first alternative: Huang et al., "Fusion of Global and Local Knowledge ...", A.2."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""PACFL: Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via
-Principal Angles Between Client Data Subspaces", AAAI 2023, Algorithm 1."""
+"""PACFL: Vahidian et al., AAAI 2023, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,4 @@
-"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
-Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1."""
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,4 @@
-"""FedAvg with recalibration as in Janssen et al., "Updating methods improved the performance of a clinical
-prediction model in new patients", Journal of Clinical Epidemiology 61 (2008), methods 1 and 2."""
+"""FedAvg with recalibration: Janssen et al., Journal of Clinical Epidemiology 61 (2008), methods 1 and 2."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""RoLoRA: Chen, Guo, Ju, Dalal, Zhu, Khisti, "Robust Federated Finetuning of LLMs via Alternating Optimization of
-LoRA", NeurIPS 2025, Algorithm 1."""
+"""RoLoRA: Chen et al., NeurIPS 2025, Algorithm 1."""
 
 from dataclasses import dataclass
 

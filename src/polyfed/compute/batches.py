@@ -256,7 +256,6 @@ class Batches:
         return self._on_all() if self.work.batch_size is None else self._on_parts()
 
     def _on_all(self) -> Iterator[Batch]:
-        """Steps on all samples."""
         every = self.whole()
         x, y, weight, sizes = every[:4]
         if (self._steps == self.total).all() and self.work.augment is None:  # every step is the same but for dropout

@@ -19,8 +19,6 @@ def is_norm(module: nn.Module) -> bool:
 
 
 class Entry(NamedTuple):
-    """One parameter."""
-
     name: str
     shape: tuple[int, ...]  # as the module sees it
     channels_last: bool  # convolutions on CPU run markedly faster so

@@ -36,7 +36,6 @@ class Split:
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.offsets) - 1
 
     @cached_property

@@ -31,7 +31,6 @@ class Deployed:
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.names)
 
     def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:

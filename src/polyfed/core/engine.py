@@ -92,9 +92,7 @@ class Engine(Protocol):
         """The checkpoint with the last `save` is safe."""
         ...
 
-    def restore(self, state: State) -> None:
-        """Continue from the result of `save`."""
-        ...
+    def restore(self, state: State) -> None: ...
 
     def close(self) -> "Engine":
         """Release what runs clients. Returns an engine that still answers for models, metrics and rows."""

@@ -82,7 +82,6 @@ class Ledger:
         return self._bytes[0], self._bytes[1]
 
     def tensor(self) -> Tensor:
-        """The ledger, for a checkpoint."""
         return torch.as_tensor(self.array().copy())
 
     def restore(self, rows: Tensor) -> None:

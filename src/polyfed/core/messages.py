@@ -102,8 +102,6 @@ class Server(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of a tensor."""
-
     dtype: torch.dtype
     shape: tuple[int | None, ...]  # None where a size differs from message to message
     most: int  # numbers in all
@@ -129,7 +127,6 @@ def copied(state: State) -> State:
 
 
 def form_of(t: Tensor) -> Form:
-    """The form of a tensor."""
     return Form(t.dtype, tuple(t.shape), t.numel())
 
 

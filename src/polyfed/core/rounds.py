@@ -155,7 +155,6 @@ class Loop(Deployed):
         return tensors, {"t": self.t, "clock": self.clock, "flights": flights}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Continue from the result of `state`."""
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}

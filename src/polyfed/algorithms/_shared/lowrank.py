@@ -1,6 +1,5 @@
 """Layers as matrices, the proximal step of their nuclear norm, and common models that go down as factors: for FedSLR
-and its relatives. Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.1,
-footnote 1."""
+and its relatives. Huang et al., "Fusion of Global and Local Knowledge ...", A.1, footnote 1."""
 
 from typing import NamedTuple
 

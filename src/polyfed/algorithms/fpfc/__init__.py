@@ -1,5 +1,4 @@
-"""FPFC: `method` is the algorithm, `pairs` and `devicedual` its server, `window` advice on lambda, `theory` what is
-proven."""
+"""FPFC: `method` is the algorithm, `pairs` and `devicedual` its server, `window` and `theory` advise on settings."""
 
 from polyfed.algorithms.fpfc.method import FPFC
 from polyfed.algorithms.fpfc.theory import proven

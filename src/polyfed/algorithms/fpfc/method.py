@@ -1,5 +1,4 @@
-"""FPFC: Yu et al., "Clustered Federated Learning based on Nonconvex Pairwise Fusion" (arXiv 2211.04218), Algorithm
-2; equations (1) to (6)."""
+"""FPFC: Yu et al. (arXiv 2211.04218), Algorithm 2; equations (1) to (6)."""
 
 from dataclasses import dataclass
 from math import inf

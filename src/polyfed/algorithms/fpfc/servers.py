@@ -1,5 +1,4 @@
-"""FPFC's two servers, `pairs` and `devicedual`, as modules with functions of the same names, and the choice between
-them."""
+"""FPFC's two servers, `pairs` and `devicedual`, modules with functions of the same names, and the choice of one."""
 
 from typing import Any
 
