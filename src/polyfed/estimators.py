@@ -1,7 +1,4 @@
-"""Estimators of scikit-learn over sites: `fit(X, y, sites=...)` trains a federation in which each site is a client.
-
-They fit pipelines, cross-validation and metadata routing (`set_fit_request(sites=True)`).
-"""
+"""Estimators of scikit-learn over sites: `fit(X, y, sites=...)` trains a federation in which each site is a client."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -134,10 +131,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
         Parameters
         ----------
-        X : array
-            [N, d] numbers.
-        y : array
-            [N] labels.
+        X, y : array
+            [N, d] numbers and [N] labels.
         sites : array or None
             [N] site of each row; None: one site.
 
@@ -193,10 +188,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
         Parameters
         ----------
-        X : array
-            [N, d] numbers.
-        y : array
-            [N] labels.
+        X, y : array
+            [N, d] numbers and [N] labels.
         sample_weight : array or None
             [N] weights of the rows; None: all alike.
         sites : array or None
@@ -245,10 +238,8 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
         Parameters
         ----------
-        X : array
-            [N, d] numbers.
-        y : array
-            [N] numbers.
+        X, y : array
+            [N, d] and [N] numbers.
         sites : array or None
             [N] site of each row; None: one site.
 
@@ -284,10 +275,8 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
         Parameters
         ----------
-        X : array
-            [N, d] numbers.
-        y : array
-            [N] numbers.
+        X, y : array
+            [N, d] and [N] numbers.
         sample_weight : array or None
             [N] weights of the rows; None: all alike.
         sites : array or None

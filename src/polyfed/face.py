@@ -52,11 +52,6 @@ class Run(Result):
         -------
         Run
             The run.
-
-        Raises
-        ------
-        RunError
-            The folder is missing, damaged or not of a run.
         """
         return opened.opened(folder, federation, model, cls)
 

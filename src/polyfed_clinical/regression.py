@@ -79,10 +79,8 @@ def fit(
         Labels of each site's rows for robust errors: rows of one label, such as a patient, are not independent.
     ties : str
         "efron" or "breslow", for Cox.
-    names : sequence of str or None
-        Names of the sites.
-    columns : sequence of str or None
-        Names of the columns of x.
+    names, columns : sequence of str or None
+        Names of the sites, and of the columns of x.
     level : float
         Level of the confidence intervals.
     sums : str

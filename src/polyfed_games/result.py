@@ -105,11 +105,6 @@ class Coalitions:
         -------
         Coalitions
             The results.
-
-        Raises
-        ------
-        RunError
-            The folder is missing, damaged, or not finished.
         """
         f = Found.read(Path(folder))
         return Coalitions(

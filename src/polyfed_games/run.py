@@ -89,13 +89,6 @@ def coalitions(
     -------
     Coalitions
         Scores, gains, Shapley values, stable partitions, and the agreement with other methods.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong; nothing has been trained yet.
-    RunError
-        A folder cannot be read or written, or holds other results.
     """
     which = seeds_of(seeds)
     how, method = training_of(training, {"evaluate_every": 0, **settings}), algorithm or FedAvg()

@@ -1,7 +1,4 @@
-"""Errors that a user can act on, in one line: what, where, what was found and what was expected.
-
-The command line prints the line and exits non-zero; a traceback means a bug in polyfed, not in the input.
-"""
+"""Errors that a user can act on, in one line: what, where, what was found and what was expected."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,4 @@
-"""Data: federations, named data sets, partitions and synthetic problems.
-
-`load(name).partition(how, clients=n, seed=s)` or `Federation.from_arrays([(x, y), ...])` gives what a run takes.
-"""
+"""Data: federations, named data sets, partitions and synthetic problems."""
 
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import about, default_dir, load, names, options

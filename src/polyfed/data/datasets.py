@@ -108,13 +108,6 @@ def load(
     -------
     Dataset
         `partition` divides it, and prepares tables from training rows alone.
-
-    Raises
-    ------
-    DataError
-        An unknown name or option, a missing folder, a malformed file, columns that cannot be used.
-    ConfigError
-        A setting of the columns is wrong.
     """
     text = str(name)
     if not LOADERS.knows(text) and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):

@@ -39,10 +39,8 @@ class Federation:
 
     Parameters
     ----------
-    train : Split
-        Training samples; every client has some.
-    test : Split
-        Test samples; a client may have none.
+    train, test : Split
+        Training samples, of which every client has some, and test samples.
     names : tuple of str
         [n] distinct: random draws are keyed by a client's name, not by its position.
     validation : Split or None
@@ -197,11 +195,6 @@ class Federation:
         -------
         Federation
             A federation with a validation split.
-
-        Raises
-        ------
-        DataError
-            There is a validation split already, or the fraction is not in [0, 1).
         """
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:

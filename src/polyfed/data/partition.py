@@ -1,7 +1,4 @@
-"""Partitions: `assign` deals the samples of a data set out to clients, in time linear in their number, from a seed.
-
-`parse("dirichlet:0.5")` reads a partitioner's string form and `str` writes it; "+" puts one on another as its base.
-"""
+"""Partitions: `assign` deals the samples of a data set out to clients, in time linear in their number, from a seed."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right

@@ -1,7 +1,4 @@
-"""Held-out splits and scaling: from the samples that a client was given to those it trains, tunes and is tested on.
-
-Nothing here looks at a test or validation sample to prepare a training one.
-"""
+"""Held-out splits and scaling; nothing here looks at a test or validation sample to prepare a training one."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b

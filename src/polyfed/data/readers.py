@@ -1,7 +1,4 @@
-"""Readers of data files: IDX, CIFAR's binary version, npz, MATLAB's and CSV, into numpy arrays, never unpickled.
-
-Every malformed file is one DataError line that names it.
-"""
+"""Readers of data files into numpy arrays, never unpickled; a malformed file is one DataError line that names it."""
 
 import csv
 import gzip

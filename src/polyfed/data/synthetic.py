@@ -256,10 +256,8 @@ def heterogeneous_quadratics(
 
     Parameters
     ----------
-    clients : int
-        Number of clients.
-    dim : int
-        Number of coordinates.
+    clients, dim : int
+        Numbers of clients and of coordinates.
     mu, L : float
         Least and largest curvature, 0 < mu <= L.
     spread : float
@@ -293,10 +291,8 @@ def fedcet_quadratics(clients: COUNT = 10, measurements: COUNT = 10, dim: COUNT 
 
     Parameters
     ----------
-    clients : int
-        Number n of clients.
-    measurements : int
-        Measurements n_i of each client.
+    clients, measurements : int
+        Number n of clients, and n_i of measurements of each.
     dim : int
         Width of a measurement.
     seed : int

@@ -58,11 +58,6 @@ def from_texts(
     -------
     Federation
         x: [N, 2, T] int64 ids and mask, 1 for tokens and 0 for padding; y: [N, T] int64 ids, or -100.
-
-    Raises
-    ------
-    DataError
-        Naming the client: no texts, something else than texts, or a text without tokens.
     """
     if length < 2:
         raise DataError(f"length: found {length}, expected at least 2 tokens")

@@ -78,11 +78,6 @@ def write_report(
     -------
     Path
         The page.
-
-    Raises
-    ------
-    RunError
-        A folder cannot be read, or a file cannot be written.
     """
     study = paths if isinstance(paths, Study) else read(paths)
     target = Path(out) if out is not None else study.paths[0] / "report.html"

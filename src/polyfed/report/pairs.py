@@ -1,7 +1,4 @@
-"""Differences between runs on the same splits, with intervals and an honest verdict.
-
-docs/verdicts-statistics.md has the measured error rates of the intervals.
-"""
+"""Differences between runs on the same splits, with intervals (docs/verdicts-statistics.md) and an honest verdict."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

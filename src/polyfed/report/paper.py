@@ -29,11 +29,6 @@ def paper_table(studies: Sequence[Study]) -> Table:
     Table
         A row per method, by mean rank over the data sets that have it. Per data set: the metric (mean over clients, ±
         sample standard deviation over seeds), the worst client, and the numbers of clients that clearly gain and lose.
-
-    Raises
-    ------
-    RunError
-        No study is given, or two of them cannot be told apart by data set, partition and metric.
     """
     names = _titles(studies)
     merit = [s.verdicts.means for s in studies]

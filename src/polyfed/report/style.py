@@ -1,7 +1,4 @@
-"""Style of figures, and their files: inline SVG for pages, or SVG, PDF and PNG for papers.
-
-Inline SVG takes its colours from CSS variables, so one figure serves light and dark pages.
-"""
+"""Style of figures, and their files: inline SVG with CSS variables for light and dark pages, or SVG, PDF and PNG."""
 
 import contextlib
 import errno

@@ -176,15 +176,6 @@ def admit(
     -------
     Admission
         Each newcomer's model, and its scores after every exchange.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong, a name is taken, or the method cannot grow.
-    DataError
-        The samples do not fit the run's model.
-    Diverged
-        A value is no longer finite.
     """
     if run.settings.privacy:
         raise ConfigError("privacy: not with admit, whose exchanges no budget is kept for")

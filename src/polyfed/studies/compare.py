@@ -150,7 +150,7 @@ def compare(
     report: bool = True,
     **settings: Any,
 ) -> Comparison:
-    """Train every algorithm with every seed, on the same data and from the same start.
+    """Train every algorithm with every seed, on the same data and from the same start, after checking all settings.
 
     A run that diverges does not stop the others; it is in `failures`. Ctrl-C finishes and saves the round in hand.
 
@@ -190,11 +190,6 @@ def compare(
     -------
     Comparison
         The results, trained or read back.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong; nothing has been trained yet.
     """
     methods = _labelled(algorithms)
     which = seeds_of(seeds)

@@ -1,7 +1,4 @@
-"""Predictions: a new patient's row goes in as it is in a file, a probability per class or a number comes out.
-
-Model and preparation come from a run, or from the two files that `polyfed export` writes.
-"""
+"""Predictions: a new patient's row goes in as it is in a file, a probability per class or a number comes out."""
 
 import math
 import warnings
@@ -64,13 +61,6 @@ class Predictor:
         -------
         Predictor
             A predictor.
-
-        Raises
-        ------
-        RunError
-            A file is missing or damaged.
-        ConfigError
-            The model cannot be made again, or was not trained on CSV files.
         """
         target = Path(path)
         about = target.parent / f"{target.stem}.json"

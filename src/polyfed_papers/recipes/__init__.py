@@ -1,7 +1,6 @@
-"""Recipes: experiments of papers, our figures beside the printed ones, with every claim and whether it holds here.
+"""Recipes: experiments of papers, functions from a `Bench` to an `Outcome`; ours stands beside the printed figures.
 
-A recipe is a function that takes a `Bench` and returns an `Outcome`; `recipe.py` has the parts it is made of. Other
-packages bring recipes by the entry point group `polyfed.recipes`: modules that register them when they are imported.
+Other packages bring recipes by the entry point group `polyfed.recipes`: modules that register them on import.
 """
 
 from importlib import import_module

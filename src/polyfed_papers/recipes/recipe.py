@@ -1,6 +1,4 @@
-"""Parts of a recipe. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
-so that a second call continues where the first was cut off, and ends in an `Outcome`.
-"""
+"""Parts of a recipe; its `Bench` keeps what is finished in a folder, so that a second call goes on from there."""
 
 import dataclasses
 import json
@@ -50,7 +48,7 @@ SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
 @dataclass
 class Outcome:
-    """Outcome of a recipe. figures: file name without ending -> figure     captions: of figures, by that name"""
+    """Outcome of a recipe; figures and captions are by file name without ending."""
 
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
@@ -61,34 +59,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An experiment of a paper.
+    """An experiment of a paper."""
 
-    name: paper/experiment     title: what it is in the paper
-    settings: of one size
-    minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
-    seeds: how many count, or which, where others have been looked at before
-    data: data sets that it reads from a data folder; () where everything ships with polyfed
-    also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
-    middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
-    recorded: whether a record has all that it reads of its runs; not where it needs every test sample's scores
-    scored: whether it reads them, and the record has them: what each test sample adds to the metric that leads
-    joins: whether methods of a user's own can be added
-    """
-
-    name: str
-    title: str
+    name: str  # paper/experiment
+    title: str  # in the paper
     run: Callable[["Bench"], Outcome]
     settings: Callable[[Size], Sequence[Setting]]
-    minutes: Mapping[Size, float]
+    minutes: Mapping[Size, float]  # about, on two cores (small) and on `machine` (paper)
     machine: str = "two cores"
-    data: tuple[str, ...] = ()
-    seeds: int | Sequence[int] = 3
-    also: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # data sets from a data folder; none where everything ships with polyfed
+    seeds: int | Sequence[int] = 3  # their number, or the seeds, where others have been looked at before
+    also: tuple[str, ...] = ()  # other full names, such as those of a paper's tables that are one experiment
     order: int = 0
-    middle: bool = False
-    recorded: bool = True
-    scored: bool = False
-    joins: bool = False
+    middle: bool = False  # it has a size in between, whose time a `Pilot` estimates before it starts
+    recorded: bool = True  # a record has all that it reads of its runs, every test sample's scores aside
+    scored: bool = False  # it reads these, and the record has each test sample's part of the leading metric
+    joins: bool = False  # a user's own methods can be added
 
     def outcome(self, bench: "Bench") -> Outcome:
         """Run it and return what it finds, with how its settings were chosen."""
@@ -116,7 +102,7 @@ RECIPES: dict[str, Recipe] = {}
 def recipe(
     name: str, title: str, *, minutes: tuple[float, float], settings: Callable[[Size], Sequence[Setting]], **more: Any
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
-    """Register the function below as a `Recipe`. minutes: (small, paper)     more: its other fields"""
+    """Register the function below as a `Recipe`; minutes are for (small, paper), and `more` are its other fields."""
 
     def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
         other = RECIPES.get(name)
@@ -131,14 +117,7 @@ def recipe(
 
 
 class Bench:
-    """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
-
-    scale: "small", "middle" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
-    rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
-    record: the record (see record.py) that the folder was made from
-    portable: one worker for every run, so that no machine's cores decide the order of sums
-    joining: names of a user's own methods that a recipe takes in beside its own
-    """
+    """Place of a recipe's runs: size, seeds, folder, and memory of what is done."""
 
     def __init__(
         self,
@@ -148,10 +127,10 @@ class Bench:
         data_dir: str | Path | None = None,
         device: str = "auto",
         watch: Watch | None = None,
-        rehearse: bool = False,
-        record: Path | None = None,
-        portable: bool = False,
-        joining: Sequence[str] = (),
+        rehearse: bool = False,  # one round a run, to see that all is in place; the figures mean nothing
+        record: Path | None = None,  # that the folder was made from, see record.py
+        portable: bool = False,  # one worker, so that no machine's cores decide the order of sums
+        joining: Sequence[str] = (),  # a user's own methods, beside the recipe's
     ):
         self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
         self.record, self.portable, self.joining = record, portable, joining
@@ -192,10 +171,7 @@ class Bench:
         seeds: Sequence[int] | None = None,
         **settings: Any,
     ) -> Comparison:
-        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable.
-
-        algorithms: {label: algorithm}, or a function of the seed (a lambda that was tuned for each)
-        """
+        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable."""
         if callable(algorithms):
             parts = self.each(
                 key,
@@ -229,10 +205,7 @@ class Bench:
         return whole(tune(model, federation, method, rounds=rounds, **self.where, **settings))
 
     def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
-        """The values that validation prefers, by `climb`, found once and kept. The recipe says how many edges are left.
-
-        score: values, one per ladder -> the higher the better; from data and seeds that do not count
-        """
+        """The values that validation prefers, by `climb` on seeds that do not count, found once and kept."""
 
         def found() -> dict[str, Any]:
             way = climb(score, ladders, 1 if self.rehearse else trials)
@@ -253,13 +226,12 @@ class Bench:
         return [f"tuned by validation: {len(self.choices)} choices of {each} trials; edges left: {len(left)}{named}"]
 
     def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
-        """compute(seed) for every seed, as `all_of` does it. key: what is computed, for the progress display"""
+        """compute(seed) for every seed, as `all_of` does it; `key` names it in the progress display."""
         return self.all_of([(key, seed, partial(compute, seed)) for seed in self.seeds])
 
+    # what takes long must be kept in the folder, by `once` or `compare`: here it is then only read
     def all_of(self, tasks: Sequence[tuple[str, int, Callable[[], T]]]) -> list[T]:
-        """Results of the tasks (label, seed, task). Where there is room, processes apart compute them side by side
-        beforehand: what takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
-        """
+        """Results of the tasks (label, seed, task), computed side by side beforehand where there is room."""
         watch, self.watch = self.watch, Watch()  # silent where what was computed apart is only read
         try:
             if not beforehand(tasks, pick_device(self.device).type, watch):
@@ -289,14 +261,10 @@ class Bench:
 
 
 class Pilot(Bench):
-    """A bench that trains three rounds of one method of each kind under one seed, and adds up how long all rounds of
-    all methods would take.
+    """A bench that trains three rounds of one method of each kind under one seed, to estimate the time of all."""
 
-    count: how many seeds are meant     seconds: of training alone, all rounds and seeds; evaluations come on top
-    """
-
-    seconds = 0.0
-    count = 1
+    seconds = 0.0  # of training alone, all rounds and seeds; evaluations come on top
+    count = 1  # seeds that are meant
 
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
         methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
@@ -351,8 +319,7 @@ def _traced(settings: Mapping[str, Any]) -> list[str]:
 
 
 def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None = None) -> None:
-    """Refuse to mix runs of two versions of a recipe in one folder, or from a record; seeds may be added, and the
-    device may be another, which each run names."""
+    """Refuse to mix runs of two versions of a recipe in one folder or record; more seeds and other devices are fine."""
     path = place / "comparison.toml"
     if not path.exists():
         return
@@ -428,9 +395,7 @@ def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
 
 
 def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
-    """outcome.md with tables, claims, settings and notes, a CSV per table, an SVG and a PDF per figure; page.html, the
-    same as one page whose tables can be sorted. Returns the first.
-    """
+    """Write outcome.md and page.html, a CSV per table, an SVG and a PDF per figure. Returns the first."""
     write_atomically(bench.folder / "page.html", _page(r, bench, outcome).encode())
     lines = [f"# {r.name}: {r.title}", "", r.about, "", f"Size: {bench.scale}; seeds: {bench.seeds}.", ""]
     for k, table in enumerate(outcome.tables, 1):

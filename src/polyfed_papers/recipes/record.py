@@ -1,10 +1,6 @@
-"""A record: all that a recipe has found so far, in one small file, so that it goes on elsewhere with nothing computed
-twice, writes its page again, and any of its runs can be verified.
+"""A record: all that a recipe has found so far, in one small file, so that it goes on elsewhere and can be verified.
 
-Lines of JSON, compressed by gzip: what was run; then every comparison with its settings, each followed by its runs that
-are over; then the values that `Bench.once` keeps. A run's line has what is in config.toml, summary.json, metrics.jsonl
-and, without the metrics that do not lead, clients.csv. Its models stay behind: of them it has the digests. Of a recipe
-that reads them it also has federation.json and what each test sample adds to the metric that leads.
+Gzipped lines of JSON: the recipe; every comparison with its settings, then its finished runs; values of `Bench.once`.
 """
 
 import contextlib
@@ -146,7 +142,7 @@ def pack(bench: Bench, recipe: str) -> Path:
 
 
 def _numbers(place: Path, scored: bool) -> Table:
-    """Lines of a run folder that a record holds. scored: with every test sample's"""
+    """Lines of a run folder for a record, if `scored` with every test sample's: numbers, and digests of its models."""
     summary, rows = reading.summary(place), list(csv.reader(reading.text(place / "clients.csv").splitlines()))
     kept = ("samples", summary.metric)
     found: Table = {
@@ -241,10 +237,7 @@ class _Over(Exception):
 
 
 class Again(Bench):
-    """A bench that reads everything from a record's folder and trains only the runs asked for, each beside its own.
-
-    asked: names of runs; they are taken out as they are trained     tell: what comes out, run by run
-    """
+    """A bench that reads everything from a record's folder and trains only the runs asked for, each beside its own."""
 
     def __init__(
         self, record: Record, asked: Iterable[str], folder: Path, data_dir: str | Path | None,
@@ -300,10 +293,7 @@ class Again(Bench):
 
 
 def verify(path: Path, only: str | None, data_dir: str | Path | None, tell: Callable[[str, Verdict], None]) -> None:
-    """Train recorded runs again by their recipe, one (only: KEY/LABEL-seedK) or all, and tell what comes out.
-
-    Raises ConfigError where there is no such run or the recipe has changed, RunError where the record is damaged.
-    """
+    """Train recorded runs again by their recipe, one (only: KEY/LABEL-seedK) or all, and tell the verdicts."""
     record = load(path)
     recipe, names = find(record.about.recipe), record.runs
     if only is not None and only not in names:

@@ -29,17 +29,13 @@ def without(settings: Sequence[Setting], *keys: str) -> tuple[Setting, ...]:
 
 
 class Claim(NamedTuple):
-    """One statement of a paper and what we found.
-
-    holds: None where our runs do not decide it     p: of no difference, where an interval decides; NaN elsewhere
-    edge: whether that interval ends within a tenth of its width of zero
-    """
+    """A statement of a paper and our finding."""
 
     text: str
-    holds: bool | None
+    holds: bool | None  # None: our runs do not decide it
     evidence: str
-    p: float = float("nan")
-    edge: bool = False
+    p: float = float("nan")  # of no difference, where an interval decides
+    edge: bool = False  # that interval ends within a tenth of its width of zero
 
     @property
     def verdict(self) -> str:
@@ -57,11 +53,10 @@ def decided(text: str, low: float, high: float, p: float, unit: str = "", digits
 def ordered(
     text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "", share: float = 0.0
 ) -> Claim:
-    """The claim that `higher` exceeds `lower`, from values of the same seeds: holds, or not, when the 95 % interval of
-    the mean paired difference leaves zero out; one seed never decides.
+    """The claim that `higher` exceeds `lower` under the same seeds, by the 95 % interval of the mean paired difference.
 
-    share: where seeds divide one set of samples anew, how much of it is tested (Nadeau and Bengio's variance, see
-    `report.intervals`). 0: every seed draws samples of its own, and the interval is Student's t
+    `share` is the tested share of samples that seeds divide anew (Nadeau and Bengio's variance, see
+    `report.intervals`); 0: every seed draws its own samples, and the interval is Student's t. One seed never decides.
     """
     gap = factor * (np.asarray(higher, dtype=float) - np.asarray(lower, dtype=float))
     gap = gap[np.isfinite(gap)]
@@ -122,7 +117,7 @@ def beside(
     notes: Sequence[str] = (),
     first: str = "method",
 ) -> Table:
-    """Paper and ours side by side: for every column a pair of cells. rows: label -> [(paper, ours), ...]"""
+    """Paper and ours side by side, a pair of cells per column; rows map a label to [(paper, ours), ...]."""
     heads = [f"{first}<", *(text for c in columns for text in (f"{c}, paper", f"{c}, ours"))]
     body = []
     for label, pairs in rows.items():
@@ -144,10 +139,7 @@ def curve_figure(
     width: float = 4.7,
     height: float = 3.3,
 ) -> "Figure":
-    """A line per label, the mean over seeds (of logarithms if log), with the range over seeds as a band.
-
-    series: label -> (x, [seed][point])
-    """
+    """A line per label, {label: (x, [seed][point])}: the mean over seeds (of logarithms if log), in their range."""
     from polyfed.report.style import canvas, legend_name, looks, styled
 
     own = [label for label in series if label.lower() == "local"]
