@@ -9,7 +9,6 @@ from polyfed.runs.training import Search
 
 GROUPS = {"data": "List, fetch and inspect data sets."}
 TUNING = "Tuning"
-ON_RAY = ("engine", "workers", "address")
 
 
 class Run(Experiment, takes=every(), asks="experiment"):
@@ -43,7 +42,7 @@ class Compare(Experiment, takes=every(), module="run"):
 
 
 class Tune(
-    Experiment, takes=every("seeds", *ON_RAY, "track"),
+    Experiment, takes=every("seeds", "engine", "workers", "address", "track"),
     idle={"resume": "without --out", "force": "without --out | with --resume"},
 ):  # fmt: skip
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.

@@ -1,9 +1,10 @@
 """The one place where the command line imports late: a command's module when it is called, so that help is instant."""
 
-from importlib import import_module
 from typing import Any
+
+from polyfed.base.plugins import sibling
 
 
 def late(module: str, name: str) -> Any:
-    """Return the thing of this name in a module, imported now."""
-    return getattr(import_module(module), name)
+    """The thing of this name in a module, imported now; ConfigError where that misses a package beside the core."""
+    return getattr(sibling(module, f"polyfed {name.replace('_', '-')}"), name)
