@@ -145,6 +145,16 @@ def test_a_public_name_whose_package_is_hidden_names_it(monkeypatch):
         pf.coalitions(None)
 
 
+def test_an_experiment_with_privacy_names_its_hidden_package_and_one_without_it_runs(cli, monkeypatch, undrawn):
+    for name in ("polyfed_privacy", "polyfed_privacy.run"):
+        monkeypatch.setitem(sys.modules, name, None)
+    run = ["run", "--algorithm", "fedavg", "--data", "digits", "--clients", 2, "--rounds", 1, "-q"]
+    said = cli(*run, "--set", "privacy.sums=secure")
+    assert (said.status, said.err.count("\n")) == (2, 1)
+    assert said.err.startswith("polyfed: privacy: needs the package polyfed_privacy")
+    assert cli(*run, "--out", "a").status == 0
+
+
 def test_nobody_looks_for_packages_before_a_name_is_asked_for(cli, monkeypatch, undrawn):
     """Neither help nor a run of what polyfed has reads other packages' metadata."""
     monkeypatch.setattr("polyfed.base.plugins._installed", None)

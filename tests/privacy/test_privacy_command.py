@@ -11,7 +11,6 @@ FILE = """
 rounds = 6
 local-steps = 1
 batch-size = "full"
-{more}
 [data]
 name = "heart-disease"
 [privacy]
@@ -26,30 +25,28 @@ name = "fedavg"
 @pytest.fixture
 def experiment(tmp_path):
     path = tmp_path / "experiment.toml"
-    path.write_text(FILE.format(more=""))
+    path.write_text(FILE)
     return path
 
 
-def test_the_plan_is_printed_without_training(experiment, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert call(["privacy", str(experiment), "--seeds", "3"]) == 0
-    said = capsys.readouterr().out
-    assert "epsilon 2 at delta 1e-05 for each site, shared by 3 runs" in said
-    assert "6 releases of each row in 6 rounds" in said
+def test_the_plan_is_printed_without_training(experiment, tmp_path, cli):
+    said = cli("privacy", experiment, "--seeds", 3)
+    assert "epsilon 2 at delta 1e-05 for each site, shared by 3 runs" in said.out
+    assert "6 releases of each row in 6 rounds" in said.out
+    assert said.status == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["experiment.toml"]
 
 
-def test_a_method_that_cannot_is_refused_by_name_with_the_reason(experiment, capsys):
-    assert call(["privacy", str(experiment), "--algorithm", "scaffold", "--algorithm", "fpfc"]) == 2
-    said = capsys.readouterr().out
+def test_a_method_that_cannot_is_refused_by_name_with_the_reason(experiment, cli):
+    status, said, _ = cli("privacy", experiment, "--algorithm", "scaffold", "--algorithm", "fpfc")
     assert "scaffold:\n  Refused: privacy.unit: what scaffold sends depends on the clients' private 'c'" in said
     assert "fpfc:\n  Refused: privacy: the server of fpfc needs every client's own w" in said
+    assert status == 2
 
 
-def test_without_the_table_there_is_nothing_to_plan(tmp_path, capsys):
-    (tmp_path / "open.toml").write_text('[data]\nname = "heart-disease"\n[[algorithms]]\nname = "fedavg"\n')
-    assert call(["privacy", str(tmp_path / "open.toml")]) == 2
-    assert "found no table [privacy]" in capsys.readouterr().err
+def test_without_the_table_there_is_nothing_to_plan(cli):
+    said = cli("privacy", "--data", "heart-disease")
+    assert (said.status, "found no table [privacy]" in said.err) == (2, True)
 
 
 def test_a_private_run_says_so_comes_out_again_and_needs_its_own_noise(experiment, tmp_path, capsys):
@@ -65,10 +62,9 @@ def test_a_private_run_says_so_comes_out_again_and_needs_its_own_noise(experimen
 
 
 @pytest.mark.parametrize("command", [["coalitions", "--against", "none"], ["tune", "fedavg", "--setting", "lr"]])
-def test_analyses_that_no_budget_is_kept_for_are_refused(command, tmp_path, capsys):
-    given = ["--data", "heart-disease", "--set", "privacy.sums=secure", "--out", str(tmp_path / "out")]
-    assert call([*command, *given]) == 2
-    assert f"privacy: not with {command[0]}" in capsys.readouterr().err
+def test_analyses_that_no_budget_is_kept_for_are_refused(command, cli):
+    said = cli(*command, "--data", "heart-disease", "--set", "privacy.sums=secure", "--out", "out")
+    assert (said.status, f"privacy: not with {command[0]}" in said.err) == (2, True)
 
 
 def test_what_epsilon_costs_is_a_figure_and_a_line_for_each_site(experiment, tmp_path, capsys):
@@ -88,8 +84,7 @@ def test_what_epsilon_costs_is_a_figure_and_a_line_for_each_site(experiment, tmp
 
 
 @pytest.mark.parametrize("given", ["8,x", "0", "-1"])
-def test_epsilons_that_are_none_are_one_line(given, experiment, tmp_path, capsys):
-    assert call(["privacy", str(experiment), f"--cost={given}", "--out", str(tmp_path / "out"), "-q"]) == 2
-    said = capsys.readouterr().err
-    assert "found" in said
-    assert said.count("\n") == 1
+def test_epsilons_that_are_none_are_one_line(given, experiment, cli):
+    said = cli("privacy", experiment, f"--cost={given}", "--out", "out", "-q")
+    assert (said.status, said.err.count("\n")) == (2, 1)
+    assert "found" in said.err

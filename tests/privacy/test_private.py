@@ -66,9 +66,6 @@ def planned(trainer: Trainer) -> Planned:
     return trainer.door.args[0]
 
 
-# secure sums
-
-
 @pytest.mark.parametrize("name", [*SUMS, "fedcet"])
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):

@@ -26,7 +26,7 @@ class Rule(Protocol):
 
 
 class Door(Protocol):
-    """The guard of a run's messages: local training and every uplink pass through it, and the server gets sums only."""
+    """The guard of a run's messages, polyfed_privacy's: training and uplinks pass it, and the server has sums only."""
 
     def enter(self, task: Task, received: State, round: Round) -> Task:
         """The task with which the clients `round.ids`, who have received this [s, ...], train."""
