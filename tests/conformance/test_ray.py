@@ -16,7 +16,7 @@ from polyfed.core.worker import Plan
 from polyfed.testing.stage import NAMES
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
-engine_module = pytest.importorskip("polyfed.engines.ray")
+engine_module = pytest.importorskip("polyfed_ray.engine")
 
 
 @pytest.fixture(scope="module", autouse=True)

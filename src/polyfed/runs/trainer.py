@@ -242,12 +242,8 @@ class Trainer:
             if self.kept is not None:
                 task, data = self.kept.top, features(self.kept, data, folder)
             return LocalEngine(task, data, rows(), client_keys(names), self.work, t.seed, plan, t.step_sizes)
-        try:
-            from polyfed.engines.ray import RayEngine
-        except ImportError:
-            raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
         make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
-        return RayEngine(
+        return sibling("polyfed_ray.engine", "engine: ray").RayEngine(
             make, dict(splits(self.federation)), names, looped(self.algorithm), self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
         )  # fmt: skip

@@ -24,8 +24,8 @@ from polyfed.engines.local import LocalEngine, make_rows
 from polyfed.runs.rehearsal import sums
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
-engine_module = pytest.importorskip("polyfed.engines.ray")
-grown = pytest.importorskip("polyfed.engines.cluster")
+engine_module = pytest.importorskip("polyfed_ray.engine")
+grown = pytest.importorskip("polyfed_ray.cluster")
 
 N, ROUNDS = 7, 3
 NAMES = [f"site{i}" for i in range(N)]
@@ -155,7 +155,7 @@ def test_ray_on_one_machine_listens_to_nobody_else():
     """All sockets of its processes, started in a process of their own, are those of the loopback interface."""
     script = """
 import ray, psutil
-from polyfed.engines.ray import connect
+from polyfed_ray.engine import connect
 connect(1, None, {"CPU": 1}, [])
 ray.get(ray.remote(lambda: None).remote())
 me = psutil.Process()

@@ -6,7 +6,10 @@ from typing import Any
 
 from polyfed.base.errors import ConfigError
 
-ray: Any = import_module("ray")  # the extra [ray]; it comes without types
+try:
+    ray: Any = import_module("ray")  # which comes without types
+except ModuleNotFoundError:
+    raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
 
 PATIENCE = 120.0  # seconds that actors of this machine may take to start
 GROWS = 900.0  # seconds that a cluster may take to have room for all

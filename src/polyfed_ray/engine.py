@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -28,10 +27,9 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
-from polyfed.engines.cluster import PATIENCE, connect, needs
 from polyfed.engines.local import LocalEngine
+from polyfed_ray.cluster import PATIENCE, connect, needs, ray
 
-ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64, 1024  # at least and at most; powers of two
