@@ -276,11 +276,6 @@ class Task:
         -------
         Split
             The same samples.
-
-        Raises
-        ------
-        DataError
-            This precision does not hold the numbers.
         """
         wide = split.x.dtype, split.y.dtype
         split = split.to(self.device, self.dtype)
@@ -607,11 +602,6 @@ class Task:
         -------
         Tensor
             [s, b, d].
-
-        Raises
-        ------
-        ModelError
-            The outputs are not those of a last layer that is linear with a bias.
         """
         self.layout.head(w)
         x = x.to(w.dtype) if x.is_floating_point() or not self.integers else x

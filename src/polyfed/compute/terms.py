@@ -22,10 +22,8 @@ class Distillation(NamedTuple):
 
     Attributes
     ----------
-    strength : float
-        Factor of the term.
-    temperature : float
-        T, which the outputs are divided by.
+    strength, temperature : float
+        Factor of the term, and T, which the outputs are divided by.
     true : bool
         False leaves out the output of each sample's own class (not-true distillation, FedNTD).
     """

@@ -61,10 +61,8 @@ class Down(NamedTuple):
 
     Attributes
     ----------
-    shared : dict of Tensor
-        The same for every client.
-    each : dict of Tensor
-        [s, ...], one row per client.
+    shared, each : dict of Tensor
+        The same for every client; and [s, ...], one row per client.
     """
 
     shared: State = {}  # noqa: RUF012  (never written to)

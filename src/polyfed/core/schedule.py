@@ -225,11 +225,6 @@ class Delays(Configured):
         -------
         Delays or None
             None for a file without `names`.
-
-        Raises
-        ------
-        ConfigError
-            The text or the file does not describe delays.
         """
         if text.startswith("file:"):
             return None if names is None else cls.from_file(text.removeprefix("file:"), names)
@@ -254,11 +249,6 @@ class Delays(Configured):
         -------
         Delays
             With `compute` and `network` set.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, or a client has no row, two rows or a time that is not a number of seconds from 0.
         """
         try:
             with Path(path).open(newline="") as f:

@@ -94,10 +94,8 @@ class Portrait(NamedTuple):
 
     Attributes
     ----------
-    common : Tensor or None
-        [p] the one model that all clients have in common.
-    clusters : Tensor or None
-        [n] each client's group.
+    common, clusters : Tensor or None
+        [p] the one model that all clients have in common, and [n] each client's group.
     factors : dict of tuple of Tensor, or None
         The common model's low-rank layers as ([d1, r], [r, d2]), by name; None if the method makes none.
     findings : dict

@@ -270,11 +270,6 @@ class Metric(Configured):
         -------
         Tensor or array
             [b] where the metric is one "per sample", else of any shape.
-
-        Raises
-        ------
-        ConfigError
-            `compute` fails, or gives something else.
         """
         assert self.compute is not None
         what = f"metrics: {self.name} on outputs {[*seen.output.shape]} and targets {[*seen.target.shape]}"

@@ -96,10 +96,8 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
         One of `names()`.
     input_shape : tuple of int
         Of one sample, without the sample axis.
-    outputs : int
-        Numbers per sample: classes, or targets.
-    seed : int
-        Of the parameters.
+    outputs, seed : int
+        Numbers per sample (classes, or targets), and the seed of the parameters.
     **options
         The model's own, see `options(name)`.
 
@@ -107,13 +105,6 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
     -------
     nn.Module
         On the CPU.
-
-    Raises
-    ------
-    ConfigError
-        The name or an option is unknown.
-    ModelError
-        The model cannot take such inputs.
     """
     maker = MODELS.find(name)
     checked = settings.options(maker, options, 2, "model.", name)

@@ -228,13 +228,6 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     -------
     nn.Module
         Everything else is frozen, in the memory of `model`; in half precision it stays so, and computes in float32.
-
-    Raises
-    ------
-    ConfigError
-        The adapter is unknown, an option has no meaning, or no layer has such a name.
-    ModelError
-        The model has no layer that the adapter needs, or an adapter already.
     """
     asked = Adapter.read(adapter)
     same = {id(q): nn.Parameter(q.detach(), q.requires_grad) for q in model.parameters() if type(q) is nn.Parameter}

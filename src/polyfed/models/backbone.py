@@ -110,20 +110,13 @@ def pretrained(model: nn.Module, path: str | Path) -> nn.Module:
     model : nn.Module
         Changed in place; its last layer, the head, stays as it is where the file has none of its shape.
     path : str or Path
-        A state dict: safetensors, or what `torch.save` wrote, which is read with `weights_only=True`. Names that the
-        model does not have are not used.
+        A state dict: safetensors, or what `torch.save` wrote, which is read with `weights_only=True`. It has
+        every tensor below the head; other names are not used.
 
     Returns
     -------
     nn.Module
         The model, its weights in the precision of the file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read.
-    ModelError
-        A tensor below the head is not in the file, or has another shape there.
     """
     found, head = _tensors(Path(path)), ""
     for name, m in named_modules(model):

@@ -31,13 +31,6 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     -------
     nn.Module
         The copy.
-
-    Raises
-    ------
-    ConfigError
-        Fewer than one group.
-    ModelError
-        A lazy layer has not seen its first input.
     """
     if type(groups) is not int or groups < 1:
         raise ConfigError(f"groups: found {groups!r}, expected an integer of at least 1")
@@ -64,11 +57,6 @@ def with_statistics(model: nn.Module) -> nn.Module:
     -------
     nn.Module
         The copy, with the names of the model's tensors.
-
-    Raises
-    ------
-    ModelError
-        The model has no BatchNorm that is trained, or a lazy layer has not seen its first input.
     """
     if not any(isinstance(m, BatchNorm) and _is_trained(m) for m in model.modules()):
         raise ModelError(f"{type(model).__name__} has no BatchNorm that is trained, expected one for its statistics")

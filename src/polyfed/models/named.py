@@ -49,11 +49,6 @@ def named(model: nn.Module, federation: "Federation", output: str | None = None)
     -------
     nn.Module
         To be trained; `base` is the model given, and so it is in `run.model(client)`.
-
-    Raises
-    ------
-    ModelError
-        The federation's inputs have no names.
     """
     layout = federation.meta.get("layout")
     if layout is None:

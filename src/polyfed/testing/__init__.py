@@ -41,10 +41,9 @@ class Row(NamedTuple):
 
     Parameters
     ----------
-    name : str
-        The tested fact, in words.
-    outcome : str
-        "passed", the reason why the row does not apply, or the finding where the method breaks it.
+    name, outcome : str
+        The tested fact, in words; and "passed", the reason why the row does not apply, or the finding where it is
+        broken.
     """
 
     name: str

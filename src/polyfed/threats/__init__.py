@@ -65,11 +65,6 @@ def make_attack(name: str, /, **settings: Any) -> Attack:
     -------
     Attack
         With these settings.
-
-    Raises
-    ------
-    ConfigError
-        The name or a setting is wrong.
     """
     return ATTACKS.make(name, settings)
 
@@ -89,10 +84,5 @@ def make_rule(name: str, /, **settings: Any) -> Rule:
     -------
     Rule
         With these settings.
-
-    Raises
-    ------
-    ConfigError
-        The name or a setting is wrong.
     """
     return RULES.make(name, settings)

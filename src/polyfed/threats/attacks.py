@@ -78,11 +78,6 @@ class Attack(Configured):
         -------
         list of str
             Their names.
-
-        Raises
-        ------
-        ConfigError
-            A name is not there.
         """
         floats = [name for name, t in up.items() if t.is_floating_point()]
         for name in self.tensors:
@@ -207,11 +202,6 @@ def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 
     -------
     Federation
         With the false labels.
-
-    Raises
-    ------
-    DataError
-        A regression has no labels.
     """
     if federation.classes is None:
         raise DataError("label flipping needs classes, the targets of this federation are numbers")

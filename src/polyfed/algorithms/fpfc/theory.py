@@ -28,11 +28,6 @@ def proven(smoothness: float, lam: float, shrink: float = 0.1, **settings: Any) 
     -------
     FPFC, int
         The method, and T, for `fit(..., local_steps=T, batch_size=None)`.
-
-    Raises
-    ------
-    ConfigError
-        A setting is out of range, or is one that is chosen here.
     """
     if not 0 < smoothness < inf:
         raise ConfigError(f"smoothness: found {smoothness:g}, expected a finite number above 0")
