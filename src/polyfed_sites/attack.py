@@ -134,7 +134,9 @@ class Attacks:
             self.scores,
         ):
             yield attack(linear)
-        yield self.imprint(self.honest(MLP))
+        network = self.honest(MLP)
+        yield self.imprint(network)
+        yield self.kinks(network)
         yield self.twice(linear)
         yield self.strangers(linear)
 
@@ -214,12 +216,12 @@ class Attacks:
             found += [w.double() - said.tensors["w"].double()] if said else []
         return found, by
 
-    def rows(self, site: Site, guesses: torch.Tensor) -> int:
-        """How many rows of the site are among guesses [k, d], to a hundredth."""
+    def rows(self, site: Site, guesses: torch.Tensor, d: int | None = None) -> int:
+        """How many rows of the site are among guesses [k, d], to a hundredth. d: how many columns count"""
         going = site._begun  # pyright: ignore[reportPrivateUsage]
         if going is None or not len(guesses):
             return 0
-        x = going.client.data["train"].x.double().flatten(1)
+        x = going.client.data["train"].x.double().flatten(1)[:, :d]
         return int((torch.cdist(x, guesses, p=float("inf")).min(1).values < 1e-2).sum())
 
     def layers(self, site: Site, w: torch.Tensor) -> list[torch.Tensor]:
@@ -254,7 +256,11 @@ class Attacks:
         apart = [self.layers(site, b - a) for a, b in itertools.pairwise(moves)]
         guesses = [weight[0] / bias[0] for weight, bias in apart if abs(float(bias[0])) > 1e-9]
         return Read(
-            "a line that moves", self.rows(site, torch.stack(guesses)) if guesses else 0, 40, "rows", by or EPSILON
+            "a line that moves",
+            self.rows(site, torch.stack(guesses)) if guesses else 0,
+            40,
+            "rows",
+            by or "least-count",
         )
 
     def scores(self, asked: dict[str, list[Message[Any]]]) -> Read:
@@ -271,23 +277,32 @@ class Attacks:
         one = sum(abs(abs(a - b) - 1) < 0.1 for a, b in itertools.pairwise(counts))
         return Read("scores of such lines", one, 39, "rows", by or "least-count")
 
-    def imprint(self, asked: dict[str, list[Message[Any]]]) -> Read:
-        """Units of one direction whose thresholds follow each other: gradients of two differ by the rows between."""
+    def thresholded(self, attack: str, what: str, asked: dict[str, list[Message[Any]]], axis: bool) -> Read:
+        """Units of one direction whose thresholds follow each other: gradients of two differ by the rows between, and
+        second differences of what leaves them bend where a row is."""
         site = self.site()
         if by := self.begun(site, asked):
-            return Read("a model of thresholds", 0, 1, "rows", by)
+            return Read(attack, 0, 1, what, by)
         first, bias, last, end = self.layers(site, asked["train"][0].tensors["w"])
-        v = torch.linspace(1, 0.3, first.shape[1]).double()
-        weight, cut = (v / v.norm()).expand_as(first), -torch.linspace(-3, 3, len(bias)).double()
+        v = torch.eye(first.shape[1])[0].double() if axis else torch.linspace(1, 0.3, first.shape[1]).double()
+        weight, cut = (v / v.norm()).expand_as(first), torch.linspace(-3, 3, len(bias)).double()
         out = torch.zeros_like(last)
         out[0] = 1e-3
-        moves, by = self.steps(site, asked, [torch.cat([weight.flatten(), cut, out.flatten(), torch.zeros_like(end)])])
+        moves, by = self.steps(site, asked, [torch.cat([weight.flatten(), -cut, out.flatten(), torch.zeros_like(end)])])
         if not moves:
-            return Read("a model of thresholds", 0, 1, "rows", by)
-        dw, db = self.layers(site, moves[0])[:2]
-        dw, db = dw[:-1] - dw[1:], db[:-1] - db[1:]
-        guesses = (dw / db[:, None])[db.abs() > 1e-9]
-        return Read("a model of thresholds", self.rows(site, guesses), len(self.sheet.lines), "rows", EPSILON)
+            return Read(attack, 0, 1, what, by)
+        dw, db, bent = self.layers(site, moves[0])[:3]
+        bent, dw, db = bent[0].diff().diff().abs(), dw[:-1] - dw[1:], db[:-1] - db[1:]
+        guesses, d = (dw / db[:, None])[db.abs() > 1e-9], None
+        if axis:
+            guesses, d = cut[1:-1][bent > 1e-6 * bent.max().clamp(min=1e-12)][:, None], 1
+        return Read(attack, self.rows(site, guesses, d), len(self.sheet.lines), what, "least-count")
+
+    def imprint(self, asked: dict[str, list[Message[Any]]]) -> Read:
+        return self.thresholded("a model of thresholds", "rows", asked, False)
+
+    def kinks(self, asked: dict[str, list[Message[Any]]]) -> Read:
+        return self.thresholded("thresholds of one column", "cells", asked, True)
 
     def twice(self, asked: dict[str, list[Message[Any]]]) -> Read:
         """One question with two step sizes: noise that both share is their difference."""
@@ -313,9 +328,6 @@ class Attacks:
         privacy = {"training": join.training | {"privacy": {"sums": "secure"}}, "keys": keys, "cohort": 3}
         found, by = self.ask(site, Message(join.model_copy(update=privacy)))
         return Read("sums with keys of the server's", int(found is not None), 1, "replies", by)
-
-
-EPSILON = "epsilon alone would (models, where it lists linear ones alone, for a model of thresholds)"
 
 
 def attacked(data: Path, policy: Policy, allow: frozenset[str], place: Path) -> list[Read]:

@@ -69,7 +69,7 @@ FIELDS: dict[str, Chosen] = {
     "Train.scale": Chosen("protocol", RUN, MODEL),
     "Train.cohort": Chosen("terms, least-sites, peers, absent", RUN, NOTHING),
     "Train.tensors": Chosen(
-        "protocol (forms of the terms)", RUN, "rows, from models made for it; bounded by epsilon alone"
+        "least-count (units that few rows tell apart)", RUN, "what such units do not show; bounded by epsilon alone"
     ),
     "Evaluate.split": Chosen("least-count", "most-evaluations, most-cells", "scores in steps of least-count rows"),
     "Evaluate.round": Chosen("protocol", "most-evaluations", NOTHING),

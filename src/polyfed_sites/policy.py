@@ -50,7 +50,7 @@ class Policy(Table):
         5,
         ge=1,
         le=COUNTED,
-        doc="Fewest rows of a category, a class, a sum or an evaluated part (k of disclosure control).",
+        doc="Fewest rows of a category, class, sum, evaluated part or unit of a layer (k of disclosure control).",
     )
     most_steps: int = setting(10_000, ge=1, le=COUNTED, doc="Most local steps in a round.")
     most_rounds: int = setting(100, ge=0, le=COUNTED, doc="Most rounds of a run.")

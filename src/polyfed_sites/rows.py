@@ -49,10 +49,10 @@ class Book:
             found = {i: f.read_bytes() + f.parent.name.encode() for i, f in enumerate(pictures(path), 1)}
         else:
             found = _cells(path, only)
-        key = self._key()
+        key = self.key()
         return {i: int.from_bytes(blake2b(row, key=key, digest_size=8).digest(), "little") for i, row in found.items()}
 
-    def _key(self) -> bytes:
+    def key(self) -> bytes:
         path = self.folder / KEY
         if self.dry and not path.is_file():
             return new_secret()

@@ -51,6 +51,7 @@ from polyfed_privacy.accounts import rho_of
 from polyfed_privacy.guard import Guard
 from polyfed_privacy.ledger import Budget, Ledger, Spent
 from polyfed_privacy.plan import planned
+from polyfed_sites import units
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import Experiment, digest, experiment, frozen, mark, unlike, versions
 from polyfed_sites.answered import NAME as ANSWERED
@@ -60,7 +61,7 @@ from polyfed_sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed_sites.door import Door
 from polyfed_sites.keys import fingerprint
 from polyfed_sites.policy import Policy, allowance
-from polyfed_sites.rows import PARTS, Book, aligned, apart
+from polyfed_sites.rows import PARTS, STEP, Book, aligned, apart
 from polyfed_sites.sums import Hidden, fewest, refuse_rows, sent_forms
 from polyfed_sites.vault import Vault
 from polyfed_sites.wire import Message, misfit, request
@@ -81,8 +82,8 @@ AUDIT = {
     "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
 }
 HONEST = (
-    "no epsilon: the policy's bounds protect from a server that sends the models of this method; one that makes "
-    "models up for the purpose can read rows from what the site answers"
+    "no epsilon: units of a model that few rows tell apart are kept back, where layers show it; beyond that the bounds "
+    "hold for a server that sends the models of this method: one that makes models up for the purpose can read rows"
 )
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
@@ -140,6 +141,7 @@ class Site:
         self._book = Book(self.vault.parent, name, consent.dry)
         self._rows: dict[str, str] = {}  # the file's parts as sets of rows: all, "train", ...
         self._cells = ("", dict[int, int]())  # digest of a file, and of its rows
+        self._train_rows = np.zeros(0, dtype=np.uint64)  # digests of those to train on, in order
         self._begun: Begun | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -326,6 +328,7 @@ class Site:
         rows = [file.rows[part] for part in PARTS if part in file.rows]
         order = np.concatenate(rows)
         at = dict(zip(order.tolist(), apart(ids[order]).tolist(), strict=True))
+        self._train_rows = np.array([at[k] for k in file.rows["train"].tolist()], dtype=np.uint64)
         for part in PARTS:
             mine = file.rows.get(part, order[:0])
             if part == "train" or (self.consent.metrics != "none" and len(mine) >= least):
@@ -581,9 +584,30 @@ class Site:
         if client.guard is not None:
             client.guard.asked = asks.encode()
         try:
-            return client.train(asked, tensors)
+            found = client.train(asked, tensors)
         except Spent as e:
             raise Refusal(str(e)) from None
+        few = self.policy.least_count > 1 and client.guard is None and isinstance(found.head, m.Trained)
+        return self._kept_back(asks, asked, tensors, found) if few else found
+
+    def _kept_back(
+        self, asks: str, asked: m.Train, tensors: State, found: Message[m.Exchanged]
+    ) -> Message[m.Exchanged]:
+        """An answer without what fewer than `least_count` rows have made of it."""
+        begun = self._going()
+        task, split = begun.client.task, begun.client.data["train"]
+        models = units.models(tensors, found.tensors, task.p)
+        if not models.received:  # a part of a model; the rest is this site's
+            models = models._replace(received=[*begun.client.personal(asked.base, tensors)[0]])
+        rows = self._train_rows
+        rows = rows if len(rows) == len(split.x) else np.arange(len(split.x), dtype=np.uint64) * STEP
+        some = units.Units(self._book, self.policy.least_count).kept_back(asks, models, task, split, rows)
+        if some:
+            self._count("cells", f"units {asks}", len(some))
+            which = ", ".join(f"{len(u)} of layer {name}" for name, _, u in some)
+            why = f"fewer than {self.policy.least_count} rows tell some of them from others"
+            self.say(f"{self.name}: round {asked.t}: keeps back units of the model ({which}): {why}")
+        return found._replace(tensors=units.withheld(found.tensors, tensors, task.layout, some))
 
     def _forms(self, asked: m.Train) -> Mapping[str, Form]:
         """Of the tensors that may leave in an exchange."""

@@ -1,0 +1,92 @@
+"""Units of a model that few rows tell apart stay at a site; ordinary training keeps its bits."""
+
+import numpy as np
+import pytest
+import torch
+from direct import raw
+from hospitals import OPEN, Sites, at_sites, experiment, on_one_machine, same
+from test_policy import CLIENT, DEFAULT, NAMES, Heard, data  # noqa: F401  (a fixture)
+
+from polyfed_sites import units
+from polyfed_sites.site import Site
+
+LEAST, ROWS = 5, 400
+NETWORK = '\n[model]\nname = "mlp"\nhidden = [5]'
+
+
+def bucketed(*columns):
+    """[buckets, units] of what each of ROWS rows adds, each row in a bucket of its own kind."""
+    rows = torch.arange(ROWS) % units.buckets(LEAST)
+    t = torch.stack(columns, 1).double()
+    return torch.zeros(units.buckets(LEAST), len(columns), dtype=torch.float64).index_add_(0, rows, t)
+
+
+@pytest.fixture
+def dense():
+    return torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+
+
+def of(n, start=0):
+    return ((torch.arange(ROWS) >= start) & (torch.arange(ROWS) < start + n)).double()
+
+
+@pytest.mark.parametrize(("n", "back"), [(0, False), (1, True), (4, True), (6, False), (200, False)])
+def test_a_unit_that_few_rows_reach_is_kept_back_and_one_that_none_reaches_is_not(n, back, dense):
+    alone, differs = units.few(bucketed(of(n)), bucketed(dense)[:, :0], LEAST, 1e-7)
+    assert (alone.tolist(), differs.tolist()) == ([back], [False])
+
+
+@pytest.mark.parametrize(("n", "back"), [(0, False), (1, True), (4, True), (8, False)])
+@pytest.mark.parametrize("scale", [1.0, -3.7, 1e-4])
+def test_two_units_that_differ_by_few_rows_do_not_both_leave(n, back, scale, dense):
+    """Whatever factor lies between them, in one answer and over two."""
+    one, other = dense, scale * (dense + 2 * of(n, 7))
+    assert units.few(bucketed(one, other), bucketed(one)[:, :0], LEAST, 1e-7)[1].tolist() == [False, back]
+    assert units.few(bucketed(other), bucketed(one), LEAST, 1e-7)[1].tolist() == [back]
+
+
+def test_units_of_an_honest_step_differ_in_all_rows(dense):
+    drift = torch.randn(ROWS, generator=torch.Generator().manual_seed(1))
+    assert units.few(bucketed(dense + 1e-3 * drift), bucketed(dense), LEAST, 1e-7)[1].tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    "model", ["", '[model]\nname = "mlp"\nhidden = [8]', '[model]\nname = "mlp"\nhidden = [6, 6]\nactivation = "tanh"']
+)
+def test_ordinary_training_under_the_default_policy_keeps_the_bits_of_one_machine(model, tmp_path):
+    """On 200 patients of eight columns at each site."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(NAMES):
+        x = np.random.default_rng(k).normal(size=(250, 8))
+        lines = [",".join(f"{v:.3f}" for v in row) + f",{'ill' if row[:3].sum() > 0 else 'well'}" for row in x]
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join([",".join("abcdefgh") + ",outcome", *lines]) + "\n")
+    file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', CLIENT.partition("drop")[0] + model)
+    sites = Sites(tmp_path, tmp_path / "data", names=NAMES, policy=DEFAULT)
+    same(on_one_machine(file, tmp_path / "data"), at_sites(file, sites), sites)
+
+
+def test_what_is_kept_back_is_as_it_was_received_and_the_same_when_asked_again(data, tmp_path):  # noqa: F811
+    """Five units in one direction, three rows between two of them: none of the layer's weights moves."""
+    file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', CLIENT + NETWORK, rounds=1)
+    sites = Sites(tmp_path, data, names=NAMES, policy=DEFAULT)
+    heard = Heard(sites)
+    at_sites(file, sites, heard)
+    asked = next(m for m in heard.asked if m.head["kind"] == "train")
+    begin = next(m for m in heard.asked if m.head["kind"] == "begin")
+    for policy, moved in ((DEFAULT, False), (OPEN, True)):
+        vault = tmp_path / str(moved) / "oslo"
+        site = Site("oslo", data / "oslo.csv", vault, sites.consent["oslo"], sites.noted, policy=policy)
+        assert raw(site.answer(begin.pack())).head["kind"] == "begun"
+        client = site._begun.client
+        values = np.sort(client.data["train"].x[:, 0].numpy())
+        first, bias, *_ = client.task.layout.views(w := asked.tensors["w"].clone())
+        first[:], bias[:] = 0, torch.tensor([9.0, 9.0, 9.0, -values[20], -values[23]])
+        first[:, 0] = 1
+        question = asked._replace(tensors={"w": w}).pack()
+        answers = [site.answer(question)]
+        site = Site("oslo", data / "oslo.csv", vault, sites.consent["oslo"], policy=policy)
+        answers.append(site.answer(question))
+        assert raw(answers[0]).tensors["w"].equal(raw(answers[1]).tensors["w"])
+        change = client.task.layout.views(raw(answers[0]).tensors["w"] - w)
+        assert [bool(t.any()) for t in change] == [moved, moved, moved, True]
+    assert any("keeps back units of the model (5 of layer 1)" in line for line in sites.log)
