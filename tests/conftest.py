@@ -1,15 +1,16 @@
 """Shared by all tests: one seed and one intra-op thread, so that they say the same everywhere; where data files lie;
 the command line, called in this process: `cli(...)` gives the exit status and what was printed.
 
-`--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
-What `make test` leaves to `make test-long` stands in nightly.txt: of a function with cases all but a few, spread over
-the list, and of one without cases the whole, with the processor seconds that it took. `--all`, -k and names of tests
-run everything. `--measure` writes both files anew. Nothing is believed because it passed before.
+`make test` leaves to `make test-long` what nightly.txt names, with the seconds that it takes: of a function with cases
+all but every STRIDE-th, and one without cases whole, unless it is marked `daily`. `--all`, -k and names of tests run
+everything. `--fast` is what `make fast-test` runs: the first case of every function that slow.txt does not name.
+`--measure` writes both files anew. Nothing is believed because it passed before.
 """
 
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -28,8 +29,8 @@ os.fsync = lambda handle: None  # tests kill processes, not machines: what was w
 TESTS = Path(__file__).parent
 SLOW, NIGHTLY = TESTS / "slow.txt", TESTS / "nightly.txt"
 LIMIT = 0.25  # seconds of a first case, from which slow.txt names its function
-DEAR = 4.0  # seconds of all cases together, from which nightly.txt does
-KEPT = 3  # cases of a function in nightly.txt that `make test` runs
+DEAR = 1.0  # seconds of all cases together, from which nightly.txt does
+STRIDE = 12  # one case of so many is left to `make test` of a function in nightly.txt
 
 
 def pytest_addoption(parser):
@@ -61,7 +62,9 @@ def hide(config, packages: list[str]) -> None:
 
 
 def function_of(nodeid: str) -> str:
-    return nodeid.split("[")[0]
+    """The function of a case; of the conformance table, the row."""
+    name, _, case = nodeid.partition("[")
+    return f"{name}[{case.rpartition('-')[2]}" if name.endswith("::test_row") else name
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -100,36 +103,35 @@ def by_function(items) -> dict[str, list]:
 
 @cache
 def nightly() -> dict[str, float]:
-    """Functions that `make test` does not run whole, and the processor seconds that their cases took together."""
+    """Functions that `make test` does not run whole, and the seconds that their cases take together."""
     lines = NIGHTLY.read_text().splitlines() if NIGHTLY.exists() else []
     return {name: float(seconds) for seconds, name in (line.split() for line in lines)}
 
 
 def daily(cases: list) -> list:
-    """The cases of a function that `make test` runs: those of nightly.txt at even distances, the first among them."""
-    if function_of(cases[0].nodeid) not in nightly():
+    """The cases of a function that `make test` runs. Functions differ in which, and rows of the conformance table do
+    not: a method's rows share its runs."""
+    name = function_of(cases[0].nodeid)
+    if name not in nightly() or cases[0].get_closest_marker("daily"):
         return cases
-    count = min(KEPT, len(cases)) if len(cases) > 1 else 0
-    return [cases[k * len(cases) // count] for k in range(count)]
+    shift = 0 if "[" in name else zlib.crc32(name.encode())
+    return cases[shift % min(STRIDE, len(cases)) :: STRIDE] if len(cases) > 1 else []
 
 
 class Stopwatch:
-    """Processor seconds of each test, with what is set up for it and the processes that it starts."""
+    """Seconds of each test, with what is set up for it."""
 
     def __init__(self):
-        self.cases: dict[str, list[float]] = {}
+        self.cases: dict[str, dict[str, float]] = {}
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item):
-        before = os.times()
-        yield
-        spent = sum(os.times()[:4]) - sum(before[:4])
-        self.cases.setdefault(function_of(item.nodeid), []).append(spent)
+    def pytest_runtest_logreport(self, report):
+        cases = self.cases.setdefault(function_of(report.nodeid), {})
+        cases[report.nodeid] = cases.get(report.nodeid, 0.0) + report.duration
 
     def pytest_sessionfinish(self):
-        slow = sorted(n for n, of in self.cases.items() if of[0] > LIMIT and not n.endswith("::runTest"))
-        SLOW.write_text("".join(f"{name}\n" for name in slow))
-        dear = sorted((n, sum(of)) for n, of in self.cases.items() if sum(of) > DEAR)
+        slow = [n for n, of in self.cases.items() if next(iter(of.values())) > LIMIT and not n.endswith("::runTest")]
+        SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)))
+        dear = sorted((n, sum(of.values())) for n, of in self.cases.items() if sum(of.values()) > DEAR)
         NIGHTLY.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in dear))
 
 

@@ -5,6 +5,8 @@ of polyfed, and one for every package beside it, such as `papers` for polyfed_pa
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import polyfed
 
 TESTS, SOURCE = Path(__file__).parent, Path(polyfed.__file__).parent
@@ -35,8 +37,9 @@ def test_a_tests_name_says_which_file_it_is():
     assert {name for name, times in names.items() if times > 1} == set()
 
 
-def test_the_list_of_slow_tests_names_tests_that_exist():
-    """A test that was renamed would be in `make fast-test` again."""
-    for name in (TESTS / "slow.txt").read_text().split():
-        path, _, test = name.partition("::")
+@pytest.mark.parametrize("file", ["slow.txt", "nightly.txt"])
+def test_the_lists_of_slow_tests_name_tests_that_exist(file):
+    """A test that was renamed would be in `make fast-test` or `make test` again."""
+    for name in (line.split()[-1] for line in (TESTS / file).read_text().splitlines()):
+        path, _, test = name.partition("[")[0].partition("::")
         assert f"def {test.split('::')[-1]}(" in (TESTS.parent / path).read_text(), name

@@ -19,10 +19,10 @@ pytest.importorskip("flwr", reason="needs the extra [flower]")
 from hospitals import ALL, OPEN, experiment, folder, on_one_machine
 
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.cli import server
 from polyfed.runs import stop
 from polyfed_sites import wire as m
 from polyfed_sites.audit import SERVER, Audit
+from polyfed_sites.cli import server
 from polyfed_sites.flower import Flower, Hub
 from polyfed_sites.flower_site import Attendance
 from polyfed_sites.keys import Keys, site_key
