@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -61,8 +62,7 @@ def hide(config, packages: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def function_of(nodeid: str) -> str:
-    """The function of a case; of the conformance table, the row."""
+def function_of(nodeid: str) -> str:  # of the conformance table, the row
     name, _, case = nodeid.partition("[")
     return f"{name}[{case.rpartition('-')[2]}" if name.endswith("::test_row") else name
 
@@ -102,17 +102,13 @@ def by_function(items) -> dict[str, list]:
 
 
 @cache
-def nightly() -> dict[str, float]:
-    """Functions that `make test` does not run whole, and the seconds that their cases take together."""
-    lines = NIGHTLY.read_text().splitlines() if NIGHTLY.exists() else []
-    return {name: float(seconds) for seconds, name in (line.split() for line in lines)}
+def nightly() -> set[str]:
+    return set(NIGHTLY.read_text().split()[1::2])
 
 
 def daily(cases: list) -> list:
-    """The cases of a function that `make test` runs. Functions differ in which, and rows of the conformance table do
-    not: a method's rows share its runs."""
-    name = function_of(cases[0].nodeid)
-    if name not in nightly() or cases[0].get_closest_marker("daily"):
+    """The cases of a function that `make test` runs: of rows, which share a method's runs, the same methods."""
+    if (name := function_of(cases[0].nodeid)) not in nightly() or cases[0].get_closest_marker("daily"):
         return cases
     shift = 0 if "[" in name else zlib.crc32(name.encode())
     return cases[shift % min(STRIDE, len(cases)) :: STRIDE] if len(cases) > 1 else []
@@ -122,16 +118,15 @@ class Stopwatch:
     """Seconds of each test, with what is set up for it."""
 
     def __init__(self):
-        self.cases: dict[str, dict[str, float]] = {}
+        self.cases: dict[str, Counter] = defaultdict(Counter)  # function -> case -> seconds
 
     def pytest_runtest_logreport(self, report):
-        cases = self.cases.setdefault(function_of(report.nodeid), {})
-        cases[report.nodeid] = cases.get(report.nodeid, 0.0) + report.duration
+        self.cases[function_of(report.nodeid)][report.nodeid] += report.duration
 
     def pytest_sessionfinish(self):
         slow = [n for n, of in self.cases.items() if next(iter(of.values())) > LIMIT and not n.endswith("::runTest")]
         SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)))
-        dear = sorted((n, sum(of.values())) for n, of in self.cases.items() if sum(of.values()) > DEAR)
+        dear = sorted((n, of.total()) for n, of in self.cases.items() if of.total() > DEAR)
         NIGHTLY.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in dear))
 
 

@@ -39,7 +39,7 @@ def test_a_tests_name_says_which_file_it_is():
 
 @pytest.mark.parametrize("file", ["slow.txt", "nightly.txt"])
 def test_the_lists_of_slow_tests_name_tests_that_exist(file):
-    """A test that was renamed would be in `make fast-test` or `make test` again."""
+    """One that was renamed would run daily again."""
     for name in (line.split()[-1] for line in (TESTS / file).read_text().splitlines()):
         path, _, test = name.partition("[")[0].partition("::")
         assert f"def {test.split('::')[-1]}(" in (TESTS.parent / path).read_text(), name
