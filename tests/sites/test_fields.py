@@ -8,9 +8,11 @@ from typing import Annotated
 
 import pytest
 from direct import raw
-from hospitals import ALL
+from hospitals import ALL, at_sites
 from pydantic import Field
+from secured import SECURE, Secured, folder
 from test_one_field import data, private, run, step
+from test_private_sites import study
 
 from polyfed.base.settings import kebab, settings_of
 from polyfed_sites import fields
@@ -20,6 +22,7 @@ from polyfed_sites.site import Site
 
 assert data
 PRIVATE = Policy(epsilon=1.0, most_joins=10**6, most_agreements=10**6)
+TELLING = Policy(audit="quantiles", most_joins=10**6, most_agreements=10**6)
 
 
 def test_every_field_of_the_wire_has_an_entry_and_one_without_is_found(monkeypatch):
@@ -67,13 +70,9 @@ def counted(place: Path) -> int:
     return sum(len(path.read_text().split()) for name in names for path in place.glob(name))
 
 
-KINDS = ("join", "begin", "train", "evaluate", "end")
-FREE = ("keep",)  # which only says what may be forgotten
-
-
-def asked_twice(server, place, data, kind, change):
+def asked_twice(server, place, data, kind, change, policy=PRIVATE):
     """(the first answer, the second, lines that the second is counted by) of a site that has answered all before."""
-    site, whole = Site("oslo", data / "oslo.csv", place / "oslo", ALL, policy=PRIVATE), []
+    site, whole = Site("oslo", data / "oslo.csv", place / "oslo", ALL, policy=policy), []
     for earlier in server.asked:
         whole.append(site.answer(earlier.pack()))
         if earlier.head["kind"] == kind:
@@ -93,47 +92,82 @@ def changes(head):
             yield f"joined.{name}", lambda q, n=name, v=value: q.saying(joined={**q.head["joined"], n: others(v)})
 
 
-def heads():
-    """The questions of a private run, as a first look at what there is to change."""
-    join = {name: 0 for name in m.Join.model_fields if name != "kind"}
-    yield from (("join", name) for name in join)
-    for kind, cls in (("begin", m.Begin), ("train", m.Train), ("evaluate", m.Evaluate), ("end", m.End)):
+def heads(*kinds):
+    """The questions of a run, as a first look at what there is to change."""
+    join = [name for name in m.Join.model_fields if name != "kind"]
+    for cls in kinds:
+        kind = cls.model_fields["kind"].default
         yield from ((kind, name) for name in cls.model_fields if name != "kind")
-        yield from ((kind, f"joined.{name}") for name in join if kind == "begin")
+        yield from ((kind, f"joined.{name}") for name in join if "joined" in cls.model_fields)
 
 
-def test_a_question_with_one_field_changed_is_refused_or_the_same_or_another_release(data, tmp_path):
+def end_of(where, first, second, lines):
+    """How a question that was asked again with one field changed has ended: refused, the same bytes, or counted."""
+    assert first.head["kind"] != "failed", where
+    if second.head["kind"] == "failed":
+        assert second.head["error"].startswith(("oslo: ", "the server: ")), where
+        assert "bug" not in second.head["error"], where
+        return "refused"
+    if second.head | {"seconds": 0} == first.head | {"seconds": 0} and all(
+        second.tensors[n].equal(t) for n, t in first.tensors.items()
+    ):
+        return "the same bytes"
+    assert lines > 0, where
+    return "counted"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "policy", "tables", "top", "census"),
+    [
+        ((m.Join, m.Begin, m.Train, m.Evaluate, m.End), PRIVATE, private(), {}, (45, 2)),
+        ((m.Pooled, m.Labels, m.Audit), TELLING, "", {"class-weights": "balanced"}, (50, 1)),
+    ],
+    ids=["training", "before it"],
+)
+def test_a_question_with_one_field_changed_is_refused_or_the_same_or_another_release(
+    kinds, policy, tables, top, census, data, tmp_path
+):
     """All pairs; the census of how they end is the page's."""
-    server, _, end = run(tmp_path / "run", data, PRIVATE, private(), rounds=2)
+    server, _, end = run(tmp_path / "run", data, policy, tables, rounds=2, **top)
     assert not end
     ended = {"refused": 0, "the same bytes": 0, "counted": 0}
-    for k, (kind, name) in enumerate(heads()):
+    for k, (kind, name) in enumerate(heads(*kinds)):
         place = tmp_path / str(k)
 
         def change(q, name=name):
             return dict(changes(q.head))[name](q)
 
-        asked, first, second, lines, site = asked_twice(server, place, data, kind, change)
+        asked, first, second, lines, site = asked_twice(server, place, data, kind, change, policy)
         where = (kind, name, second.head)
-        assert first.head["kind"] != "failed", where
-        if second.head["kind"] == "failed":
-            assert second.head["error"].startswith(("oslo: ", "the server: ")), where
-            assert "bug" not in second.head["error"], where
-            ended["refused"] += 1
-        elif second.head | {"seconds": 0} == first.head | {"seconds": 0} and all(
-            second.tensors[n].equal(t) for n, t in first.tensors.items()
-        ):
-            ended["the same bytes"] += 1
-        else:
-            assert lines > 0, where
-            if kind == "train":
-                gap = step(asked, first, 48) - step(asked, second, 48)
-                assert gap.abs().min() > 1e-6, where
-            ended["counted"] += 1
+        ended[how := end_of(where, first, second, lines)] += 1
+        if how == "counted" and kind == "train":
+            gap = step(asked, first, 48) - step(asked, second, 48)
+            assert gap.abs().min() > 1e-6, where
         assert raw(site.answer(asked.pack())).head["kind"] == first.head["kind"], f"{where}: the site stays up"
     print(json.dumps(ended))
-    assert sum(ended.values()) > 45
-    assert min(ended.values()) > 2
+    assert sum(ended.values()) > census[0]
+    assert min(ended.values()) > census[1]
+
+
+def test_a_sum_is_opened_for_no_question_but_the_one_that_was_answered(tmp_path):
+    """Every field of a question that opens, changed alone while a run goes on: nothing else is opened."""
+    sites, ended = Secured(tmp_path, folder(tmp_path / "data")), []
+    answer = sites.answer
+
+    def twice(name, message):
+        question, first = raw(message), answer(name, message)
+        if name == "oslo" and question.head["kind"] == "open":
+            for field, change in changes(question.head):
+                second = raw(answer(name, change(question).pack()))
+                ended.append(end_of((field, second.head), raw(first), second, 0))
+            assert answer(name, message) == first, "the site stays up"
+        return first
+
+    sites.answer = twice
+    assert at_sites(study(tmp_path, SECURE), sites).status == "finished"
+    print(len(ended), ended.count("refused"))
+    assert {*ended} <= {"refused", "the same bytes"}
+    assert len(ended) >= len(m.Open.model_fields) - 1
 
 
 CONTEXTS = ("unchanged", "round", "vault", "agreement", "file version")

@@ -88,6 +88,33 @@ def test_another_question_has_other_noise_and_is_booked(more, data, tmp_path):
     assert oslo.finished
 
 
+def test_two_answers_tell_of_a_patient_no_more_than_chance(data, tmp_path):
+    """Ill or well, at epsilon 0.1: noise that two step sizes share told it 20 of 20 times."""
+    text = (data / "oslo.csv").read_text().splitlines()
+    row = text[8].rpartition(",")[0]
+    files = {ill: tmp_path / f"{ill}.csv" for ill in ("ill", "well")}
+    for ill, path in files.items():
+        path.write_text("\n".join([*text[:8], f"{row},{ill}", *text[9:]]) + "\n")
+    asked = {e: run(tmp_path / f"run{e}", data, OPEN, private(epsilon=e), rounds=2)[0] for e in (0.1, 1000)}
+
+    def told(ill, epsilon, place):
+        """What two answers that had one noise would tell, and how many releases are booked."""
+        site, server = Site("oslo", files[ill], place / "oslo", ALL, policy=OPEN), asked[epsilon]
+        site.answer(server.of("begin").pack())
+        train = server.of("train")
+        found = [step(train, raw(site.answer(train.saying(scale=k).pack())), 48) for k in (1.0, 100.0)]
+        return (found[1] - found[0]) / 99, (place / "privacy.ledger").read_text().count("digest")
+
+    truth = {ill: told(ill, 1000, tmp_path / f"truth {ill}")[0] for ill in files}
+    right = 0
+    for k in range(20):
+        ill = ("ill", "well")[k % 2]
+        seen, booked = told(ill, 0.1, tmp_path / str(k))
+        right += min(truth, key=lambda i, seen=seen: float((seen - truth[i]).norm())) == ill
+        assert booked == 2
+    assert 2 <= right <= 18
+
+
 @pytest.mark.parametrize(
     ("key", "policy", "how", "asked"),
     [

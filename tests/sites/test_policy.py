@@ -184,6 +184,16 @@ def test_no_age_can_be_read_from_the_search_for_medians(data, tmp_path):
     assert "error" not in raw(Site("oslo", data / "oslo.csv", tmp_path / "w", ALL).answer(others[0].pack())).head
 
 
+def test_no_sum_of_a_column_that_few_rows_have_leaves(data, tmp_path):
+    """oslo has a pressure of three patients alone."""
+    lines = [line.split(",") for line in (data / "oslo.csv").read_text().splitlines()]
+    some = [line if k in (0, 1, 2, 3) else [line[0], "", *line[2:]] for k, line in enumerate(lines)]
+    (data / "oslo.csv").write_text("\n".join(",".join(line) for line in some) + "\n")
+    heard, _, end = run(tmp_path, data, DEFAULT, POOLED)
+    assert "oslo: is asked for sums of column 'pressure', some of too few rows; its policy has least-count = 5" in end
+    assert not any(m.tensors for m in heard.said)
+
+
 def numbers_said(heard):
     said = "".join(str(m.head) for m in heard.said if m.head["kind"] != "failed")
     return sum(str(100_001 + 7 * i) in said for i in range(60))
