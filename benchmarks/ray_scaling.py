@@ -31,7 +31,7 @@ from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
 from polyfed.core.worker import Plan
 from polyfed.engines.local import LocalEngine
-from polyfed.engines.ray import RayEngine, blocks, cover
+from polyfed_ray.engine import RayEngine, blocks, cover
 
 MARK = "<!-- {}: benchmarks/ray_scaling.py -->"
 NETWORK, LATENCY = 1.25e9, 5e-4  # bytes a second of 10 Gbit/s, seconds of a message
