@@ -83,5 +83,5 @@ print((Path("run") / "log.txt").read_text()[-200:])
 pf.Run.open("run").clients[["client", "train_samples", "test_accuracy", "up_bytes"]]
 
 # %%
-polyfed("export", "--vault", "bern")
+polyfed("export", "bern")
 pf.Predictor.open("bern.safetensors").predict(pd.DataFrame({"age": [40, 80], "crp": [20.0, 20.0]}))

@@ -24,6 +24,7 @@ from polyfed.studies import export as exports
 from polyfed.studies import leave as leaves
 from polyfed.studies import onnx, peft
 from polyfed.studies import tune as tunes
+from polyfed.studies.export import Form
 from polyfed.studies.predict import predictor
 
 P = ParamSpec("P")
@@ -104,9 +105,7 @@ class Run(Result):
             out.finish(self)
         return out.path
 
-    def export(
-        self, client: int | str, out: str | Path | None = None, factorised: bool = False, merged: bool = False
-    ) -> tuple[Path, Path]:
+    def export(self, client: int | str, out: str | Path | None = None, form: Form = "dense") -> tuple[Path, Path]:
         """Copy one client's model from the run's folder to a safetensors file, with a JSON file about it.
 
         Parameters
@@ -115,17 +114,16 @@ class Run(Result):
             Position or name.
         out : str, Path or None
             The file; None: <client>.safetensors in the working folder.
-        factorised : bool
-            Write low-rank layers as two factors and a sparse rest (FedSLR, GPGD).
-        merged : bool
-            Write the whole model, with the adapter's updates in its weights.
+        form : str
+            "factorised": low-rank layers as two factors and a sparse rest (FedSLR, GPGD); "merged": the whole model,
+            with the adapter's updates in its weights.
 
         Returns
         -------
         tuple of Path
             Both files.
         """
-        return exports.export(self, client, None if out is None else Path(out), factorised, merged)
+        return exports.export(self, client, None if out is None else Path(out), form)
 
     def peft(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's low-rank updates as a folder that peft opens.

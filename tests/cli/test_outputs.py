@@ -36,6 +36,7 @@ def test_an_output_that_is_an_input_is_refused_by_whatever_name(cli, sites):
     (sites / "v").mkdir()
     for ending in ("json", "safetensors"):
         (sites / f"v/model.{ending}").write_bytes((sites / f"m.{ending}").read_bytes())
+    (sites / "v/vault.json").write_text("{}")
     before = contents(sites)
     of_rows = ("predict", "m.safetensors", "rows.csv")
     for words, out in (
@@ -50,7 +51,7 @@ def test_an_output_that_is_an_input_is_refused_by_whatever_name(cli, sites):
         (("data", "inspect", "h"), "soft.svg"),
         (("report", "r"), "r/config.toml"),
         (("export", "r", "--client", "west"), "r/models/common.safetensors"),
-        (("export", "--vault", "v"), "v/model.safetensors"),
+        (("export", "v"), "v/model.safetensors"),
         (("leave", "r", "--client", "west", "--force", "-q"), "r"),
     ):
         said = cli(*words, "--out", out)

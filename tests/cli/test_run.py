@@ -174,7 +174,7 @@ def test_export_measures_the_factorised_model(cli, tmp_path):
         '[algorithm]\nname = "fedslr"\nlr = 0.1\nlam = 0.02\nmu = 0.02\neta-g = 5\n'
     )
     assert cli("run", "slr.toml", "--out", "a", "-q").status == 0
-    said = cli("export", "a", "--client", 1, "--factorised", "--out", "one.safetensors")
+    said = cli("export", "a", "--client", 1, "--form", "factorised", "--out", "one.safetensors")
     about = json.loads((tmp_path / "one.json").read_text())
     forms = about["measured"]["forms"]
     source = load_file(next((tmp_path / "a/models").glob("*.safetensors")))

@@ -123,7 +123,7 @@ def check(folder, whole, which, name, kind, seed, figures=False) -> str:
     refused = 0
     for read_it in (
         lambda: write_report(place) if figures and seed % 50 == 0 else tables(place),  # figures take their time
-        lambda: Run.open(place).export("bern", Path(folder) / "out.safetensors", factorised=which == 1),
+        lambda: Run.open(place).export("bern", Path(folder) / "out.safetensors", ("dense", "factorised")[which == 1]),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):

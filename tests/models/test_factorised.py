@@ -257,7 +257,7 @@ def test_methods_without_a_low_rank_model_say_so(method):
 
 def test_export_writes_the_factors(tmp_path):
     run = trained(pf.FedSLR(0.05, lam=0.1, eta_g=2.0, mu=0.3), out=tmp_path / "run")
-    path, about = pf.Run.open(tmp_path / "run").export("1", tmp_path / "one.safetensors", factorised=True)
+    path, about = pf.Run.open(tmp_path / "run").export("1", tmp_path / "one.safetensors", "factorised")
     facts = json.loads(about.read_text())
     assert "cannot be made again" in facts["measured"]["missing"]  # a model and data that were never named
     layers = facts["factorised"]
@@ -269,4 +269,4 @@ def test_export_writes_the_factors(tmp_path):
     assert (outputs(a, (3, 14, 14)) - outputs(b, (3, 14, 14))).abs().max() < 1e-5
     trained(pf.FedAvg(), out=tmp_path / "other")
     with pytest.raises(ConfigError, match="does not make low-rank models"):
-        pf.Run.open(tmp_path / "other").export("1", tmp_path / "two.safetensors", factorised=True)
+        pf.Run.open(tmp_path / "other").export("1", tmp_path / "two.safetensors", "factorised")

@@ -133,7 +133,7 @@ def test_a_site_has_its_model_its_predictions_and_its_report_from_its_vault_alon
     )
     here = on_one_machine(file, data)
     there = at_sites(file, sites)
-    said = cli("export", "--vault", tmp_path / "vaults" / "riga", "--out", "mine.safetensors")
+    said = cli("export", tmp_path / "vaults" / "riga", "--out", "mine.safetensors")
     assert said.status == 0, said.err
     said = cli("predict", "mine.safetensors", data / "riga.csv", "--out", "answers.csv")
     assert said.status == 0, said.err
@@ -146,7 +146,7 @@ def test_a_site_has_its_model_its_predictions_and_its_report_from_its_vault_alon
     assert (said.status, said.err.count("\n")) == (1, 1)
     assert "its models are at its sites" in said.err
     assert "its data are at its sites: bern, oslo, riga" in cli("resume", tmp_path / "run").err
-    assert cli("export", "--vault", tmp_path / "vaults").status == 1
+    assert cli("export", tmp_path / "vaults").status == 1
     opened = Run.open(tmp_path / "run")
     assert opened.rounds == 3
     assert opened.final["test"]["loss"].tolist() == there.final["test"]["loss"].tolist()

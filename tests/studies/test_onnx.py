@@ -136,20 +136,21 @@ def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
     settings = ("--set", 'columns.gaps=["-999"]', "--set", 'columns.categories=["grade"]')
     said = cli("run", "--data", "sites", "--algorithm", "fedavg", "--rounds", 2, "--out", "r", "-q", *settings)
     assert said.status == 0, said.err
-    assert cli("export", "r", "--client", "south", "--onnx").out == "south.onnx\n"
+    assert cli("export", "r", "--client", "south", "--form", "onnx").out == "south.onnx\n"
     assert len(answers("south.onnx", new_rows().assign(smokes="TRUE"))[0]) == 4
     for words, line in {
         ("--out", "m.pt"): "out: found 'm.pt', expected a name ending in .onnx",
-        ("--factorised",): "--onnx: found --factorised too, expected one of them",
+        ("--form", "onxn"): "(did you mean 'onnx'?)",
+        ("--onnx",): "No such option '--onnx'. ",
         ("--client", "soth"): "no client 'soth' (did you mean 'south'?); there are 2 of them",
     }.items():
-        said = cli("export", "r", "--client", "south", "--onnx", *words)
+        said = cli("export", "r", "--client", "south", "--form", "onnx", *words)
         assert said.status == 2, words
         assert line in said.err
         assert len(said.err.splitlines()) == 1
-    whose = cli("export", "r", "--onnx")
+    whose = cli("export", "r", "--form", "onnx")
     assert (whose.status, len(whose.err.splitlines())) == (2, 1)
-    assert "expected RUN and --client NAME" in whose.err
+    assert "--client: missing; r is a run, with the clients " in whose.err
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch, tmp_path):

@@ -79,7 +79,7 @@ def test_peft_opens_it_with_the_same_logits(words, tmp_path):
 @pytest.mark.parametrize("words", KINDS)
 def test_merged_weights_are_of_the_model_as_it_was(words, tmp_path):
     run = trained(words, tmp_path / "run")
-    path, about = run.export("bern", tmp_path / "bern.safetensors", merged=True)
+    path, about = run.export("bern", tmp_path / "bern.safetensors", "merged")
     model = net()
     model.load_state_dict(load_file(path))
     with torch.no_grad():
@@ -99,15 +99,14 @@ def test_predictions_of_merged_weights_are_the_clients(cli, tmp_path):
         (tmp_path / "data" / f"{i}.csv").write_text("a,b,c,d,e,f,y\n" + rows + "\n")
     assert cli("run", *words, "--rounds", 3, "--seeds", 1, "--out", "run", "-q").status == 0
     answers = []
-    for extra in ([], ["--merged"]):
-        assert cli("export", "run", "--client", "1", *extra, "--out", "one.safetensors").status == 0
+    for form in ("dense", "merged"):
+        assert cli("export", "run", "--client", "1", "--form", form, "--out", "one.safetensors").status == 0
         answers.append(cli("predict", "one.safetensors", "data/0.csv").out)
     assert len(answers[0].splitlines()) == 13
     columns = [np.array([row.split(",")[2:] for row in a.splitlines()[1:]], dtype=float) for a in answers]
     assert np.allclose(*columns, rtol=0, atol=1e-6)
-    assert cli("export", "run", "--client", "1", "--peft", "--out", "folder").status == 0
+    assert cli("export", "run", "--client", "1", "--form", "peft", "--out", "folder").status == 0
     assert (tmp_path / "folder" / "adapter_config.json").is_file()
-    assert "--peft: found --merged too" in cli("export", "run", "--client", "1", "--peft", "--merged").err
 
 
 def test_inputs_and_outputs_are_told_apart_by_whole_names(tmp_path):
@@ -129,4 +128,4 @@ def test_a_model_without_updates_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="peft: found a model without updates"):
         run.peft(0, tmp_path / "out")
     with pytest.raises(ConfigError, match="merged: found a model without low-rank updates"):
-        run.export(0, tmp_path / "a.safetensors", merged=True)
+        run.export(0, tmp_path / "a.safetensors", "merged")

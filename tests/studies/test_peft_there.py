@@ -36,8 +36,7 @@ def run(place, cli, model, columns):
     said = cli("run", "study.toml", "--out", "run")
     assert said.status == 0, said.err
     for form in ("merged", "peft"):
-        out = "oslo.safetensors" if form == "merged" else "oslo-peft"
-        said = cli("export", "run", "--client", "oslo", f"--{form}", "--out", out)
+        said = cli("export", "run", "--client", "oslo", "--form", form)
         assert said.status == 0, said.err
     return pf.Run.open(place / "run").model("oslo").eval()
 

@@ -21,7 +21,7 @@ import typer
 
 from polyfed import __version__
 from polyfed.base import plugins
-from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.cli import commands, portable
 from polyfed.cli.options import Command, callback, word
 from polyfed.runs import stop
@@ -129,6 +129,8 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
             said = str(e.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+            if wrong := re.search(r"'([^']*)' is not one of '(.*)'", said):  # of a choice, it does not suggest any
+                said += closest(wrong[1], wrong[2].split("', '"))
             once = dict.fromkeys(re.split(r"(?<=[.?]) ", said))  # typer and click both suggest the nearest command
             return _say(" ".join(once) + _help(arguments), 2)
         if isinstance(e, OSError) and (line := _of_file(e)):

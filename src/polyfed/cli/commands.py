@@ -134,22 +134,20 @@ class Export(Command):
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 
-    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module. The command prints
-    size and speed of each form: dense; "merged", where layers with a sparse part are dense again; "beside", where that
-    part is a sparse matrix, which is slower than dense for convolutions and small layers.
+    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module, whose size and speed
+    the command prints: dense; "merged", where layers with a sparse part are dense again; "beside", where that part is a
+    sparse matrix, which is slower than dense for convolutions and small layers.
     """
 
-    run: Path | None = argument("Folder of a run, or of a comparison.", None)
-    client: str | None = option("The client's name, or its number from 0.")
-    vault: Path | None = option("At a site, in place of RUN: the folder of its private state.", None, "DIR")
+    run: Path = argument("Folder of a run or of a comparison; at a site, its vault.")
+    client: str | None = option("Of a run: the client's name, or its number from 0.")
     out: Path | None = option(
         "File to write. Default: <client>.safetensors here.", None, "FILE.safetensors|FILE.onnx|DIR"
     )
-    factorised: bool = option("Write low-rank layers as two factors and a sparse part (FedSLR).", False)
-    merged: bool = option("Write the whole model, with an adapter's updates in its weights.", False)
-    peft: bool = option("Write a folder in their place that peft's PeftModel.from_pretrained opens.", False)
-    onnx: bool = option(
-        "Write FILE.onnx in their place: columns of a CSV file go in by name, the prediction comes out.", False
+    form: Literal["dense", "factorised", "merged", "peft", "onnx"] = option(
+        "factorised: low-rank layers as two factors and a sparse part (FedSLR); merged: an adapter's updates in the "
+        "weights; peft: a folder that PeftModel.from_pretrained opens; onnx: columns of a CSV file go in by name.",
+        "dense",
     )
 
 

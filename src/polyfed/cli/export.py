@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from polyfed import report
 from polyfed.base.errors import ConfigError
@@ -13,27 +14,33 @@ from polyfed.studies.onnx import onnx_from_vault
 
 
 def export(o: Export) -> None:
-    forms = [f"--{name}" for name in ("factorised", "merged", "peft", "onnx") if getattr(o, name)]
-    if len(forms) > 1:
-        raise ConfigError(f"{forms[-1]}: found {forms[0]} too, expected one of them")
-    if o.onnx:
-        _onnx(o)
+    if (o.run / "vault.json").is_file():  # a site's
+        if o.client is not None:
+            raise ConfigError(f"--client: for the folder of a run; {o.run} is the vault of one site")
+        if o.form not in ("dense", "onnx"):
+            raise ConfigError(f"--form: found {o.form!r}, expected dense or onnx for the vault {o.run}")
+        written = (onnx_from_vault(o.run, o.out),) if o.form == "onnx" else from_vault(o.run, o.out)
+        say(" and ".join(map(str, written)))
         return
-    if o.vault is not None:
-        if o.run is not None or o.client is not None or o.factorised or o.merged or o.peft:
-            raise ConfigError("--vault: found RUN, --client or another form too, expected --out at most")
-        path, about = from_vault(o.vault, o.out)
-    elif o.run is None or o.client is None:
-        raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
-    elif o.peft:
-        say(f"{Run.open(_deployed(o.run)).peft(o.client, o.out)}")
-        return
+    run = Run.open(_deployed(o.run))
+    if o.client is None:
+        raise ConfigError(f"--client: missing; {o.run} is a run, with the clients {', '.join(run.outline.names)}")
+    if o.form == "peft":
+        say(str(run.peft(o.client, o.out)))
+    elif o.form == "onnx":
+        say(str(run.onnx(o.client, o.out)))
+        if "preparation" not in run.outline.meta:
+            say(
+                "its input is a prepared one: the data were not CSV files, whose preparation would be part of the graph"
+            )
     else:
-        path, about = Run.open(_deployed(o.run)).export(o.client, o.out, o.factorised, o.merged)
-    say(f"{path} and {about}")
-    if not o.factorised:
-        return
-    found = json.loads(about.read_text())["measured"]
+        path, about = run.export(o.client, o.out, o.form)
+        say(f"{path} and {about}")
+        if o.form == "factorised":
+            _measured(path, json.loads(about.read_text())["measured"])
+
+
+def _measured(path: Path, found: dict[str, Any]) -> None:
     if "missing" in found:
         say(f"not measured: {found['missing']}")
         return
@@ -55,15 +62,3 @@ def _deployed(folder: Path) -> Path:
     run = study.of(lead[0])[0]
     say(f"the model of {lead[0]}, which leads in the answer, trained under seed {run.seed}: {run.folder}", stderr)
     return run.folder
-
-
-def _onnx(o: Export) -> None:
-    if o.vault is not None and o.run is None and o.client is None:
-        say(str(onnx_from_vault(o.vault, o.out)))
-        return
-    if o.vault is not None or o.run is None or o.client is None:
-        raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
-    run = Run.open(_deployed(o.run))
-    say(str(run.onnx(o.client, o.out)))
-    if "preparation" not in run.outline.meta:
-        say("its input is a prepared one: the data were not CSV files, whose preparation would be part of the graph")

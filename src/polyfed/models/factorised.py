@@ -128,7 +128,7 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
 
 
 def load(path: str | Path, model: nn.Module, sparse: str = "merged") -> nn.Module:
-    """A factorised model, in the architecture of `model`, from the file of `polyfed export --factorised`.
+    """A factorised model, in the architecture of `model`, from the file of `polyfed export --form factorised`.
 
     Raises ModelError where the file cannot be read or belongs to another model.
     """

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
@@ -30,12 +30,11 @@ from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
+Form = Literal["dense", "factorised", "merged"]
 
 
-def export(
-    run: Result, client: int | str, out: Path | None, factorised: bool = False, merged: bool = False
-) -> tuple[Path, Path]:
-    """Copy a client's tensors to `out`, as low-rank factors or with merged adapters if asked, and a JSON about them.
+def export(run: Result, client: int | str, out: Path | None, form: Form = "dense") -> tuple[Path, Path]:
+    """Copy a client's tensors to `out` in a form, and a JSON about them.
 
     For factors, it also has measurements of the dense and the factorised models, under "measured".
     """
@@ -50,7 +49,7 @@ def export(
         method = numbers.summary.algorithm
         raise ConfigError(f"{folder}: {method} is a yardstick: it has results, and no model to export")
     if found is None and config.data.sites is not None:
-        raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
+        raise RunError(f"{folder}: its models are at its sites; polyfed export VAULT writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
     target = target_of(out, name, folder)
@@ -80,7 +79,7 @@ def export(
         facts["preparation"] = prepared.dump()
     if federation.scaling is not None:
         facts["scaling"] = federation.scaling  # what raw inputs are shifted and scaled with
-    tensors = _factors(run, named) if factorised else None
+    tensors = _factors(run, named) if form == "factorised" else None
     if tensors is not None:
         layers = {
             k[:-2]: (t.shape[1], len(tensors.get(f"{k[:-2]}.at", ()))) for k, t in tensors.items() if k[-2:] == ".U"
@@ -88,7 +87,7 @@ def export(
         facts["tensors"] = _shapes(tensors)
         facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
         facts["measured"] = _measured(run, name, tensors)
-    if merged:
+    if form == "merged":
         whole = _merged(run, name)
         facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
         return write_model(target, whole, facts)

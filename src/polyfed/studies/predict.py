@@ -80,7 +80,7 @@ class Predictor:
         preparation = Preparation.read(facts["preparation"], str(about))
         _known(facts.get("loss"), preparation, str(about))
         if "factorised" in facts:
-            raise ConfigError(f"{about}: holds factors; export the model without --factorised")
+            raise ConfigError(f"{about}: holds factors; export the model without --form factorised")
         try:
             table = {k: v for k, v in facts["model"].items() if k != "parameters"}
             shape = tuple(int(k) for k in facts["inputs"])
