@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.base.columns import Columns
@@ -21,6 +22,7 @@ from polyfed.data.moments import ordered
 from polyfed.metrics.scores import ACCURACY
 from polyfed_sites import wire as m
 from polyfed_sites.consent import Consent
+from polyfed_sites.keys import fingerprint
 from polyfed_sites.policy import Policy
 from polyfed_sites.server import serve
 from polyfed_sites.site import Site
@@ -57,17 +59,17 @@ class Read(NamedTuple):
 
 
 class _Room:
-    """A server in one room with sites: it carries messages, and keeps what it has asked."""
+    """A server in one room with sites: it carries messages, and keeps what it has asked. keys: public ones, by name"""
 
-    def __init__(self, answer: Callable[[bytes], bytes]):
+    def __init__(self, answer: Callable[[str, bytes], bytes | str], keys: dict[str, str] | None = None):
         self.answer, self.most, self.run, self.asked = answer, MOST, "", list[Message[Any]]()
-        self._given: dict[str, bytes] = {}
+        self._given, self.keys = dict[str, bytes](), keys or {}
 
     def sites(self) -> Sequence[str]:
-        return [NAME]
+        return [*self.keys] or [NAME]
 
     def register(self) -> dict[str, str]:
-        return {}
+        return self.keys
 
     def push(self, messages: Any) -> None:
         self.asked += messages.values()
@@ -76,7 +78,7 @@ class _Room:
     def pull(
         self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
     ) -> dict[str, bytes | str]:
-        return {name: self.answer(self._given.pop(name)) for name in names if name in self._given}
+        return {name: self.answer(name, self._given.pop(name)) for name in names if name in self._given}
 
     def close(self) -> None:
         self._given.clear()
@@ -99,14 +101,18 @@ class Attacks:
         vault = self.place / str(next(self._vaults)) / NAME
         return Site(NAME, self.data, vault, self.consent, policy=policy or self.policy)
 
-    def honest(self, model: str = "") -> dict[str, list[Message[Any]]]:
-        """The messages of a run at a site without a policy, by kind, from which the others are made."""
+    def study(self, model: str) -> Path:
+        """An experiment's file. model: its last tables"""
         drop = str(self.words).replace("'", '"')
         (file := self.place / "study.toml").write_text(
             FILE.format(drop=drop, model=model).replace("rounds = 40", "rounds = 1")
         )
-        room = _Room(self.site(OPEN).answer)
-        serve(file, room, self.place / f"run{next(self._vaults)}", sites=[NAME])
+        return file
+
+    def honest(self, model: str = "") -> dict[str, list[Message[Any]]]:
+        """The messages of a run at a site without a policy, by kind, from which the others are made."""
+        room, site = _Room(lambda _, data: site.answer(data)), self.site(OPEN)
+        serve(self.study(model), room, self.place / f"run{next(self._vaults)}", sites=[NAME])
         kinds = dict[str, list[Message[Any]]]()
         for message in room.asked:
             kinds.setdefault(message.head.kind, []).append(message)
@@ -117,8 +123,7 @@ class Attacks:
         """An answer, or None and what has refused it."""
         found = m.reply(site.answer(message.pack()), MOST, NAME)
         if isinstance(found.head, m.Failed):
-            key = re.search(r"its policy has (\S+) =", found.head.error)
-            return None, key[1] if key else found.head.error
+            return None, key_of(found.head.error)
         return found, ""
 
     def all(self) -> Iterator[Read]:
@@ -139,6 +144,8 @@ class Attacks:
         yield self.kinks(network)
         yield self.twice(linear)
         yield self.strangers(linear)
+        yield self.cohorts("a sum of three sites, two the server's", fewer=True)
+        yield self.cohorts("a sum without one site", fewer=False)
 
     # before anybody trains
 
@@ -319,15 +326,57 @@ class Attacks:
 
     def strangers(self, asked: dict[str, list[Message[Any]]]) -> Read:
         """A secure sum whose other sites are the server's."""
-        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        made = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
-        keys = {n: k.public_key().public_bytes(*form).decode() for n, k in zip((NAME, "a", "b"), made, strict=True)}
+        keys = {n: _public(ec.generate_private_key(ec.SECP384R1())) for n in (NAME, "a", "b")}
         site = self.site()
         site.hidden.sign = lambda text: b"signed"
         join = asked["join"][0].head
         privacy = {"training": join.training | {"privacy": {"sums": "secure"}}, "keys": keys, "cohort": 3}
         found, by = self.ask(site, Message(join.model_copy(update=privacy)))
         return Read("sums with keys of the server's", int(found is not None), 1, "replies", by)
+
+    def cohorts(self, attack: str, fewer: bool) -> Read:
+        """A secure sum of four pinned sites. fewer: the server names three in its request, or opens three replies"""
+        made = {name: ec.generate_private_key(ec.SECP384R1()) for name in (NAME, "a", "b", "c")}
+        keys, sites = {n: _public(k) for n, k in made.items()}, dict[str, Site]()
+        for name, key in made.items():
+            policy = self.policy if name == NAME else dataclasses.replace(OPEN, absent=1)
+            policy = dataclasses.replace(policy, peers=[fingerprint(k) for k in keys.values()])
+            sites[name] = Site(
+                name, self.data, self.place / str(next(self._vaults)) / name, self.consent, policy=policy
+            )
+            sites[name].hidden.sign = partial(key.sign, signature_algorithm=ec.ECDSA(hashes.SHA256()))
+
+        def answer(name: str, data: bytes) -> bytes | str:
+            asked = m.request(data, MOST, name)
+            if isinstance(asked.head, m.Train) and not fewer and name == "c":
+                return "no answer"
+            if isinstance(asked.head, m.Train) and fewer and name == NAME:
+                data = asked._replace(head=asked.head.model_copy(update={"cohort": ["a", "b", NAME]})).pack()
+            return sites[name].answer(data)
+
+        file, by = self.study('[privacy]\nsums = "secure"\n'), ""
+        try:
+            serve(
+                file,
+                _Room(answer, keys),
+                self.place / f"run{next(self._vaults)}",
+                sites=[*keys],
+                wait=30,
+                quorum=None if fewer else 3,
+            )
+        except PolyfedError as e:
+            by = key_of(str(e))
+        return Read(attack, int(not by), 1, "replies", by)
+
+
+def _public(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+
+
+def key_of(error: str) -> str:
+    """Key of the policy that has refused, or the words of the error."""
+    found = re.search(r"its policy has (\S+) =", error)
+    return found[1] if found else "terms" if "and has agreed to" in error else error
 
 
 def attacked(data: Path, policy: Policy, allow: frozenset[str], place: Path) -> list[Read]:

@@ -12,6 +12,8 @@ STRICT = Policy(least_count=10, pooled="none", models=["linear"], digits=3, most
 PRIVATE = Policy(epsilon=1.0)
 MODELS = ("a model of thresholds", "thresholds of one column", "a line that moves")
 
+COHORTS = ("a sum of three sites, two the server's", "a sum without one site")  # which keys and terms rule out
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -33,7 +35,7 @@ def read(file, policy, place):
 def test_without_a_policy_every_attack_but_those_by_noise_reads(file, tmp_path):
     found = read(file, OPEN, tmp_path / "open")
     nothing = {name for name, r in found.items() if not r.read}
-    assert nothing <= {"one question twice", "sums with keys of the server's"}
+    assert nothing <= {"one question twice", "sums with keys of the server's", *COHORTS}
 
 
 @pytest.mark.parametrize("policy", [Policy(), FREE], ids=["default", "no limit to joins"])
@@ -42,6 +44,7 @@ def test_the_default_policy_leaves_nothing(policy, file, tmp_path):
     assert not any(r.read for r in found.values())
     assert found["sums with keys of the server's"].by == "peers"
     assert found["steps on one row"].by == "least-batch"
+    assert [found[name].by for name in COHORTS] == ["terms", "absent"]
     assert {found[name].by for name in MODELS} == {"least-count"}
 
 
