@@ -236,11 +236,8 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
     """(parameters of a client's model, whether it is all clients'), by its position and name; None: not written."""
-    whole, own, common = (
-        run / "models.safetensors",
-        run / "models" / f"{safe(name)}.safetensors",
-        run / "models/common.safetensors",
-    )
+    whole, models = run / "models.safetensors", run / "models"
+    own, common = models / f"{safe(name)}.safetensors", models / "common.safetensors"
     if own.is_file() or common.is_file():
         return tensors(own if own.is_file() else common), not own.is_file()
     return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
@@ -371,8 +368,5 @@ def digests(run: Result) -> dict[str, str]:
 def safe(name: str) -> str:
     """A client's name as a file name; names that would collide or escape keep a hash."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "client"
-    return (
-        plain
-        if plain == name and len(name) < 100 and name != "common"
-        else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
-    )
+    kept = plain == name and len(name) < 100 and name != "common"
+    return plain if kept else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"

@@ -78,10 +78,8 @@ class Stored:
     def __init__(self, folder: Path, federation: Federation | None, model: nn.Module | None):
         config = files.config_of(folder)
         if config.name == "comparison.toml":
-            some = sorted(folder.glob("runs/*-seed*"))
-            raise ConfigError(
-                f"{folder}: is a comparison; name one of its runs" + (f", such as {some[0]}" if some else "")
-            )
+            such = next((f", such as {run}" for run in sorted(folder.glob("runs/*-seed*"))), "")
+            raise ConfigError(f"{folder}: is a comparison; name one of its runs{such}")
         self.at, self._given, self._own = folder, federation, model
         self._table = files.unsealed(config)
         if missing := [key for key in NEEDED if key not in self._table]:
@@ -126,16 +124,12 @@ class Stored:
         """Clients, how many samples each has and of which shape, from federation.json; no sample."""
         about, meta = self.numbers.about, self.numbers.about.written()
         parts = {k: _hollow([c.samples(k) for c in about.clients], about) for k in reading.SPLITS}
+        validation = parts["validation"] if parts["validation"].counts.any() else None
         return Federation(
-            parts["train"],
-            parts["test"],
-            tuple(about.names),
-            parts["validation"] if parts["validation"].counts.any() else None,
-            about.classes,
+            parts["train"], parts["test"], tuple(about.names), validation, about.classes,
             None if about.clusters is None else np.array(about.clusters),
-            {key: meta[key] for key in LEARNT if key in meta},
-            about.tokens,
-        )
+            {key: meta[key] for key in LEARNT if key in meta}, about.tokens,
+        )  # fmt: skip
 
     # from the checkpoint
 
@@ -172,11 +166,8 @@ class Stored:
         """The model with the parameters that the run began with, and with the frozen tensors of its folder."""
         table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
-            words = table.get("adapter")
-            if words is None or is_adapted(self._own):
-                model = copy.deepcopy(self._own)
-            else:
-                model = adapted(self._own, words, self.settings.seed)
+            own, words = self._own, table.get("adapter")
+            model = copy.deepcopy(own) if words is None or is_adapted(own) else adapted(own, words, self.settings.seed)
         elif self.settings.data.name is None:
             raise RunError(
                 f"{self.at}: its model was given in Python ({table.get('name')}); open the folder with "

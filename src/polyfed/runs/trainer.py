@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -92,10 +92,6 @@ class Trainer:
         What a client does in a round.
     schedule : Schedule
         Who takes part and when.
-    cohort : int
-        Clients in a round, at most.
-    plan : Plan
-        How clients are run on this machine.
     sums : dict
         What replies are added up to, see `Loop`.
     streamed : bool
@@ -116,8 +112,6 @@ class Trainer:
         [3, n] messages, bytes down and bytes up before the first round.
     kept : Kept or None
         The model, cut above its frozen modules; None: all of it is computed at every step.
-    memory : MemoryPlan or None
-        What is planned to be taken of it; None where clients are run elsewhere.
     """
 
     task: Task
@@ -126,8 +120,6 @@ class Trainer:
     training: Training
     work: Work
     schedule: Schedule
-    cohort: int
-    plan: Plan
     sums: Mapping[tuple[int, int], Wanted]
     streamed: bool
     attackers: np.ndarray
@@ -138,7 +130,34 @@ class Trainer:
     door: "Callable[[Trainer, RunFolder | None, bool], Door | None] | None" = None
     billed: np.ndarray | None = None
     kept: Kept | None = None
-    memory: MemoryPlan | None = None
+
+    @property
+    def cohort(self) -> int:
+        """Clients in a round, at most."""
+        return self.schedule.size(self.federation.n) if isinstance(self.schedule, Uniform) else self.federation.n
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How clients are run on this machine."""
+        t, train, top = self.training, self.federation.train, self.kept.top if self.kept else self.task
+        path = path_of(top, self.work, train)
+        each, shared = self.work.per_step(train.counts), share_calls(top, path, train)
+        return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, shared)
+
+    @cached_property
+    def memory(self) -> MemoryPlan | None:
+        """What is planned to be taken of it; None where clients are run elsewhere."""
+        plan, fed, top = self.plan, self.federation, self.kept.top if self.kept else self.task
+        if self.training.engine != "local" or isinstance(fed, Outline):
+            return None
+        seen, base = max(len(split.x) for split in splits(fed).values()), size(self.task.fixed)
+        method, most = looped(self.algorithm), self._most
+        return memory_of(method, top, fed.n, self.cohort, self.streamed, plan, most, seen)._replace(base=base)
+
+    @property
+    def _most(self) -> int:
+        most = int(self.federation.train.counts.max())
+        return min(most, self.work.batch_size or most)
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
         """Train.
@@ -216,17 +235,15 @@ class Trainer:
         """The event loop before its first round, or with the state of `start`."""
         algorithm = looped(self.algorithm)
         t, task, names = self.training, self.task, self.federation.names
-        keys = client_keys(names)
         plan = self.plan
         if saved is not None and t.chunk is None and t.workers is None:
             before = Plan(**saved[1]["fingerprint"]["plan"])
             gone = before.path == PATH != plan.path
             plan = dataclasses.replace(before, path=plan.path) if gone else before
         place = store.path if store else None
-        tensors = saved and saved[0]
-        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, tensors, self.streamed)
+        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, saved and saved[0], self.streamed)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
-        forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
+        forge = None if t.attack is None else Forging(t.attack, client_keys(names), t.seed)
         door = None if self.door is None else self.door(self, store, saved is None)
         loop = Loop(
             task, data["train"].counts, names, algorithm, self.schedule, engine, t.seed, t.step_sizes,
@@ -318,94 +335,91 @@ def prepare(
     RunError
         The memory that is free is less than the run takes.
     """
-    algorithm, training = as_released(algorithm, training)
-    t, loss = training, training.loss or federation.loss
+    algorithm, t = as_released(algorithm, training)
+    loss = t.loss or federation.loss
     check_tracker(t.track)
-    if getattr(loss, "whole", False) and t.batch_size is not None:
-        name = getattr(loss, "__name__", "loss")
-        raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
-    attackers = np.zeros(federation.n, dtype=bool)
+    _check_samples(federation, loss, t.batch_size)
     privacy = None if t.privacy is None else sibling("polyfed_privacy.run", "privacy:")
-    if privacy is not None:
-        t = privacy.settled(t, federation, start is not None)
-    if t.attack is not None:
-        attackers = _attackers(t.attack, t.seed, federation)
-        federation = t.attack.poison(federation, t.seed)
-    weights = weights_of(t.class_weights, loss, federation.describe()) if t.class_weights is not None else None
+    t = t if privacy is None else privacy.settled(t, federation, start is not None)
+    attackers, federation = _attacked(t.attack, t.seed, federation)
+    weights = None if t.class_weights is None else weights_of(t.class_weights, loss, federation.describe())
     federation = federation if t.class_weights is None else noted(federation, t.class_weights)
     task = t.task(model, loss, pick_device(t.device), class_weights=weights)
     check_algorithm(algorithm, task.dtype)
-    if len(federation.train.x) == 0:
-        raise ConfigError("federation: no client has a training sample")
     check(task, federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
-    cut = None
-    if t.engine == "local" and not isinstance(federation, Outline):
-        cut = kept(task, federation.train.x)
-    if cut is not None and work.augment is not None:
-        raise ConfigError(
-            f"augment: found {t.augment if isinstance(t.augment, str) else 'a function'} with nothing trained below "
-            f"{cut.first!r}, so that one feature of each sample is kept; expected none, or a model that trains more"
-        )
+    cut = _kept(task, federation, work, t)
     top, shape = (task, federation.input_shape) if cut is None else (cut.top, cut.shape)
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
     elif isinstance(algorithm, Algorithm):
-        # what the method refuses is said here, before anything is written; a server's state may be larger than memory
-        if schedule.late(federation.n):
-            refuse_late(algorithm, federation.n)
-        if (algorithm.chart or algorithm.adapter) and (layer := bent(task.model)) is not None:
-            train = f",train={algorithm.adapter}" if algorithm.adapter else ""
-            raise ConfigError(
-                f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one "
-                f"such as lora:r=8{train} for {algorithm.name}"
-            )
-        outlined(algorithm, task, federation.n)
-        check_optimizer(algorithm, task, federation, work)
+        _check_method(algorithm, task, federation, work, schedule)
         if t.robust is None:
             wanted, streamed = sums(algorithm, top, shape, federation.classes, federation.outputs)
         else:
             note = check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
-    cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
-    every = t.evaluate_every
-    if every is None:
-        found, share = splits(federation), cohort / federation.n
-        looked = sum(len(found[name].x) for name in watched(found))
-        keys = client_keys(federation.names)
-        every = between_evaluations(looked, federation.train.counts, keys, work, share, task.p)
-    path = path_of(top, work, federation.train)
-    counts = federation.train.counts
-    most = min(int(counts.max()), work.batch_size or int(counts.max()))
-    plan = make_plan(
-        top, cohort, work.per_step(counts), t.chunk, t.workers, path, most, share_calls(top, path, federation.train)
-    )
-    needed = None
-    if t.engine == "local" and not isinstance(federation, Outline):
-        method = looped(algorithm)
-        seen = max(len(split.x) for split in splits(federation).values())
-        needed = memory_of(method, top, federation.n, cohort, streamed, plan, most, seen)
-        needed = needed._replace(base=size(task.fixed))
-        what = f"{method.name} with {federation.n} clients and {task.p:,} parameters"
-        needed.check(what, free_memory(task.device))
-    t = dataclasses.replace(
-        t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
-    )
+    t = dataclasses.replace(t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs)
     trainer = Trainer(
-        task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
-        describe or {}, kept=cut, memory=needed,
+        task, federation, algorithm, t, work, schedule, wanted, streamed, attackers, note, start, describe or {},
+        kept=cut,
     )  # fmt: skip
+    if t.evaluate_every is None:
+        found, share, keys = splits(federation), trainer.cohort / federation.n, client_keys(federation.names)
+        looked = sum(len(found[name].x) for name in watched(found))
+        every = between_evaluations(looked, federation.train.counts, keys, work, share, task.p)
+        trainer = dataclasses.replace(trainer, training=dataclasses.replace(t, evaluate_every=every))
+    if (needed := trainer.memory) is not None:
+        what = f"{looped(algorithm).name} with {federation.n} clients and {task.p:,} parameters"
+        needed.check(what, free_memory(task.device))
     return trainer if privacy is None else privacy.guarded(trainer)
 
 
-def _attackers(attack: Attack, seed: int, federation: Federation) -> np.ndarray:
-    """[n] bool: who attacks. Raises ConfigError if that is no client or every client."""
+def _check_samples(federation: Federation, loss: Loss, batch_size: int | None) -> None:
+    """Raise ConfigError where there is no training sample, or the loss is none of a batch."""
+    if len(federation.train.x) == 0:
+        raise ConfigError("federation: no client has a training sample")
+    if getattr(loss, "whole", False) and batch_size is not None:
+        name = getattr(loss, "__name__", "loss")
+        raise ConfigError(f"batch-size: found {batch_size}, expected full: the loss {name} is no mean over samples")
+
+
+def _attacked(attack: Attack | None, seed: int, federation: Federation) -> tuple[np.ndarray, Federation]:
+    """[n] bool: who attacks, and the clients as that leaves them. Raises ConfigError if it is no client or all."""
+    if attack is None:
+        return np.zeros(federation.n, dtype=bool), federation
     found = attack.attackers(seed, client_keys(federation.names))
     if found.all() or (attack.ratio > 0 and not found.any()):
         who = "all, and no client is left to measure" if found.all() else "none of them"
         raise ConfigError(f"attack.ratio: found {attack.ratio:g}, which of {federation.n} clients is {who}")
-    return found
+    return found, attack.poison(federation, seed)
+
+
+def _kept(task: Task, federation: Federation, work: Work, t: Training) -> Kept | None:
+    """The model cut above what is computed once. Raises ConfigError where samples would change after that."""
+    here = t.engine == "local" and not isinstance(federation, Outline)
+    cut = kept(task, federation.train.x) if here else None
+    if cut is not None and work.augment is not None:
+        raise ConfigError(
+            f"augment: found {t.augment if isinstance(t.augment, str) else 'a function'} with nothing trained below "
+            f"{cut.first!r}, so that one feature of each sample is kept; expected none, or a model that trains more"
+        )
+    return cut
+
+
+def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work: Work, schedule: Schedule) -> None:
+    """What the method refuses, said before anything is written; a server's state may be larger than memory."""
+    if schedule.late(federation.n):
+        refuse_late(algorithm, federation.n)
+    if (algorithm.chart or algorithm.adapter) and (layer := bent(task.model)) is not None:
+        train = f",train={algorithm.adapter}" if algorithm.adapter else ""
+        raise ConfigError(
+            f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one "
+            f"such as lora:r=8{train} for {algorithm.name}"
+        )
+    outlined(algorithm, task, federation.n)
+    check_optimizer(algorithm, task, federation, work)
 
 
 def _saved(store: RunFolder, resume: bool) -> Saved | None:
