@@ -12,7 +12,7 @@ from problems import LeastSquares, centres, fit_points
 from safetensors.torch import load, save
 from scipy.sparse.csgraph import connected_components
 from sklearn.metrics import adjusted_rand_score
-from test_fpfc import fit_two_layers, softmax_model
+from test_fpfc import fit_two_layers, softmax, softmax_model
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import devicedual
@@ -20,7 +20,6 @@ from polyfed.algorithms.fpfc.method import FPFC
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
 from polyfed.base.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
-from polyfed_papers.fpfc import softmax
 
 
 def planted(sizes, d, seed=0, apart=6.0, within=0.05):

@@ -20,7 +20,6 @@ from polyfed.base.errors import ConfigError
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
 from polyfed.core.schedule import Asynchronous, Delays
-from polyfed_papers.fpfc import softmax
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 1.0])
@@ -528,6 +527,14 @@ def test_the_window_of_one_group_and_of_single_clients():
     assert alone.necessary == alone.sufficient == 0
     assert alone.unbiased == pytest.approx(1 / 3.7)
     assert one.lines()[-1] == "one group: nothing bounds lam from above"
+
+
+def softmax(seed):
+    """Softmax regression from N(0, 1), as the released code starts."""
+    model, rng = nn.Linear(60, 10), torch.Generator().manual_seed(seed)
+    for q in model.parameters():
+        nn.init.normal_(q, generator=rng)
+    return model
 
 
 def softmax_model():

@@ -9,7 +9,6 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.data.datasets import LOADERS
 from polyfed.metrics.scores import KNOWN
 from polyfed.models import MODELS
-from polyfed_papers.recipes import RECIPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "packages.md").read_text()
 FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, flags=re.M | re.S))
@@ -50,6 +49,7 @@ def forget():
         for name in {*registry._added, *theirs}:
             registry._added.pop(name, None)
             registry.pop(name, None)
-    RECIPES.pop("acme/moons", None)
+    if recipes := sys.modules.get("polyfed_papers.recipes"):
+        recipes.RECIPES.pop("acme/moons", None)
     for name in modules:
         del sys.modules[name]

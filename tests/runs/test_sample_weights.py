@@ -9,7 +9,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import polyfed as pf
-import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError, PolyfedError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Batches, Work, padded
@@ -197,6 +196,7 @@ def test_a_loss_that_is_no_mean_over_samples_refuses_them_by_name():
         pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=cox)
     times = [(x, np.c_[np.abs(y), np.arange(len(y)) % 2]) for x, y in sites(False)]
     fed = pf.Federation.from_arrays(times, weights=weights)
+    clinical = pytest.importorskip("polyfed_clinical")
     with pytest.raises(PolyfedError, match="weights: the loss cox"):
         pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=clinical.loss("cox"), batch_size=None)
     with pytest.raises(ConfigError, match=r"weights: the cox \(efron\) regression takes none"):
