@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base test-oldest test-newest coverage \
+.PHONY: demo demo-network test types suite fast-test test-torch test-long test-core test-base test-oldest test-newest coverage \
     mutate mutate-promises torture torture-network fuzz wheel bench bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
@@ -36,6 +36,10 @@ test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled ker
 test-long: .venv/ready-dev   ## every case of every test, then the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -n 2 --all
 	$(BIN)/python -m pytest -m long
+
+BESIDE := polyfed_clinical,polyfed_games,polyfed_papers,polyfed_privacy,polyfed_ray,polyfed_sites
+test-core: .venv/ready-dev   ## the core's own tests, with every package beside it hidden
+	$(BIN)/python -m pytest -n 2 --fast --without $(BESIDE) $(patsubst src/polyfed/%/__init__.py,tests/%,$(wildcard src/polyfed/*/__init__.py))
 
 test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back
 	rm -rf build/newest

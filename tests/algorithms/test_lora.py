@@ -118,6 +118,7 @@ def test_what_reads_clients_uploads_is_asked_for():
     """Without the setting FedAvg takes sums, and trains to the same model."""
     plain, asked = fit(FEDIT, b=0.5, evaluate_every=1), fit(pf.FedAvg(lr=0.3, aggregation_error=True), b=0.5)
     assert "aggregation_error" not in plain.history
+    pytest.importorskip("polyfed_privacy")
     with pytest.raises(ConfigError, match="the server of fedavg needs every client's own w; without aggregation-error"):
         fit(pf.FedAvg(aggregation_error=True), privacy={"sums": "secure"})
     assert torch.allclose(plain.server["w"], asked.server["w"], rtol=0, atol=1e-14)

@@ -56,6 +56,7 @@ def test_a_run_is_refused_in_one_line_without_its_package_and_goes_on_with_it(cl
 
 
 def test_recipes_of_packages_are_found_beside_the_papers(cli, put):
+    pytest.importorskip("polyfed_papers")
     put()
     said = cli("reproduce")
     assert said.status == 0, said.err

@@ -131,6 +131,7 @@ def test_an_older_file_predicts_and_says_that_it_has_no_ranges(exported, cli):
 
 
 def test_a_private_model_goes_without_single_rows_numbers(tmp_path):
+    pytest.importorskip("polyfed_privacy")
     fed = pf.data.from_frames(sites(), "outcome")
     model = pf.models.build("linear", fed.input_shape, 2)
     private = {"epsilon": 8.0, "clip": 1.0, "sums": "secure"}
