@@ -14,9 +14,7 @@ from polyfed.base.errors import ModelError
 from polyfed.base.typed import named_modules
 from polyfed.compute.narrow import saving
 
-Again = Callable[
-    [], Callable[[], AbstractContextManager[object]]
-]  # at a block's call -> the context to compute it again in
+Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block's call -> how to compute it again
 
 
 def blocks(model: nn.Module) -> list[str]:

@@ -12,9 +12,12 @@ from polyfed.base.typed import row_norms
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batches
 from polyfed.compute.frozen import upper
+from polyfed.compute.optimizers import Advance
 from polyfed.compute.stacked import Drift, first
 from polyfed.compute.task import Task, bare, passed, statistics_
 from polyfed.compute.terms import Also, Distillation, Taught, Toward, together
+
+Prox = Callable[[Tensor], Tensor] | None
 
 
 @checked
@@ -89,10 +92,8 @@ def local_sgd(
     also = also and partial(answer, "also", also, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    named: list[Also] = [] if toward is None else [Toward(*toward)]
-    if teacher is not None:
-        named.append(Taught(task.each_outputs, *teacher))
-    added = together([*named, also] if also else named)
+    terms = (toward and Toward(*toward), teacher and Taught(task.each_outputs, *teacher), also)
+    added = together([term for term in terms if term is not None])
     plain = correct is None and prox is None and task.guard is None and added is None
     if only is not None and plain and (above := upper(task, w, data, only)) is not None:
         rest = slice(above.start, None)
@@ -117,17 +118,7 @@ def local_sgd(
     advance = None if task.optimizer.plain else task.optimizer.start(w, kept)
     direction = _direction(pull, shift, minus, correct, kept)
     if added is None and (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
-        for _ in data.repeat():
-            step = direction(w, gradient())
-            if advance is not None:
-                w.copy_(advance(w, step, lr))
-            elif isinstance(lr, Tensor):
-                w.sub_(lr * step)
-            else:
-                w.sub_(step, alpha=lr)
-            if prox is not None:
-                w.copy_(prox(w))
-        return w
+        return _repeated(w, data, lr, lambda: direction(w, gradient()), advance, prox)
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows
@@ -150,13 +141,27 @@ def local_sgd(
     return w
 
 
+def _repeated(
+    w: Tensor, data: Batches, lr: float | Tensor, step: Callable[[], Tensor], advance: Advance | None, prox: Prox
+) -> Tensor:
+    """w after all steps in the directions that `step` finds from it, on samples that stay the same."""
+    for _ in data.repeat():
+        if advance is not None:
+            w.copy_(advance(w, step(), lr))
+        elif isinstance(lr, Tensor):
+            w.sub_(lr * step())
+        else:
+            w.sub_(step(), alpha=lr)
+        if prox is not None:
+            w.copy_(prox(w))
+    return w
+
+
 def _copied(w: Tensor) -> Tensor:
     return w.clone(memory_format=torch.contiguous_format)
 
 
-def _descended(
-    task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Callable[[Tensor], Tensor] | None
-) -> Tensor:
+def _descended(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Prox) -> Tensor:
     """w after all steps w <- prox(keep w + add - lr gradient), most of them in place."""
     if (
         (batch := data.same) is not None

@@ -123,9 +123,8 @@ class Stacked:
         weight = batch.x.new_full((s, b), 1 / max(1, b)) if batch.weight is None else batch.weight
         found, size = w.new_zeros(w.shape[:2]), max(1, BLOCK // s)
         for k in range(0, b, size):
-            part = batch._replace(
-                x=batch.x[:, k : k + size], y=batch.y[:, k : k + size], weight=weight[:, k : k + size]
-            )
+            at = slice(k, k + size)
+            part = batch._replace(x=batch.x[:, at], y=batch.y[:, at], weight=weight[:, at])
             for j in range(w.shape[1]):
                 found[:, j] += self.criterion.of_models(self.outputs(w[:, j], part.x), part)
         return found

@@ -116,9 +116,8 @@ class Task:
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
         self.criterion = Criterion(loss, class_weights, self.w0.device)
-        broken = [
-            e.name for e, v in zip(self.layout.entries, self.layout.views(self.w0), strict=True) if not _finite(v)
-        ]
+        named = zip(self.layout.entries, self.layout.views(self.w0), strict=True)
+        broken = [e.name for e, v in named if not _finite(v)]
         if broken:
             raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
         layers = chain(self.model) if isinstance(loss, str) else None
@@ -749,9 +748,8 @@ class Task:
             mean = self.criterion.mean
 
             def each(output: Tensor, target: Tensor) -> Tensor:
-                return torch.stack([mean(output[0, k : k + 1], target[0, k : k + 1]) for k in range(target.shape[1])])[
-                    None
-                ]
+                means = [mean(output[0, k : k + 1], target[0, k : k + 1]) for k in range(target.shape[1])]
+                return torch.stack(means)[None]
 
         rows = zip(w, batch.x, batch.y, strict=True)
         return torch.stack([
