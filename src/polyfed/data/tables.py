@@ -151,11 +151,8 @@ class Table:
         if column.name == self.columns.group:
             return "whose the row is: no split parts rows of one"
         if column.name in self.outcome:
-            return (
-                "target"
-                if self.columns.task != "survival"
-                else ("time" if self.columns.time == column.name else "event")
-            )
+            which = "time" if self.columns.time == column.name else "event"
+            return which if self.columns.task == "survival" else "target"
         if self.columns.raw is not None:
             return f"left out: {self.columns.raw} goes in alone"
         if column.numbers_rows:
@@ -360,28 +357,13 @@ class Table:
 
     def notes(self, prepared: Preparation, classes: int | None) -> tuple[str, ...]:
         """Decisions, for the report."""
-        c, said = self.columns, []
-        last = "" if c.outcome else " (the last column)"
-        what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
-        named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
-        order, free = self.found[self.outcome[-1]].order, c.labels is None and classes is not None
-        named += ", in the order of the data" if order and free else ""
-        said.append(
-            f"{AIM}{prepared.target}{last}, {what}{named}"
-            if prepared.tokens is None
-            else f"{AIM}{prepared.target}, the token that follows each, of {prepared.tokens}"
-        )
-        if order == () and free:
-            said.append(
-                f"sites have the classes of {prepared.target} in different orders; they match by name, see labels"
-            )
+        c, said = self.columns, self._aim(prepared, classes)
         if prepared.raw is not None:
             said.append(str(prepared.raw))
         said += [repairs_said(site, columns) for site, columns in c.site.items()]
         if c.limits:
-            said.append(
-                f"below a limit of detection, <a stands for a/√2, and above one >a for a: {few(c.limits, LISTED)}"
-            )
+            where = few(c.limits, LISTED)
+            said.append(f"below a limit of detection, <a stands for a/√2, and above one >a for a: {where}")
         if gone := {sheet.name: sheet.dropped for sheet in self.sheets if sheet.dropped}:
             said.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
         if c.group is not None:
@@ -389,12 +371,10 @@ class Table:
         gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
         if gaps:
             cells = sum(i.cells for i in self.inputs)
-            whose = (
-                "all clients' training rows" if prepared.standardise == "pooled" else "the client's own training rows"
-            )
+            whose = "all clients'" if prepared.standardise == "pooled" else "the client's own"
             said.append(
                 f"{sum(gaps.values())} of {cells} cells are missing ({few(gaps, LISTED)}): numbers are filled with the "
-                f"median of {whose}, and an input says which were missing"
+                f"median of {whose} training rows, and an input says which were missing"
             )
         if lost := [f"{i.name} {i.unmatched} of {i.cells}" for i in self.inputs if i.unmatched]:
             said.append(f"cells that match none of the declared values: {few(lost, LISTED)}")
@@ -413,17 +393,32 @@ class Table:
             said.append("inputs are not standardised")
         said += [f"{CHECK}{flag}" for flag in self.audit]
         for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
-            folded = [v.casefold() for v in i.values] if i.kind == "category" else []
-            if len(set(folded)) < len(folded):
-                twice = [v for v in i.values if folded.count(v.casefold()) > 1]
-                said.append(
-                    f"values of {i.name} that differ in case alone are taken for different: {few(twice, LISTED)}"
-                )
-            if i.kind == "category" and i.respelt:
-                said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
-            if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
-                said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
+            said += self._odd_values(i)
         return tuple(said)
+
+    def _aim(self, prepared: Preparation, classes: int | None) -> list[str]:
+        """What is predicted, and how its classes are matched."""
+        c, target, free = self.columns, prepared.target, self.columns.labels is None and classes is not None
+        if prepared.tokens is not None:
+            return [f"{AIM}{target}, the token that follows each, of {prepared.tokens}"]
+        last = "" if c.outcome else " (the last column)"
+        what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
+        named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
+        order = self.found[self.outcome[-1]].order if free else None
+        said = [f"{AIM}{target}{last}, {what}{named}{', in the order of the data' if order else ''}"]
+        match = f"sites have the classes of {target} in different orders; they match by name, see labels"
+        return [*said, match] if order == () else said
+
+    def _odd_values(self, i: Column) -> Iterator[str]:
+        """What a reader may want to correct in a column's values."""
+        folded = [v.casefold() for v in i.values] if i.kind == "category" else []
+        if len(set(folded)) < len(folded):
+            twice = [v for v in i.values if folded.count(v.casefold()) > 1]
+            yield f"values of {i.name} that differ in case alone are taken for different: {few(twice, LISTED)}"
+        if i.kind == "category" and i.respelt:
+            yield f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one"
+        if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
+            yield f"{i.name} holds a different whole number in every row: drop it if it numbers the rows"
 
 
 def text_ids(sheet: Sheet, raw: Text) -> list[np.ndarray]:
