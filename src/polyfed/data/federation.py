@@ -357,25 +357,8 @@ class Federation:
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
         named, known, said = _by_name({"train": train, "test": test, "validation": validation}, who)
-        train, test, validation = named["train"] or [], named["test"], named["validation"]
         classes = classes or (len(known) if known else None)
-        train, layout = _unnamed(train, who, "train", None)
-        checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
-        for (x, _), name in zip(checked, who, strict=True):
-            if len(x) == 0:
-                raise DataError(f"client {name!r} has no training samples")
-        parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": checked}
-        for split, given in (("test", test), ("validation", validation)):
-            if given is not None:
-                if len(given) != n:
-                    raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
-                given, other = _unnamed(given, who, split, layout)
-                if other != layout:
-                    raise DataError(f"{split}: the inputs are {_named(other)}, those of training {_named(layout)}")
-                parts[split] = [
-                    (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
-                    for p, name in zip(given, who, strict=True)
-                ]
+        parts, layout = _parts(named, who, integer_inputs)
         tokens = _tokens(parts, who, classes) if task == "tokens" else None
         classes, labels, notes = _targets(parts, who, classes, task) if tokens is None else (None, None, [])
         splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
@@ -384,33 +367,21 @@ class Federation:
             notes.append(WEIGHTED)
 
         meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
-        base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
-            {} if labels is None else {"labels": labels}
-        )
-        base |= {"labels": known} if known else {}
+        base = {"dataset": "arrays", "partition": "natural", "seed": seed}
+        base |= {"labels": known or labels} if known or labels is not None else {}
         meta["notes"] = [*meta.get("notes", ()), *said, *notes]
-        base["test"] = "given" if test is not None else f"own:{test_fraction:g}"
+        base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
             kept, held, said = prepare.held_of_each(who, train_split.counts, test_fraction, seed, prepare.TEST)
             meta["notes"] += said
-            first = train_split.offsets
-            base["split_indices"] = {
-                "train": [k + o for k, o in zip(kept, first, strict=False)],
-                "test": [h + o for h, o in zip(held, first, strict=False)],
-            }
+            cut = {"train": kept, "test": held}
+            starts = train_split.offsets[:-1]
+            base["split_indices"] = {k: [i + o for i, o in zip(of, starts, strict=True)] for k, of in cut.items()}
             train_split, test_split = _rows(train_split, kept), replace(_rows(train_split, held), weight=None)
-        federation = cls(
-            train=train_split,
-            test=test_split,
-            validation=splits.get("validation"),
-            names=who,
-            classes=classes,
-            clusters=_clusters(clusters, n),
-            meta=base | meta,
-            tokens=tokens,
-        )
-        if validation is None and validation_fraction:
+        found, clusters = splits.get("validation"), _clusters(clusters, n)
+        federation = cls(train_split, test_split, who, found, classes, clusters, base | meta, tokens)
+        if "validation" not in parts and validation_fraction:
             federation = federation.with_validation(validation_fraction, seed)
         return federation
 
@@ -734,6 +705,30 @@ def _unnamed(
                 raise DataError(f"client {name!r}, {split}: inputs are {_named(layout)}, {which}")
         found.append(pair)
     return found, layouts[0] if layouts else known
+
+
+def _parts(
+    named: Mapping[str, Sequence[Pair | None] | None], who: tuple[str, ...], integer_inputs: bool | None
+) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], Layout | None]:
+    """Every client's pair in each split that is given, and the layout of inputs that have names, one for all splits."""
+    train, layout = _unnamed(named["train"] or [], who, "train", None)
+    parts = {"train": [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]}
+    for (x, _), name in zip(parts["train"], who, strict=True):
+        if len(x) == 0:
+            raise DataError(f"client {name!r} has no training samples")
+    x, y = parts["train"][0]
+    for split in ("test", "validation"):
+        if (given := named[split]) is not None:
+            if len(given) != len(who):
+                raise DataError(f"{split}: found {len(given)} entries for {len(who)} clients, expected one for each")
+            given, other = _unnamed(given, who, split, layout)
+            if other != layout:
+                raise DataError(f"{split}: the inputs are {_named(other)}, those of training {_named(layout)}")
+            each = zip(given, who, strict=True)
+            parts[split] = [
+                (x[:0], y[:0]) if p is None else pair_of(p, name, split, integer_inputs) for p, name in each
+            ]
+    return parts, layout
 
 
 def _named(layout: Layout | None) -> str:
