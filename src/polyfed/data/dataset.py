@@ -152,28 +152,14 @@ class Dataset:
             and `split_indices`, except for packed texts; `preparation` and `inputs` (names) for tables; and `scaling`
             for standardised arrays.
         """
-        if how is None:
-            if self.groups is None:
-                raise DataError(f"{self.name} has no natural clients; give a partition, such as 'dirichlet:0.5'")
-            how = Natural()
-        how = as_partitioner(how)
+        how = self._partitioner(how)
         test = self._test_mode(test, how)
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         fraction = self.validation_fraction if validation_fraction is None else validation_fraction
         fraction = prepare.check_fraction(fraction, "the validation fraction")
-
-        if self.whose is not None and not isinstance(how, Natural):
-            raise DataError(f"{self.name}, partition {how}: would part rows of one group; give one file per site")
         data = self._merged() if test == "merged" else self
-        dealt = how.assign(data._source(), clients, seed, min_samples)
-        all_names = dealt.names or tuple(f"client-{i}" for i in range(len(dealt.indices)))
-        kept = [i for i, name in enumerate(all_names) if name not in without]
-        if not kept:
-            raise DataError(f"{self.name}: every client is left out, expected at least one to stay")
-        dealt, names = dealt.among(kept), tuple(all_names[i] for i in kept)
-        notes = [*self.notes, *dealt.notes]
-        if empty := [name for name, index in zip(names, dealt.indices, strict=True) if not len(index)]:
-            raise DataError(f"{self.name}, partition {how}: client {empty[0]!r} has no samples, expected at least one")
+        dealt, everyone, kept = data._dealt(how, clients, seed, min_samples, without)
+        names, notes = tuple(everyone[i] for i in kept), [*self.notes, *dealt.notes]
 
         indices = {"train": dealt.indices}
         if test in ("own", "merged"):
@@ -186,41 +172,46 @@ class Dataset:
             indices["test"] = [np.flatnonzero(self.test_groups == i) for i in kept]
         else:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
-            indices["test"] = how.assign(self._source(official=True), len(all_names), other, 1).among(kept).indices
+            indices["test"] = how.assign(self._source(official=True), len(everyone), other, 1).among(kept).indices
         if fraction:
             data._hold_out(indices, "validation", names, fraction, seed, notes)
         parts, prepared = data._prepared(indices, dealt, names, seed, official=test not in ("own", "merged"))
         notes += [WEIGHTED] if self.weights is not None else []
-        packed = self.preparation is not None and self.preparation.packed
-        rule = {
-            "own": f"own:{test_fraction:g}",
-            "merged": f"merged:{test_fraction:g}",
-            "ratio": f"ratio:{test_samples}",
-            "ratio-floor": f"ratio-floor:{test_samples}",
-        }
-        return Federation(
-            train=parts["train"],
-            test=parts["test"],
-            validation=parts["validation"],
-            names=names,
-            classes=self.classes,
-            clusters=None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64),
-            tokens=self.tokens,
-            meta={
-                **self.meta,
-                **prepared,
-                "dataset": self.name,
-                "options": dict(self.options),
-                "partition": str(how),
-                "seed": int(seed),
-                "test": rule.get(test, test),
-                "notes": notes,
-            }
-            | ({} if packed else {"indices": dealt.indices, "split_indices": indices})
-            | ({} if self.whose is None or packed else {"whose": [self.whose[held] for held in indices["test"]]}),
-        )
+        said = f":{test_fraction:g}" if test in ("own", "merged") else f":{test_samples}" if "ratio" in test else ""
+        meta = {
+            **self.meta, **prepared, "dataset": self.name, "options": dict(self.options), "partition": str(how),
+            "seed": int(seed), "test": f"{test}{said}", "notes": notes,
+        }  # fmt: skip
+        if self.preparation is None or not self.preparation.packed:
+            meta |= {"indices": dealt.indices, "split_indices": indices}
+            meta |= {} if self.whose is None else {"whose": [self.whose[held] for held in indices["test"]]}
+        clusters = None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64)
+        train, held_out, validation = parts["train"], parts["test"], parts["validation"]
+        return Federation(train, held_out, names, validation, self.classes, clusters, meta, self.tokens)
 
     # the steps of `partition`
+
+    def _partitioner(self, how: Partitioner | str | None) -> Partitioner:
+        if how is None and self.groups is None:
+            raise DataError(f"{self.name} has no natural clients; give a partition, such as 'dirichlet:0.5'")
+        how = as_partitioner(Natural() if how is None else how)
+        if self.whose is not None and not isinstance(how, Natural):
+            raise DataError(f"{self.name}, partition {how}: would part rows of one group; give one file per site")
+        return how
+
+    def _dealt(
+        self, how: Partitioner, clients: int | None, seed: int, least: int, without: Sequence[str]
+    ) -> tuple[Assignment, tuple[str, ...], list[int]]:
+        """The samples of the clients that stay, the names of all, and the positions of those that stay."""
+        dealt = how.assign(self._source(), clients, seed, least)
+        names = dealt.names or tuple(f"client-{i}" for i in range(len(dealt.indices)))
+        kept = [i for i, name in enumerate(names) if name not in without]
+        if not kept:
+            raise DataError(f"{self.name}: every client is left out, expected at least one to stay")
+        dealt = dealt.among(kept)
+        if empty := [names[i] for i, index in zip(kept, dealt.indices, strict=True) if not len(index)]:
+            raise DataError(f"{self.name}, partition {how}: client {empty[0]!r} has no samples, expected at least one")
+        return dealt, names, kept
 
     def _prepared(
         self, indices: dict[str, list[np.ndarray]], dealt: Assignment, names: tuple[str, ...], seed: int, official: bool
