@@ -26,18 +26,9 @@ from polyfed_clinical.commands import Regress
 from polyfed_clinical.regression import fit
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
-DESCRIBED = (
-    "drop",
-    "numbers",
-    "categories",
-    "gaps",
-    "labels",
-    "encoding",
-    "site",
-    "limits",
-    "missing-target",
-)  # settings of [columns] that a regression has
-READING = ("encoding", "site", "limits", "missing-target", "gaps")  # those that change what cells are
+# settings of [columns] that a regression has, and those of them that change what cells are
+DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels", "encoding", "site", "limits", "missing-target")
+READING = ("encoding", "site", "limits", "missing-target", "gaps")
 
 
 def regress(o: Regress) -> None:
@@ -75,10 +66,8 @@ def regress(o: Regress) -> None:
     elif chosen or o.cluster or asked or any(given.values()):
         if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
             readers.files_of(Path(data))  # which names a format that is not read
-        which = (
-            "columns" if chosen else "cluster" if o.cluster else "drop" if o.drop else "encoding" if o.encoding else ""
-        )
-        which = which or ("set" if asked else takes[0])
+        known = {"columns": chosen, "cluster": o.cluster, "drop": o.drop, "encoding": o.encoding, "set": asked}
+        which = next((name for name, value in known.items() if value), takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
         found = fit(federation(data, dealt), model, missing=missing, **how)
@@ -160,28 +149,13 @@ def tables(
     cluster: str | None,
 ) -> Read:
     """A folder with a CSV file per site, columns taken by name; if `complete`, rows with gaps are left out."""
-    paths = readers.client_files(folder)
-    if other := [path for path in paths if path.suffix.lower() != ".csv"]:
-        raise DataError(f"{other[0]}: expected a CSV file, as the others are")
-    reading = {key: value for key, value in asked.get("columns", {}).items() if key in READING}
-    roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
-    if "missing-target" in reading:
-        reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
-    repairs = read_table(Columns, reading, Where(None, {}, {}))
-    check_sites(repairs, [path.stem for path in paths])
-    sheets = [read(path, repairs) for path in paths]
-    cox, first = model == "cox", list(sheets[0].columns)
+    cox, sheets = model == "cox", _sheets(folder, model, given, asked)
+    first = list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:
         raise ConfigError(f"--{'event' if wanted[0] else 'time'}: missing; cox needs --time and --event")
     outcome = [name for name in (*wanted, given["exposure"]) if name is not None]
-    if twice := [name for k, name in enumerate(outcome) if name in (*outcome[:k], *(columns or ()))]:
-        raise ConfigError(f"column {twice[0]!r}: found in two roles, expected one each")
-    for sheet in sheets:
-        for name in (*(columns or ()), *outcome, *([cluster] if cluster else ())):
-            if name not in sheet.columns:
-                known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
-                raise DataError(f"{sheet.where}: no column {name!r}{known}")
+    _check_columns(sheets, outcome, columns or (), cluster)
     aside = [name for name in (given["exposure"], cluster) if name is not None]
     used = columns or [c for c in first if c not in (*outcome, *aside)]
     every = dict.fromkeys(c for sheet in sheets for c in sheet.columns)
@@ -206,29 +180,60 @@ def tables(
     if problems := table.problems():
         raise DataError(f"{folder}: {'; '.join(problems)}")
     targets, labels = table.targets()
-    sites = []
-    for sheet, target in zip(sheets, targets, strict=True):
-        x: dict[str, Any] = {}
-        for c in sorted(table.inputs, key=lambda c: used.index(c.name) if c.name in used else len(used)):
-            if c.kind != "category":
-                x[c.name] = np.array(sheet.numbers(c.name), dtype=float)
-            else:
-                at = np.array(sheet.positions(c.name, c.values))
-                x |= {f"{c.name}={c.values[k]}": (at == k).astype(float) for k in range(1, len(c.values))}  # against 0
-        parts = [target[:, 0], target[:, 1]] if cox else [target.astype(float)]
-        if given["exposure"]:
-            parts.append(np.array(sheet.numbers(given["exposure"]), dtype=float))
-        sites.append((pd.DataFrame(x), *parts))
+    sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in zip(sheets, targets, strict=True)]
     said = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
     said += "" if cox or given["target"] else " (the last column)"
-    if labels:
-        said += f": {labels[-1]}, against {', '.join(labels[:-1])}"
-    if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
-        said += f"; categories against {', '.join(references)}"
-    said += "".join(f"; {c.name} is {gone}" for c in table.found.values() if ROWS in (gone := table.becomes(c)))
     left = [n - len(sheet.lines) for n, sheet in zip(rows, sheets, strict=True)] if complete else None
     groups = None if cluster is None else [[*map(sheet.texts(cluster).key, sheet.columns[cluster])] for sheet in sheets]
-    return Read([sheet.name for sheet in sheets], sites, said, left, groups)
+    return Read([sheet.name for sheet in sheets], sites, said + _references(table, labels), left, groups)
+
+
+def _sheets(folder: Path, model: str, given: Mapping[str, str | None], asked: Mapping[str, Any]) -> list[Sheet]:
+    """The files of all sites, repaired as `asked`."""
+    paths = readers.client_files(folder)
+    if other := [path for path in paths if path.suffix.lower() != ".csv"]:
+        raise DataError(f"{other[0]}: expected a CSV file, as the others are")
+    reading = {key: value for key, value in asked.get("columns", {}).items() if key in READING}
+    roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
+    if "missing-target" in reading:
+        reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
+    repairs = read_table(Columns, reading, Where(None, {}, {}))
+    check_sites(repairs, [path.stem for path in paths])
+    return [read(path, repairs) for path in paths]
+
+
+def _check_columns(sheets: list[Sheet], outcome: list[str], columns: Sequence[str], cluster: str | None) -> None:
+    """Raise ConfigError for a column in two roles, DataError for one that a site does not have."""
+    if twice := [name for k, name in enumerate(outcome) if name in (*outcome[:k], *columns)]:
+        raise ConfigError(f"column {twice[0]!r}: found in two roles, expected one each")
+    for sheet in sheets:
+        for name in (*columns, *outcome, *([cluster] if cluster else ())):
+            if name not in sheet.columns:
+                known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
+                raise DataError(f"{sheet.where}: no column {name!r}{known}")
+
+
+def _arrays(
+    sheet: Sheet, target: np.ndarray, table: Table, used: list[str], exposure: str | None, cox: bool
+) -> tuple[Any, ...]:
+    """A site as `fit` takes it: (x, target, ...)."""
+    x: dict[str, Any] = {}
+    for c in sorted(table.inputs, key=lambda c: used.index(c.name) if c.name in used else len(used)):
+        if c.kind != "category":
+            x[c.name] = np.array(sheet.numbers(c.name), dtype=float)
+        else:
+            at = np.array(sheet.positions(c.name, c.values))
+            x |= {f"{c.name}={c.values[k]}": (at == k).astype(float) for k in range(1, len(c.values))}  # against 0
+    parts = [target[:, 0], target[:, 1]] if cox else [target.astype(float)]
+    return (pd.DataFrame(x), *parts, *([np.array(sheet.numbers(exposure), dtype=float)] if exposure else ()))
+
+
+def _references(table: Table, labels: list[str] | None) -> str:
+    """The classes and categories that others are compared with, and the columns that number rows."""
+    said = f": {labels[-1]}, against {', '.join(labels[:-1])}" if labels else ""
+    if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
+        said += f"; categories against {', '.join(references)}"
+    return said + "".join(f"; {c.name} is {gone}" for c in table.found.values() if ROWS in (gone := table.becomes(c)))
 
 
 def whole(sheet: Sheet, needed: Sequence[str], gaps: Sequence[str]) -> Sheet:
