@@ -62,9 +62,8 @@ def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
         estimate, lower, upper = (float(of[k][coefficient]) for k in NAMES)
         each.append((name, estimate, lower, upper))
     value, low, high = np.array([e[1:] for e in each], dtype=float).T
-    reach = (
-        4 * np.nanmedian(high - low) + np.nanmax(value) - np.nanmin(value)
-    )  # of an axis that one site cannot stretch
+    # of an axis that one site cannot stretch
+    reach = 4 * np.nanmedian(high - low) + np.nanmax(value) - np.nanmin(value)
     low, high = low.clip(np.nanmin(value) - reach), high.clip(max=np.nanmax(value) + reach)
     if fit.ratio:
         value, low, high = (np.exp(v) for v in (value, low, high))

@@ -59,6 +59,12 @@ class Best(NamedTuple):
     test: LikelihoodRatio | None = None  # of one intercept for all
     untested: str = ""  # the reason for having no test
 
+    def each(self, sites: int) -> Tensor:
+        """[sites, q] the coefficients that each of so many sites has."""
+        found = self.start.expand(sites, -1).clone()
+        found[self.layout.who] = self.beta[self.layout.at]
+        return found
+
 
 def maximum(
     wire: Wire,

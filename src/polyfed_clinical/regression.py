@@ -27,7 +27,7 @@ from polyfed_clinical.likelihood import Best, maximum
 from polyfed_clinical.models import Loss, Model, loss, named
 from polyfed_clinical.newton import INTERCEPT, Found, why
 from polyfed_clinical.secured import fit_sums
-from polyfed_clinical.sites import Design, Wire, check, correction, dispersion, gathered, labelled
+from polyfed_clinical.sites import Design, Site, Wire, check, correction, dispersion, gathered, labelled
 from polyfed_clinical.summary import ARRIVED, ClinicalFit, loglik_of, told
 
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last
@@ -107,20 +107,12 @@ def fit(
     robust = errors == "robust" or clusters is not None
     places, given = gathered(sites, kind, names, clusters)
     labels = labelled(columns or given, places[0].x.shape[1])
-    whole = np.array([len(site.x) for site in places])
-    if missing == "complete":
-        places = [site.complete() for site in places]
-    for site in places:
-        check(site, kind, labels)
+    places, left_out = _complete(places, kind, labels, missing)
     if sums == "secure":
-        left = [*(whole - [len(site.x) for site in places])] if missing == "complete" else None
         how: dict[str, Any] = {"intercepts": intercepts, "per": per or {}, "splines": splines or {}, "level": level}
-        return fit_sums(places, kind, labels, robust=robust, clustered=clusters is not None, left_out=left, **how)
-    wire, knots = Wire(places), {}
-    if splines:
-        knots = curves.placed(wire, labels, splines)
-        wire.sites = places = [curves.bent(site, labels, knots) for site in places]
-        labels = [term for c in labels for term in (curves.terms_of(c, knots[c]) if c in knots else [c])]
+        return fit_sums(places, kind, labels, robust=robust, clustered=clusters is not None, left_out=left_out, **how)
+    wire = Wire(places)
+    knots, labels = _bent(wire, labels, splines or {})
     each = wire.ask(lambda site, _: site.sums(kind))
     design, deviation, alike = designed(kind, labels, each)
     units = Units.read(per or {}, labels, knots, deviation)
@@ -132,74 +124,77 @@ def fit(
     layout, beta, k = best.layout, best.beta, best.layout.intercepts
     by_site = kind.intercept and len(places) > 1 and intercepts != "common" and method is None
     n, p = int(each["n"][layout.who].sum()), layout.size
-    variance = dispersion(kind, best.found.value, n, p)
-    if not variance > 0:
-        raise DataError(f"{n} rows for {p} coefficients leave no variance to measure; more rows are needed")
-    covariance, kept = best.found.covariance * variance, "model"
+    covariance, kept = _covariance(kind, best, n), "model"
     left = float(((best.found.beta - beta).abs() / covariance.diagonal().sqrt()).max())
-    mine = best.start.expand(len(places), -1).clone()
-    mine[layout.who] = beta[layout.at]
+    mine = best.each(len(places))
     if robust:
         covariance, groups = _sandwich(wire, kind, design, best, mine, n, clusters is not None)
         kept = "robust" if clusters is None else f"robust, {groups:,} clusters"
     own = wire.ask(lambda site, b: site.own(kind, design, b, robust), mine)
-
     who, terms = [site.name for site in places], [units.names.get(c, c) for c in labels]
     firsts = [f"{INTERCEPT} {who[i]}" for i in layout.who] if by_site else [INTERCEPT] * k
     back = units.of(k)[:, None] * design.back(k)
     spread = (back @ covariance @ back.T).numpy()
     estimate, se = (units.of(k) * design.given(beta, k)).numpy(), np.sqrt(spread.diagonal())
-    degrees = n - p if kind.name == "linear" and not robust else None
-    found = wald([*firsts, *terms], estimate, se, kind, level, degrees)
+    found = wald([*firsts, *terms], estimate, se, kind, level, n - p if kind.name == "linear" and not robust else None)
     if left > ARRIVED:
         found.loc[:, [c for c in found.columns if c == "p" or c.endswith(("lower", "upper"))]] = np.nan
-    matrix = pd.DataFrame(spread, index=found.index, columns=found.index)
     mine_named = [INTERCEPT] * kind.intercept + terms
     fits, fits_se = (own[key].numpy() * units.of(int(kind.intercept)).numpy() for key in ("estimate", "se"))
     centre = own["centre"].numpy() if kind.intercept else None
     meta, heterogeneity = meta_analysis(mine_named, fits, fits_se, centre, kind, level)
-
-    about = _about(kind, who, each, whole if missing == "complete" else None)
+    about = _about(kind, who, each, left_out)
     if by_site:
-        columns_of = {"intercept": estimate[:k], "intercept_se": se[:k]}
-        columns_of["baseline"] = kind.mean(beta[:k] * design.unit + design.zero).numpy()
+        baseline = kind.mean(beta[:k] * design.unit + design.zero).numpy()
+        columns_of = {"intercept": estimate[:k], "intercept_se": se[:k], "baseline": baseline}
         about = about.join(pd.DataFrame(columns_of, index=[who[i] for i in layout.who]))
     about["meta"] = [bool(np.isfinite(row).all()) for row in fits_se]
     about["why"] = _why(kind, labels, start, own, alike)
     totals = {key: int(about[key].sum()) for key in ("patients", "events", "left_out") if key in about}
+    at = pd.MultiIndex.from_product([who, mine_named], names=["site", "coefficient"])
     return told(
-        wire,
-        kind,
-        knots,
-        found,
-        coefficients=found.iloc[k * by_site :],
-        covariance=matrix,
-        loglik=loglik_of(kind, best.found.value, n, design),
-        heterogeneity=heterogeneity,
-        meta=meta,
-        sites=about,
-        own=pd.DataFrame(
-            {"estimate": fits.ravel(), "se": fits_se.ravel()},
-            index=pd.MultiIndex.from_product([who, mine_named], names=["site", "coefficient"]),
-        ),
-        left=left,
+        wire, kind, knots, found, coefficients=found.iloc[k * by_site :],
+        covariance=pd.DataFrame(spread, index=found.index, columns=found.index),
+        loglik=loglik_of(kind, best.found.value, n, design), heterogeneity=heterogeneity, meta=meta, sites=about,
+        own=pd.DataFrame({"estimate": fits.ravel(), "se": fits_se.ravel()}, index=at), left=left, level=level,
         method="newton" if method is None else method.name,
-        level=level,
         intercepts="" if not kind.intercept or len(places) < 2 else "site" if by_site else "common",
-        test=best.test,
-        untested=best.untested,
-        errors=kept,
-        totals=totals,
-    )
+        test=best.test, untested=best.untested, errors=kept, totals=totals,
+    )  # fmt: skip
 
 
-def _about(kind: Model, who: list[str], each: Mapping[str, Tensor], whole: np.ndarray | None) -> pd.DataFrame:
-    """Numbers of rows, of events and, of `whole` rows, of those left out, by site."""
+def _covariance(kind: Model, best: Best, n: int) -> Tensor:
+    """Covariance [p, p] by the information of `n` rows. Raises DataError where nothing is left to measure it by."""
+    variance, p = dispersion(kind, best.found.value, n, best.layout.size), best.layout.size
+    if not variance > 0:
+        raise DataError(f"{n} rows for {p} coefficients leave no variance to measure; more rows are needed")
+    return best.found.covariance * variance
+
+
+def _complete(places: list[Site], kind: Model, labels: list[str], missing: str) -> tuple[list[Site], list[int] | None]:
+    """The sites, checked, and how many rows with gaps are left out of each, where that is asked for."""
+    kept = [site.complete() for site in places] if missing == "complete" else places
+    for site in kept:
+        check(site, kind, labels)
+    left = [len(site.x) - len(rest.x) for site, rest in zip(places, kept, strict=True)]
+    return kept, left if missing == "complete" else None
+
+
+def _bent(wire: Wire, labels: list[str], splines: Mapping[str, Any]) -> tuple[curves.Knots, list[str]]:
+    """The knots of columns that enter as splines, and the labels with their terms, which the sites then have."""
+    knots = curves.placed(wire, labels, splines) if splines else {}
+    if knots:
+        wire.sites = [curves.bent(site, labels, knots) for site in wire.sites]
+    return knots, [term for c in labels for term in (curves.terms_of(c, knots[c]) if c in knots else [c])]
+
+
+def _about(kind: Model, who: list[str], each: Mapping[str, Tensor], left_out: list[int] | None) -> pd.DataFrame:
+    """Numbers of rows, of events and of rows left out, by site."""
     about = pd.DataFrame({"patients": each["n"].int().numpy()}, index=who)
     if kind.name != "linear":
         about["events"] = each["target"][:, 0 if kind.intercept else 1].int().numpy()
-    if whole is not None:
-        about["left_out"] = whole - about["patients"]
+    if left_out is not None:
+        about["left_out"] = left_out
     return about
 
 

@@ -75,14 +75,8 @@ class ClinicalFit:
                     Cell("–" if np.isnan(differ["I2"]) else f"{100 * differ['I2']:.0f} %", {"I2": differ["I2"]}),
                 )
             )
-        columns = (
-            "coefficient<",
-            "estimate",
-            "SE",
-            *((self.ratio,) if self.ratio else ()),
-            f"interval, {percent}",
-            "p",
-        )
+        ratio = (self.ratio,) if self.ratio else ()
+        columns = ("coefficient<", "estimate", "SE", *ratio, f"interval, {percent}", "p")
         columns += (f"meta-analysis ({percent})", "p of Q", "I²")
         title = f"{self.model}, {words.count(len(self.sites), 'site')}, {self.totals['patients']:,} patients"
         return Table(title, columns, tuple(rows), self.notes)
