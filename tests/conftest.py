@@ -2,7 +2,7 @@
 the command line, called in this process: `cli(...)` gives the exit status and what was printed.
 
 `make test` leaves to `make test-long` what nightly.txt names, with the seconds that it takes: of a function with cases
-all but every STRIDE-th, and one without cases whole, unless it is marked `daily`. `--all`, -k and names of tests run
+all but every STRIDE-th, and one without others whole, unless it is marked `daily`. `--all`, -k and names of tests run
 everything. `--fast` is what `make fast-test` runs: the first case of every function that slow.txt does not name.
 `--measure` writes both files anew. Nothing is believed because it passed before.
 """
@@ -30,7 +30,7 @@ os.fsync = lambda handle: None  # tests kill processes, not machines: what was w
 TESTS = Path(__file__).parent
 SLOW, NIGHTLY = TESTS / "slow.txt", TESTS / "nightly.txt"
 LIMIT = 0.25  # seconds of a first case, from which slow.txt names its function
-DEAR = 1.0  # seconds of all cases together, from which nightly.txt does
+DEAR, ALONE = 1.0, 2.0  # seconds of all cases together, or of one without others, from which nightly.txt does
 STRIDE = 12  # one case of so many is left to `make test` of a function in nightly.txt
 
 
@@ -121,12 +121,13 @@ class Stopwatch:
         self.cases: dict[str, Counter] = defaultdict(Counter)  # function -> case -> seconds
 
     def pytest_runtest_logreport(self, report):
-        self.cases[function_of(report.nodeid)][report.nodeid] += report.duration
+        if not report.nodeid.endswith("::runTest"):  # of hypothesis
+            self.cases[function_of(report.nodeid)][report.nodeid] += report.duration
 
     def pytest_sessionfinish(self):
-        slow = [n for n, of in self.cases.items() if next(iter(of.values())) > LIMIT and not n.endswith("::runTest")]
+        slow = [n for n, of in self.cases.items() if next(iter(of.values())) > LIMIT]
         SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)))
-        dear = sorted((n, of.total()) for n, of in self.cases.items() if of.total() > DEAR)
+        dear = sorted((n, of.total()) for n, of in self.cases.items() if of.total() > (DEAR if len(of) > 1 else ALONE))
         NIGHTLY.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in dear))
 
 

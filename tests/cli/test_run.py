@@ -25,6 +25,7 @@ def models(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted((folder / "models").iterdir())}
 
 
+@pytest.mark.daily
 def test_the_main_job_answers_the_consortium_offline(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "socket", lambda *a, **k: pytest.fail("a network connection was opened"))
     said = cli("run", "--seeds", 3, "--rounds", 20)

@@ -4,6 +4,8 @@ import html
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -30,6 +32,7 @@ def test_the_method_shown_is_the_file():
     assert any(block.strip() == (ROOT / "examples" / "own_method.py").read_text().strip() for block in BLOCKS)
 
 
+@pytest.mark.daily
 def test_the_first_result_is_as_printed(cli, undrawn):
     """The answer, and the accuracy and bytes of every method, of the first command."""
     assert cli("run", "--out", "demo", "-q").status == 0
