@@ -139,6 +139,20 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
     assert f"Needs the package {package}" in " ".join(ran[1].stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("polyfed_ray", "run --data digits --clients 2 --rounds 1 --algorithm fedavg --seeds 1 --engine ray -q"),
+        ("polyfed_papers", "data inspect har"),
+    ],
+)
+def test_what_a_command_asks_of_a_hidden_package_names_it(package, words, tmp_path):
+    command = [sys.executable, "-c", HIDDEN, package, *words.split()]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (said.returncode, said.stderr.count("\n")) in ((1, 1), (2, 1))
+    assert f"needs the package {package}" in said.stderr
+
+
 def test_a_public_name_whose_package_is_hidden_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "polyfed_games", None)
     monkeypatch.setitem(sys.modules, "polyfed_games.run", None)

@@ -22,6 +22,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_games": ("coalitions",),
     "polyfed_privacy": ("privacy", "audit"),
     "polyfed_papers": ("reproduce",),
+    "polyfed_ray": (),
 }
 
 
@@ -48,7 +49,9 @@ class Plugin:
         try:
             return self.entry.load()
         except (Exception, SystemExit) as e:
-            raise ConfigError(f"{self.name}: the package {self} cannot be loaded ({reason(e)})") from e
+            absent = str(getattr(e, "name", "")).partition(".")[0]
+            why = missing(absent) if absent in SIBLINGS else f"the package {self} cannot be loaded ({reason(e)})"
+            raise ConfigError(f"{self.name}: {why}") from e
 
 
 def reason(error: BaseException) -> str:

@@ -64,7 +64,7 @@ def _absent(name: str, package: str) -> None:
 
 
 _add(commands)
-for package, brought in plugins.SIBLINGS.items():
+for package, brought in ((p, c) for p, c in plugins.SIBLINGS.items() if c):
     try:
         _add(plugins.sibling(f"{package}.commands", ""))
     except ConfigError:
