@@ -37,7 +37,7 @@ test-long: .venv/ready-dev   ## every case of every test, then the reproductions
 	$(BIN)/python -m pytest -n 2 --all
 	$(BIN)/python -m pytest -m long
 
-BESIDE := polyfed_clinical,polyfed_games,polyfed_papers,polyfed_privacy,polyfed_ray,polyfed_sites
+test-core: BESIDE := $(shell cd src; ls -d polyfed_* | paste -sd,)
 test-core: .venv/ready-dev   ## the core's own tests, with every package beside it hidden
 	$(BIN)/python -m pytest -n 2 --fast --without $(BESIDE) $(patsubst src/polyfed/%/__init__.py,tests/%,$(wildcard src/polyfed/*/__init__.py))
 

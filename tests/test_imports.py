@@ -8,6 +8,7 @@ import pytest
 import polyfed
 import polyfed.algorithms
 from graph import SRC, circles, own
+from polyfed.base.plugins import SIBLINGS
 from polyfed.cli.describe import citation
 from polyfed.core.algorithm import REGISTRY
 
@@ -17,7 +18,7 @@ base; metrics; native; compute; core; algorithms engines models threats yardstic
 studies; face; estimators; testing; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
-BESIDE = ("polyfed_privacy", "polyfed_sites", "polyfed_clinical", "polyfed_games", "polyfed_papers", "polyfed_ray")
+BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))
 UNDER = {"polyfed_sites": ("polyfed_privacy",), "polyfed_clinical": ("polyfed_privacy", "polyfed_sites")}  # may import
 
 
@@ -78,6 +79,7 @@ def test_a_room_imports_from_the_floors_below_it_alone(level):
 
 def test_every_room_has_its_floor():
     found = {p.stem for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert set(BESIDE) == SIBLINGS.keys()
     rooms = found - {"__init__", "__main__"}
     assert rooms == {room for floor in FLOORS for room in floor}
 

@@ -8,9 +8,8 @@ EACH = 256  # connections of one address; a site has up to three
 
 
 class Listening(socket.socket):
-    """A server's socket, of which one address has at most `each` connections: a further one takes the place of that
-    which has been silent for longest. Whoever only connects so closes its own connections and nobody else's. Of more
-    than `every` connections in all, the address that has most gives up one.
+    """A listening socket with at most `each` connections per address; one more closes that address's longest-idle one.
+    So whoever only connects closes nobody else's. Beyond `every` in all, the address with the most loses one.
     """
 
     def __init__(self, host: str, port: int, each: int = EACH, every: int = 1 << 15):

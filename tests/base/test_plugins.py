@@ -148,9 +148,9 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
 )
 def test_what_a_command_asks_of_a_hidden_package_names_it(package, words, tmp_path):
     command = [sys.executable, "-c", HIDDEN, package, *words.split()]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (said.returncode, said.stderr.count("\n")) in ((1, 1), (2, 1))
-    assert f"needs the package {package}" in said.stderr
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) in ((1, 1), (2, 1))
+    assert f"needs the package {package}" in ended.stderr
 
 
 def test_a_public_name_whose_package_is_hidden_names_it(monkeypatch):

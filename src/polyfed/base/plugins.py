@@ -49,8 +49,7 @@ class Plugin:
         try:
             return self.entry.load()
         except (Exception, SystemExit) as e:
-            absent = str(getattr(e, "name", "")).partition(".")[0]
-            why = missing(absent) if absent in SIBLINGS else f"the package {self} cannot be loaded ({reason(e)})"
+            why = missing(p) if (p := absent(e)) else f"the package {self} cannot be loaded ({reason(e)})"
             raise ConfigError(f"{self.name}: {why}") from e
 
 
@@ -92,9 +91,15 @@ def sibling(module: str, why: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as e:
-        if (package := str(e.name).partition(".")[0]) not in SIBLINGS:
-            raise
-        raise ConfigError(f"{why} {missing(package)}") from None
+        if package := absent(e):
+            raise ConfigError(f"{why} {missing(package)}") from None
+        raise
+
+
+def absent(error: BaseException) -> str | None:
+    """The package beside the core that an import has missed, if it was one."""
+    package = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return package if package in SIBLINGS else None
 
 
 def missing(package: str) -> str:

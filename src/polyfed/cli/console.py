@@ -20,7 +20,7 @@ from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
 
 TENTHS = 10  # plain progress lines per run, when there is one run only
-LOOK, LONG = 5, 60  # seconds of rounds that an estimate rests on, and that a rest takes of which one is given
+LOOK, LONG = 5, 60  # seconds: of rounds, before an estimate; of time left, from which one is shown
 
 
 class Show(Watch):

@@ -372,7 +372,7 @@ def _dispatched(seed: int, t: int, keys: np.ndarray, busy: Sequence[int] | np.nd
 
 @dataclass(frozen=True)
 class Arrivals(Schedule):
-    """Every reply of a real site is taken when it arrives, one a turn; nobody knows beforehand whose it is."""
+    """Takes the replies of real sites as they arrive, one a turn, in an order that cannot be known in advance."""
 
     concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
 

@@ -139,7 +139,7 @@ def figure1(bench: Bench) -> Outcome:
     outcome = Outcome(notes=[
         "the paper shows Figure 1 as an image without figures; the claims are those of its text",
         "FedAvg and PerAvg are judged as in the paper's tables, PerAvg after its personal step; in (d) a client is "
-        "judged by what it holds, last updated when it last took part",
+        "judged by the model that it has, which was updated when it last took part",
         *NOT_TO_BE_MATCHED,
     ])  # fmt: skip
     found = {}
