@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -363,17 +364,26 @@ def private() -> Generator[None]:
         os.umask(before)
 
 
-def write(path: Path, data: bytes) -> None:
-    """A file that is there whole or not at all, for this user only."""
-    draft = path.with_name(f".{path.name}.draft")
+def write(path: Path, data: bytes, *, once: bool = False) -> None:
+    """A file that is there whole or not at all, for this user only, whoever else writes it at the same time.
+
+    once: what is there already stays
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(draft, path)
+        handle, draft = tempfile.mkstemp(".draft", f".{path.name}.", path.parent)
+        try:
+            with os.fdopen(handle, "wb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            if once:
+                with suppress(FileExistsError):
+                    os.link(draft, path)
+            else:
+                os.replace(draft, path)
+        finally:
+            Path(draft).unlink(missing_ok=True)
     except OSError as e:
         raise RunError(f"cannot write {path}: {_reason(e)}") from None
 

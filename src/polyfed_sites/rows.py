@@ -5,8 +5,10 @@ the others what they were. What is counted is counted for each row (individual a
 answered differs from another one by a few: every atom of the parts that were answered about has none or `least` rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from polyfed_privacy.noise import new_secret
 from polyfed_sites import journal
 from polyfed_sites.keys import write
 
-FOLDER, KEY, ASKED = "rows", "key", "asked.jsonl"
+FOLDER, KEY, ASKED, LOCK = "rows", "key", "asked.jsonl", "lock"
 STEP = np.uint64(0x9E3779B97F4A7C15)  # from one copy of a row to the next
 
 
@@ -56,12 +58,13 @@ class Book:
         path = self.folder / KEY
         if self.dry and not path.is_file():
             return new_secret()
+        begun = any(self.folder.glob("*.set"))  # looked for first: another site may be about to write the key
         if not path.is_file():
-            if any(self.folder.glob("*.set")):
+            if begun:
                 raise Refusal(
                     f"{path}: is missing, and what was asked of the rows is not; restore it", "its vault lacks a key"
                 )
-            write(path, new_secret())
+            write(path, new_secret(), once=True)
         return path.read_bytes()
 
     def keep(self, rows: np.ndarray) -> str:
@@ -82,6 +85,23 @@ class Book:
         return self._sets[name]
 
     # what was asked
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Alone with the folder: of two runs at once, the second counts on from the first."""
+        if self.dry:
+            yield
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as e:
+            raise Refusal(f"{self.folder}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     @property
     def asked(self) -> list[tuple[str, str, str, float]]:
@@ -112,15 +132,16 @@ class Book:
 
     def spend(self, kind: str, what: str, rows: str, most: Callable[[int], None], weight: float = 1) -> None:
         """Count something before it is answered; asked again it costs nothing. most: refuses a number for one row"""
-        asked = self.asked
-        if (kind, what) in {(k, w) for k, w, _, _ in asked}:
-            return
-        weights = dict[str, float]()
-        for k, _, name, w in asked:
-            if k == kind:
-                weights[name] = weights.get(name, 0.0) + w
-        most(int(self.heaviest(weights, rows) + weight))
-        self.note(kind, what, rows, weight)
+        with self.held():
+            asked = self.asked
+            if (kind, what) in {(k, w) for k, w, _, _ in asked}:
+                return
+            weights = dict[str, float]()
+            for k, _, name, w in asked:
+                if k == kind:
+                    weights[name] = weights.get(name, 0.0) + w
+            most(int(self.heaviest(weights, rows) + weight))
+            self.note(kind, what, rows, weight)
 
     def note(self, kind: str, what: str, rows: str, weight: float = 1) -> None:
         """Write down what is answered next."""

@@ -110,7 +110,8 @@ class Site:
 
     data, vault: its CSV or npz file, or folder of images, and the folder of its private state of one run
     say: takes lines for the operator's log: no path, no cell of the file, no value of a column
-    show: takes lines for the operator's eyes alone, which may have all of these; None: as `say`
+    show: takes the terms for the operator's eyes alone, which may have all of these; None: as `say`
+    warn: takes the reasons of failures, for these eyes too; None: as `show`
     policy: what it answers at most, whatever it consents to     sign: makes a signature by the site's key, which secure
     sums need     backbone: where pretrained weights are here
     """
@@ -126,10 +127,11 @@ class Site:
         policy: Policy = Policy(),  # noqa: B008  (immutable)
         sign: Callable[[bytes], bytes] | None = None,
         backbone: Path | None = None,
+        warn: Callable[[str], None] | None = None,
     ):
         self.hidden = Hidden(Path(vault), name, sign, policy)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
-        self.show, self.policy = show or say, policy
+        self.show, self.warn, self.policy = show or say, warn or show or say, policy
         self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._over = False  # the run has ended here, by the vault's word
@@ -160,7 +162,7 @@ class Site:
         finally:
             torch.set_num_threads(threads)
         if whole != outside:
-            self.show(f"{self.name}: {whole}")
+            self.warn(f"{self.name}: {whole}")
         self.say(outside := f"{self.name}: {outside}")
         return Message(m.Failed(error=outside[: m.LINE])).pack()
 

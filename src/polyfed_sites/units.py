@@ -169,30 +169,35 @@ class Units:
     """What a site remembers of the units that it has answered about. book: of its rows     least: `least_count`"""
 
     def __init__(self, book: Book, least: int):
-        self.folder, self.least = book.folder, least
+        self.book, self.least = book, least
         self.seed = int.from_bytes(book.key()[:6], "little")
-        self._path = self.folder / f"{FACTORS}-{buckets(least)}"
-        self._answered = dict(journal.pairs(self.folder / ANSWERED))
 
     def kept_back(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
         """[layer, next layer, units] that stay as they were received; on the disk before an answer leaves.
 
         asks: digest of the question     rows: [n] digests
         """
-        if asks not in self._answered:
-            n, found = buckets(self.least), dict[str, tuple[str, set[int]]]()
-            at, known = torch.as_tensor((rows % np.uint64(n)).astype(np.int64)), _read(self._path, n)
-            new, none = list[Tensor](), known[:, :0]
-            for w, earlier in [*((w, known) for w in models.received), *((w, none) for w in models.trained)]:
-                for name, after, t in factors(task, w, split, at, self.least, self.seed):
-                    alone, differs = few(t, earlier, self.least, torch.finfo(w.dtype).eps)
-                    back = alone | self._together(differs, asks)
-                    new += [t[:, ~back]] if earlier is known else []
-                    found.setdefault(name, (after, set()))[1].update(torch.nonzero(back)[:, 0].tolist())
-            _write(self._path, torch.cat(new, 1) if new else none)
-            self._answered[asks] = [[name, after, sorted(some)] for name, (after, some) in found.items() if some]
-            journal.append(self.folder / ANSWERED, [asks, self._answered[asks]])
-        return self._answered[asks]
+        with self.book.held():
+            path = self.book.folder / ANSWERED
+            answered = dict(journal.pairs(path))
+            if asks not in answered:
+                answered[asks] = self._decide(asks, models, task, split, rows)
+                journal.append(path, [asks, answered[asks]])
+            return answered[asks]
+
+    def _decide(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
+        n, found = buckets(self.least), dict[str, tuple[str, set[int]]]()
+        path = self.book.folder / f"{FACTORS}-{n}"
+        at, known = torch.as_tensor((rows % np.uint64(n)).astype(np.int64)), _read(path, n)
+        new, none = list[Tensor](), known[:, :0]
+        for w, earlier in [*((w, known) for w in models.received), *((w, none) for w in models.trained)]:
+            for name, after, t in factors(task, w, split, at, self.least, self.seed):
+                alone, differs = few(t, earlier, self.least, torch.finfo(w.dtype).eps)
+                back = alone | self._together(differs, asks)
+                new += [t[:, ~back]] if earlier is known else []
+                found.setdefault(name, (after, set()))[1].update(torch.nonzero(back)[:, 0].tolist())
+        _write(path, torch.cat(new, 1) if new else none)
+        return [[name, after, sorted(some)] for name, (after, some) in found.items() if some]
 
     def _together(self, back: Tensor, asks: str) -> Tensor:
         """Keep back whole parts, which a question draws, of the units: which one it was would tell where rows are."""

@@ -1,6 +1,8 @@
 """A row is the same row in every version of its file, and what is counted or spent is counted and spent for it."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,6 +139,25 @@ def test_joins_agreements_and_cells_are_counted_over_versions_and_vaults(key, ca
     errors = [head.get("error") for head in said if head["kind"] == "failed"]
     assert errors
     assert errors[0] == f"oslo: is asked for {line}; its policy has {key.replace('_', '-')} = {most}"
+
+
+def test_sites_that_begin_at_once_in_one_folder_have_one_key_and_count_on(tmp_path):
+    """Their vaults lie side by side: nobody's draft is in another's way, and no count is lost."""
+    data, begin = written(tmp_path / "data") / "oslo.csv", threading.Barrier(8)
+
+    def site(k):
+        begin.wait()
+        book = Book(tmp_path / "vaults", "oslo")
+        rows, counts = book.keep(np.array([*book.identify(data, None).values()], dtype=np.uint64)), []
+        for i in range(5):
+            book.spend("join", f"{k} {i}", rows, counts.append)
+        return book.key(), counts
+
+    with ThreadPoolExecutor(8) as pool:
+        keys, counts = zip(*pool.map(site, range(8)), strict=True)
+    assert len(set(keys)) == 1
+    assert sorted(n for some in counts for n in some) == [*range(1, 41)]
+    assert not [*(tmp_path / "vaults" / "rows").glob(".*")]
 
 
 def test_the_cost_of_knowing_the_rows_of_a_large_file(tmp_path):

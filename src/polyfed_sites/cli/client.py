@@ -39,8 +39,10 @@ def client(o: Client) -> None:
 
     def site(run: str) -> Site:
         who = f"{run}: " if run else ""
-        said, shown = (lambda line, do=do: do(f"{who}{line}") for do in (say, say.show))
-        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy, partial(sign, given), o.backbone)
+        show = say.show if consent.ask is None and not consent.dry else say.warn
+        said, shown, failed = (lambda line, do=do: do(f"{who}{line}") for do in (say, show, say.warn))
+        key, vault = partial(sign, given), o.vault / run
+        return Site(given.site, o.data, vault, consent, said, shown, policy, key, o.backbone, failed)
 
     runs = Runs(given.site, site, o.stay)
     Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()

@@ -15,17 +15,21 @@ NAME = "events.log"
 
 class Events:
     """Called with a line, says and notes it. folder: where the file is, as soon as there is one
-    who: goes before each line on the screen
+    quiet: what nobody is asked and nothing failed by is not shown     who: goes before each line on the screen
     """
 
     def __init__(self, folder: Path, quiet: bool = False, who: str = ""):
         self.path, self.quiet, self.who = folder / NAME, quiet, who
 
     def show(self, text: str) -> None:
-        """On the screen alone, without what a terminal would obey: others' words may be in it."""
+        """On the screen alone."""
         if not self.quiet:
-            text = "\n".join(map(printable, text.split("\n")))
-            stderr.print(f"{time.strftime('%H:%M:%S')} {self.who}{text}", soft_wrap=True, markup=False)
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """On the screen, quiet or not, without what a terminal would obey: others' words may be in it."""
+        text = "\n".join(map(printable, text.split("\n")))
+        stderr.print(f"{time.strftime('%H:%M:%S')} {self.who}{text}", soft_wrap=True, markup=False)
 
     def __call__(self, line: str) -> None:
         line = printable(" ".join(line.split()))
