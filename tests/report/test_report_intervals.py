@@ -15,13 +15,6 @@ from polyfed.report import intervals
 from polyfed.report.intervals import Spread
 
 
-def two_scores(n=300, seed=0):
-    rng = np.random.default_rng(seed)
-    ill = rng.random(n) < 0.3
-    one = rng.normal(size=n) + ill
-    return ill, one, one + rng.normal(size=n)
-
-
 def delong(one, other, ill):
     """(difference of two areas, its variance): variance of the placements' differences within each class, over its
     size. Every pair is looked at."""
@@ -32,7 +25,10 @@ def delong(one, other, ill):
 
 def test_one_test_set_gives_delongs_interval_of_an_area():
     """And the bootstrap's: patients drawn anew within each class; 1500 draws know a deviation to 2 %."""
-    ill, one, other = two_scores()
+    rng = np.random.default_rng(0)
+    ill = rng.random(300) < 0.3
+    one = rng.normal(size=300) + ill
+    other = one + rng.normal(size=300)
     found = intervals.spread((terms.auc(one, ill) - terms.auc(other, ill))[None])
     gain, variance = delong(one, other, ill)
     assert found.gain == pytest.approx(gain) == roc_auc_score(ill, one) - roc_auc_score(ill, other)
@@ -52,17 +48,24 @@ def test_one_split_is_the_paired_t_test():
     assert intervals.p_value(found.gain, found.sampling or 0, 49) == pytest.approx(ttest_1samp(gain, 0).pvalue)
 
 
-def test_rare_disagreements_are_worth_few_degrees_of_freedom():
-    """1000 patients of whom two methods disagree on 6 say no more than 6 patients do."""
-    gain = np.zeros(1000)
+def test_degrees_of_freedom_of_one_split():
+    """1000 patients of whom two methods disagree on 6 say no more than 6 patients do. At kurtosis 7 a variance from n
+    samples has n/3; ten that look even may be of that kind. The smallest class leaves one fewer than it has samples."""
+    gain, rng = np.zeros(1000), np.random.default_rng(0)
     gain[:6] = [1, -1, 1, 1, -1, 1]
     assert intervals.spread(gain[None]).freedom == pytest.approx(12, abs=1)
-    assert intervals.spread(np.random.default_rng(0).normal(size=(1, 1000))).freedom > 300
+    assert intervals.spread(rng.normal(size=(1, 1000))).freedom > 300
+    assert intervals.spread(np.tile([1.0, -1.0], 5)[None]).freedom == pytest.approx(3)
+    for size in (2, 5):
+        classes = (np.arange(60) < size).astype(int)
+        assert intervals.spread(rng.normal(size=(1, 60)), 1.0, classes=classes).freedom == size - 1
 
 
-def test_agreement_everywhere_leaves_half_a_sample_either_way():
+def test_agreement_everywhere_leaves_half_a_sample_either_way_where_a_score_has_bounds():
     assert intervals.spread(np.zeros((1, 98)), span=1.0).sampling == pytest.approx(1e-4)
     assert intervals.spread(np.zeros((1, 98))).sampling == 0
+    assert intervals.spread(np.array([[0.3]])).sampling is None
+    assert intervals.spread(np.array([[0.3]]), span=1.0).sampling == pytest.approx(1 + 1 / 9)
 
 
 def test_clusters_by_sample_are_unbiased_for_stable_models():
@@ -92,35 +95,19 @@ def test_mean_of_sites_adds_their_variances():
     assert min(s.freedom for s in sites) < whole.freedom < sum(s.freedom for s in sites)
 
 
-def test_without_samples_it_is_nadeau_and_bengio():
-    d = np.array([1.0, 2.0, 4.0])
-    var, freedom = intervals.variance(Spread(d), share=0.25)
-    assert (var, freedom) == pytest.approx((d.var(ddof=1) * (1 / 3 + 1 / 3), 2))
-    assert intervals.variance(Spread(d), None)[0] == pytest.approx(d.var(ddof=1) / 3)
-
-
 def test_samples_and_splits_add_up():
     """a + s^2 max(1/S, f/(1 - f)/3): at f = 1/4 a ninth of s^2 from nine splits on, on a fixed test set always 1/S.
-    Degrees of freedom by Satterthwaite."""
+    Degrees of freedom by Satterthwaite. Without samples it is Nadeau and Bengio's."""
     d = np.array([1.0, 2.0, 4.0])
     a, square = 0.5, d.var(ddof=1)
+    assert intervals.variance(Spread(d), share=0.25) == pytest.approx((square * (1 / 3 + 1 / 3), 2))
+    assert intervals.variance(Spread(d), None)[0] == pytest.approx(square / 3)
     var, freedom = intervals.variance(Spread(d, a, 20.0), share=0.25)
     assert var == pytest.approx(a + square / 3)
     assert freedom == pytest.approx(var**2 / (a**2 / 20 + (square / 3) ** 2 / 2))
     many = Spread(np.tile([1.0, -1.0], 8), a, 20.0)
     assert intervals.variance(many, 0.25)[0] == pytest.approx(a + 16 / 15 / 9)
     assert intervals.variance(many, None)[0] == pytest.approx(a + 16 / 15 / 16)
-
-
-def test_few_samples_leave_a_third_of_their_number_of_degrees_of_freedom():
-    """At kurtosis 7 a variance from n samples has n/3 degrees of freedom; ten that look even may be of that kind."""
-    assert intervals.spread(np.tile([1.0, -1.0], 5)[None]).freedom == pytest.approx(3)
-
-
-def test_more_splits_of_stable_models_show_less_as_the_formula_says():
-    """Without any spread over splits, a/(1 + (1 - f)/(4 f)) (1 + (1 - f)/(10 f)): f = 1/5, from 4 splits to 10."""
-    found = intervals.seen(Spread(np.zeros(4), 1e-4, 1e6), 0.2, 10)
-    assert found == pytest.approx((1.959964 + 0.841621) * math.sqrt(1e-4 * 1.4 / 2), rel=1e-4)
 
 
 def test_a_sample_alone_in_one_of_five_classes_moves_a_fifth_of_the_score():
@@ -133,12 +120,6 @@ def test_a_sample_alone_in_one_of_five_classes_moves_a_fifth_of_the_score():
         assert (found.sampling or 0) - plain == pytest.approx(part**2)
 
 
-def test_the_smallest_class_leaves_one_degree_of_freedom_fewer_than_it_has_samples():
-    values = np.random.default_rng(0).normal(size=(1, 60))
-    for size in (2, 5):
-        assert intervals.spread(values, 1.0, classes=(np.arange(60) < size).astype(int)).freedom == size - 1
-
-
 def test_holm():
     """0.01 <= 0.05/4, 0.015 <= 0.05/3, but 0.03 > 0.05/2: the last is not looked at."""
     p = np.array([0.03, 0.01, math.nan, 0.015, 0.04])
@@ -148,24 +129,24 @@ def test_holm():
 def test_effort():
     """Stable models, 200 patients, a third tested: with more splits the variance falls to v/n and no further, and four
     times as many patients see half the gain."""
-    rng = np.random.default_rng(0)
-    spread = Spread(rng.normal(0, 0.05, 5), 1 / 200 * 1.4, 150.0)
+    spread = Spread(np.random.default_rng(0).normal(0, 0.05, 5), 1 / 200 * 1.4, 150.0)
     seen = [intervals.seen(spread, 1 / 3, k) for k in (5, 10, 20, 80)]
     assert seen == sorted(seen, reverse=True)
-    found = intervals.needed(spread, 1 / 3, seen[0] / 2)
+    found, easy, hopeless = (intervals.needed(spread, 1 / 3, gain) for gain in (seen[0] / 2, seen[1] * 1.001, 1e-4))
     assert found is not None
     assert found.times == pytest.approx(4)
-    easy = intervals.needed(spread, 1 / 3, seen[1] * 1.001)
     assert easy is not None
     assert 5 < (easy.splits or 0) <= 10
-    hopeless = intervals.needed(spread, 1 / 3, 1e-4)
     assert hopeless is not None
     assert hopeless.splits is None
 
 
-def test_effort_of_fixed_predictions_is_that_of_a_z_test():
-    """One split of many samples: (1.960 + 0.842) standard errors are seen four times in five."""
-    assert intervals.seen(Spread(np.array([0.0]), 1e-4, 1e6), None, 1) == pytest.approx(0.02802, rel=1e-3)
+def test_what_is_seen_of_stable_models_is_as_the_formulas_say():
+    """Without any spread over splits, a/(1 + (1 - f)/(4 f)) (1 + (1 - f)/(10 f)): f = 1/5, from 4 splits to 10. Of one
+    split of many samples (1.960 + 0.842) standard errors are seen four times in five, as by a z test."""
+    found, z = intervals.seen(Spread(np.zeros(4), 1e-4, 1e6), 0.2, 10), 1.959964 + 0.841621
+    assert found == pytest.approx(z * math.sqrt(1e-4 * 1.4 / 2), rel=1e-4)
+    assert intervals.seen(Spread(np.array([0.0]), 1e-4, 1e6), None, 1) == pytest.approx(1e-2 * z, rel=1e-3)
 
 
 def areas(rng, ill, n=60):
@@ -230,11 +211,6 @@ def test_coverage_of_resplits_of_a_site_with_three_ill_patients():
         if np.isfinite(values).any(1).sum() > 1:
             held.append(covered(intervals.spread(values, 1.0, classes=ill.astype(int)), share=0.34))
     assert np.mean(held) > 0.95 - 3.1 * math.sqrt(0.95 * 0.05 / len(held))
-
-
-def test_one_sample_of_a_score_without_bounds_has_no_sampling_variance():
-    assert intervals.spread(np.array([[0.3]])).sampling is None
-    assert intervals.spread(np.array([[0.3]]), span=1.0).sampling == pytest.approx(1 + 1 / 9)
 
 
 def test_samples_that_sites_share_are_counted_once():

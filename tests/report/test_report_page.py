@@ -69,26 +69,39 @@ METHODS = {
 }
 
 
+THREE, MIXED = [0.7, 0.8, 0.9], [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
+CLUSTERED = {"report": {"clusters": [0, 0, 1], "mixing": MIXED}, "clusters": [0, 0, 1]}
+REGRESSION = {k: noisy([1.5, 1.2], 1, 0.1, i) for i, k in enumerate(("local", "fedavg"))}
+UNTESTED = {"local": [[0.7, None]] * 2, "fedavg": [[0.8, None]] * 2}
+
+
+def mixing(weights):
+    return lambda folder: write_run(folder, THREE, algorithm="fedamp", report={"mixing": np.array(weights).tolist()})
+
+
+@pytest.mark.parametrize(("write", "said"), [
+    (lambda f: write_run(f, THREE, algorithm="fpfc", **CLUSTERED), ["index against the truth: 1.00", "Mixing, fpfc"]),
+    (lambda f: write_comparison(f, REGRESSION, metric="rmse", classes=None), ["RMSE", "no spread can be given"]),
+    (lambda f: write_comparison(f, {k: METHODS[k] for k in ("fedavg", "ditto")}), ["cannot be said"]),
+    (lambda f: write_comparison(f, UNTESTED), []), (lambda f: write_run(f, [0.7], rounds=1), []),
+    (mixing(np.eye(3)), ["Mixing, fedamp"]), (mixing(np.full((3, 3), 1 / 3)), [""]),
+], ids=["clusters", "regression", "no own models", "untested", "round zero", "weights", "equal weights"])  # fmt: skip
+def test_every_kind_of_study_is_a_whole_page(write, said, tmp_path):
+    text = page(write(tmp_path))
+    assert all(word in text for word in said)
+    assert ("Mixing" in text) == any("Mixing" in word for word in said), "equal weights are not drawn"
+
+
 def test_comparison(tmp_path):
     text = page(write_comparison(tmp_path, METHODS, notes=["A caveat to keep."]))
     assert "A caveat to keep." in text
     assert "Gain of ditto over local" in text
     assert text.count("<svg") >= 5
     assert text.index('class="answer"') < text.index("<table")
-
-
-def test_one_run_with_clusters_and_mixing(tmp_path):
-    found = {"clusters": [0, 0, 1], "mixing": [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]}
-    text = page(write_run(tmp_path / "run", [0.7, 0.8, 0.9], algorithm="fpfc", report=found, clusters=[0, 0, 1]))
-    assert "Adjusted Rand index against the truth: 1.00" in text
-    assert "Mixing, fpfc" in text
-
-
-def test_regression_with_one_seed(tmp_path):
-    values = {k: noisy([1.5, 1.2], 1, 0.1, i) for i, k in enumerate(("local", "fedavg"))}
-    text = page(write_comparison(tmp_path, values, metric="rmse", classes=None))
-    assert "RMSE" in text
-    assert "no spread can be given" in text
+    found = pd.read_csv(tmp_path / "results.csv")
+    assert len(found) == 3 * 3 * 3
+    ditto = found[(found["method"] == "ditto") & (found["seed"] == 1)]["test_accuracy"].tolist()
+    assert ditto == METHODS["ditto"][1]
 
 
 def test_hundred_clients(tmp_path):
@@ -99,18 +112,8 @@ def test_hundred_clients(tmp_path):
 
 
 @pytest.mark.parametrize("keys", [{"status": "interrupted"}, {"status": "diverged"}, {"summary": False}])
-def test_runs_that_did_not_finish(tmp_path, keys):
-    told = keys.get("status", "unfinished")
-    assert told in page(write_run(tmp_path / "run", [0.7, 0.8], **keys))
-
-
-def test_without_own_models(tmp_path):
-    assert "cannot be said" in page(write_comparison(tmp_path, {k: METHODS[k] for k in ("fedavg", "ditto")}))
-
-
-def test_untested_client_single_client_and_round_zero(tmp_path):
-    page(write_comparison(tmp_path / "a", {"local": [[0.7, None]] * 2, "fedavg": [[0.8, None]] * 2}))
-    page(write_run(tmp_path / "b", [0.7], rounds=1))
+def test_runs_that_did_not_finish(tmp_path, keys, undrawn):
+    assert keys.get("status", "unfinished") in page(write_run(tmp_path / "run", [0.7, 0.8], **keys))
 
 
 def test_everything_from_files_is_escaped(tmp_path):
@@ -122,7 +125,7 @@ def test_everything_from_files_is_escaped(tmp_path):
     assert "&lt;script&gt;" in text
 
 
-def test_the_page_can_go_elsewhere_and_faults_are_one_line(tmp_path):
+def test_the_page_can_go_elsewhere_and_faults_are_one_line(tmp_path, undrawn):
     run = write_run(tmp_path / "run", [0.7, 0.8])
     assert report.write_report(run, tmp_path / "out.html") == tmp_path / "out.html"
     assert report.write_report([run], tmp_path) == tmp_path / "report.html"
@@ -135,39 +138,27 @@ def test_the_page_can_go_elsewhere_and_faults_are_one_line(tmp_path):
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
 
 
-def test_figures_are_the_same_every_time_and_saved_for_papers(tmp_path):
+def test_figures_are_the_same_every_time_inline_and_in_files(tmp_path):
+    """And laid out alike; inline ones say what they show and follow the theme."""
     study = report.read(write_comparison(tmp_path / "c", METHODS))
-    one, two = (report.metric_figure(study, "bytes") for _ in range(2))
+    one, two, filed = (report.metric_figure(study, "bytes") for _ in range(3))
     assert one is not None
     assert two is not None
-    assert to_svg(one, "f", "title") == to_svg(two, "f", "title")
+    assert filed is not None
+    untouched = one.axes[0].get_position().bounds
+    svg = to_svg(one, "f", "A <title>", "Dots")
+    assert '<title id="f-title">A &lt;title&gt;</title><desc id="f-desc">Dots</desc>' in svg
+    assert "var(--ink)" in svg
+    assert "xmlns" not in svg
+    report.save(filed, tmp_path / "a.svg")
+    assert one.axes[0].get_position().bounds == filed.axes[0].get_position().bounds != untouched
+    assert one.dpi == filed.dpi
+    assert svg == to_svg(two, "f", "A <title>", "Dots")
     for form in ("svg", "pdf", "png"):
         first = report.save(one, tmp_path / f"a.{form}").read_bytes()
         assert first == report.save(two, tmp_path / f"b.{form}").read_bytes()
     with pytest.raises(ConfigError, match="expected a name ending"):
         report.save(one, tmp_path / "a.docx")
-
-
-def test_an_inline_figure_is_laid_out_as_the_one_in_a_file(tmp_path):
-    study = report.read(write_comparison(tmp_path / "c", METHODS))
-    inline, filed = (report.metric_figure(study, "bytes") for _ in range(2))
-    assert inline is not None
-    assert filed is not None
-    untouched = inline.axes[0].get_position().bounds
-    to_svg(inline, "f", "title")
-    report.save(filed, tmp_path / "a.svg")
-    assert inline.axes[0].get_position().bounds == filed.axes[0].get_position().bounds != untouched
-    assert inline.dpi == filed.dpi
-
-
-def test_inline_figures_say_what_they_show_and_follow_the_theme(tmp_path):
-    study = report.read(write_comparison(tmp_path, METHODS))
-    figure = report.gain_figure(study)
-    assert figure is not None
-    svg = to_svg(figure, "gain", "Gain <of> ditto", "Dots")
-    assert '<title id="gain-title">Gain &lt;of&gt; ditto</title><desc id="gain-desc">Dots</desc>' in svg
-    assert "var(--ink)" in svg
-    assert "xmlns" not in svg
 
 
 def test_points_of_a_figure_say_what_they_are(tmp_path):
@@ -308,20 +299,6 @@ def test_figures_are_written_beside_the_page(tmp_path):
     report.write_report(tmp_path)  # as resuming does
     assert (tmp_path / "report-figures/rounds.pdf").read_bytes().startswith(b"%PDF")
     assert not (tmp_path / "results.csv").exists()  # a run has clients.csv
-
-
-def test_a_comparison_has_its_results_in_one_file(tmp_path):
-    report.write_report(write_comparison(tmp_path, METHODS))
-    found = pd.read_csv(tmp_path / "results.csv")
-    assert len(found) == 3 * 3 * 3
-    ditto = found[(found["method"] == "ditto") & (found["seed"] == 1)]["test_accuracy"].tolist()
-    assert ditto == METHODS["ditto"][1]
-
-
-def test_equal_weights_are_not_drawn(tmp_path):
-    for name, mixing, drawn in (("a", np.full((3, 3), 1 / 3), False), ("b", np.eye(3), True)):
-        write_run(tmp_path / name, [0.7, 0.8, 0.9], algorithm="fedamp", report={"mixing": mixing.tolist()})
-        assert ("Mixing, fedamp" in page(tmp_path / name)) == drawn
 
 
 def test_a_method_with_a_worse_brier_score_is_told_to_check_its_calibration(tmp_path, monkeypatch):

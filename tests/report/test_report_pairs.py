@@ -21,48 +21,32 @@ from polyfed.runs.numbers import Numbers
 ROLES = {"local": "own", "fedavg": "common", "ditto": "personalised"}
 
 
-def seeds(*values):
-    return dict(enumerate(values))
-
-
 def interval(differences, comparisons=1, floor=0.0):
     """Without samples, and with a tested share of 0, splits are independent: Student's t."""
     return Evidence(Spread(np.array(differences), floor=floor)).interval(comparisons)
 
 
-def verdict(values, roles, sign=1.0):
-    """The verdict on {method: {seed: value}}, splits independent."""
+def verdict(values, sign=1.0):
+    """The verdict on {method: values by seed}, splits independent."""
+    values = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in values.items()}
 
     def against(one, other):
         shared = [s for s in values[one] if s in values[other]]
         return Evidence(Spread(np.array([sign * (values[one][s] - values[other][s]) for s in shared])))
 
-    return pairs.verdict({k: sign * mean_of(v.values()) for k, v in values.items()}, roles, against)
+    return pairs.verdict({k: sign * mean_of(v.values()) for k, v in values.items()}, ROLES, against)
 
 
-def test_interval_is_students_t():
-    """d = 1, 2, 3: mean 2, std 1, t(0.975, 2 degrees of freedom) = 4.302653."""
-    found = interval([1.0, 2.0, 3.0])
-    half = 4.302652729749464 / math.sqrt(3)
-    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half))
-    assert found.seeds == 3
-
-
-def test_interval_holds_jointly_over_comparisons():
-    """Bonferroni: two comparisons take the quantile 1 - 0.05/4, t(0.9875, 2) = 6.205347."""
-    found = interval([1.0, 2.0, 3.0], comparisons=2)
-    assert found.high - found.mean == pytest.approx(6.205347 / math.sqrt(3), rel=1e-6)
-
-
-def test_std_over_seeds_is_the_sample_std():
+def test_interval_is_students_t_jointly_over_comparisons():
+    """d = 1, 2, 3: mean 2, std 1. t(0.975, 2 degrees of freedom) = 4.302653; two comparisons take the quantile
+    1 - 0.05/4, t(0.9875, 2) = 6.205347, by Bonferroni. One pair has no interval."""
+    for comparisons, t in ((1, 4.302652729749464), (2, 6.205346816570866)):
+        found, half = interval([1.0, 2.0, 3.0], comparisons), t / math.sqrt(3)
+        assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half))
+        assert found.seeds == 3
+    assert (interval([0.5]).mean, interval([0.5]).sign) == (0.5, None)
     assert sample_std([1.0, 3.0]) == pytest.approx(math.sqrt(2))
     assert math.isnan(sample_std([1.0]))
-
-
-def test_one_pair_has_no_interval():
-    found = interval([0.5])
-    assert found.mean == 0.5
-    assert found.sign is None
 
 
 def test_equal_differences_are_not_taken_for_certainty():
@@ -76,68 +60,41 @@ def test_equal_differences_are_not_taken_for_certainty():
     assert (none.sign, none.clear, none.why) == (None, False, pairs.SAME)
 
 
-def test_clear_gain():
-    v = verdict({"local": seeds(0.70, 0.72, 0.71), "ditto": seeds(0.80, 0.83, 0.81)}, ROLES)
-    assert v.text == "personalised (ditto)"
-    assert v.gains["ditto"].mean == pytest.approx(0.31 / 3)
+OWN, COMMON, NOTHING = (0.60, 0.61, 0.62), (0.80, 0.81, 0.83), (math.nan, math.nan)
+VERDICTS = {
+    "a clear gain": ({"local": (0.70, 0.72, 0.71), "ditto": (0.80, 0.83, 0.81)}, "personalised (ditto)"),
+    "every shared method loses": (
+        {"local": (0.80, 0.82, 0.81, 0.80), "fedavg": (0.60, 0.61, 0.62, 0.60), "ditto": (0.7, 0.71, 0.7, 0.71)}, "own"
+    ),
+    "one that may be as good forbids own": (
+        {"local": (0.80, 0.82, 0.81), "fedavg": (0.6, 0.6, 0.6), "ditto": (0.60, 0.95, 0.80)}, UNCLEAR
+    ),
+    "noise": ({"local": (0.7, 0.8, 0.75), "fedavg": (0.8, 0.7, 0.78)}, UNCLEAR),
+    "a small steady gain under a large common variation": (
+        {"local": (0.5, 0.6, 0.7, 0.8), "fedavg": (0.52, 0.621, 0.719, 0.82)}, "common"
+    ),
+    "only seeds that both have are paired": ({"local": {0: 0.5, 1: 0.6}, "fedavg": {1: 0.7, 2: 0.9}}, ONE_SEED),
+    "a single seed": ({"local": (0.5,), "ditto": (0.9,)}, ONE_SEED),
+    "personalising adds nothing clear": ({"local": OWN, "fedavg": COMMON, "ditto": (0.84, 0.78, 0.83)}, "common"),
+    "personalising adds": ({"local": OWN, "fedavg": COMMON, "ditto": (0.90, 0.92, 0.92)}, "personalised (ditto)"),
+    "no own model": ({"fedavg": (0.6, 0.61, 0.6), "ditto": (0.8, 0.8, 0.81)}, "personalised (ditto)"),
+    "no test samples": ({"local": NOTHING, "fedavg": NOTHING}, UNTESTED),
+}  # fmt: skip
 
 
-def test_clear_loss_of_every_shared_method_means_own():
-    own, worse = seeds(0.80, 0.82, 0.81, 0.80), seeds(0.60, 0.61, 0.62, 0.60)
-    v = verdict({"local": own, "fedavg": worse, "ditto": seeds(0.7, 0.71, 0.7, 0.71)}, ROLES)
-    assert (v.text, v.choice) == ("own", "local")
-
-
-def test_one_method_that_may_be_as_good_forbids_the_verdict_own():
-    own, noisy = seeds(0.80, 0.82, 0.81), seeds(0.60, 0.95, 0.80)
-    assert verdict({"local": own, "fedavg": seeds(0.6, 0.6, 0.6), "ditto": noisy}, ROLES).text == UNCLEAR
-
-
-def test_noise():
-    assert verdict({"local": seeds(0.7, 0.8, 0.75), "fedavg": seeds(0.8, 0.7, 0.78)}, ROLES).text == UNCLEAR
-
-
-def test_pairing_finds_a_small_steady_gain_under_a_large_common_variation():
-    own = [0.5, 0.6, 0.7, 0.8]
-    gain = (0.02, 0.021, 0.019, 0.02)
-    v = verdict({"local": seeds(*own), "fedavg": seeds(*(x + d for x, d in zip(own, gain, strict=True)))}, ROLES)
-    assert v.text == "common"
-
-
-def test_only_seeds_that_both_have_are_paired():
-    v = verdict({"local": {0: 0.5, 1: 0.6}, "fedavg": {1: 0.7, 2: 0.9}}, ROLES)
-    assert v.gains["fedavg"].seeds == 1
-    assert v.text == ONE_SEED
-
-
-def test_single_seed_decides_nothing():
-    v = verdict({"local": seeds(0.5), "ditto": seeds(0.9)}, ROLES)
-    assert (v.text, v.choice, v.best) == (ONE_SEED, None, "ditto")
-
-
-def test_simpler_model_is_named_when_personalising_adds_nothing_clear():
-    own, common = seeds(0.60, 0.61, 0.62), seeds(0.80, 0.81, 0.83)
-    assert verdict({"local": own, "fedavg": common, "ditto": seeds(0.84, 0.78, 0.83)}, ROLES).text == "common"
-    assert (
-        verdict({"local": own, "fedavg": common, "ditto": seeds(0.90, 0.92, 0.92)}, ROLES).text
-        == "personalised (ditto)"
-    )
-
-
-def test_lower_is_better():
-    v = verdict({"local": seeds(2.0, 2.1, 2.0), "fedavg": seeds(1.0, 1.1, 1.05)}, ROLES, sign=-1.0)
-    assert v.text == "common"
-    assert v.gains["fedavg"].mean > 0
-
-
-def test_without_own_model_the_common_one_is_the_reference():
-    v = verdict({"fedavg": seeds(0.6, 0.61, 0.6), "ditto": seeds(0.8, 0.8, 0.81)}, ROLES)
-    assert (v.reference, v.text) == ("fedavg", "personalised (ditto)")
-
-
-def test_client_without_test_samples():
-    nothing = seeds(math.nan, math.nan)
-    assert verdict({"local": nothing, "fedavg": nothing}, ROLES).text == UNTESTED
+@pytest.mark.parametrize(("values", "text"), VERDICTS.values(), ids=VERDICTS)
+def test_a_clients_verdict(values, text):
+    """The common model is the reference where there is no own one; lower may be better."""
+    found = verdict(values)
+    assert found.text == text
+    assert found.reference == (None if text == UNTESTED else next(iter(values)))
+    assert found.choice == {"own": "local", "common": "fedavg", "personalised (ditto)": "ditto"}.get(text)
+    lower = {
+        k: {s: -x for s, x in (v if isinstance(v, dict) else dict(enumerate(v))).items()} for k, v in values.items()
+    }
+    assert verdict(lower, sign=-1.0) == found or text == UNTESTED
+    if text == ONE_SEED:
+        assert [g.seeds for g in found.gains.values()] == [1]
 
 
 # from run folders, with what every test sample adds
@@ -204,11 +161,9 @@ def test_calibration_errors_end_at_one(tmp_path):
 
 def test_methods_that_agree_everywhere_are_not_known_to_be_equal(tmp_path):
     right = np.random.default_rng(0).random((1, PATIENTS)) < 0.7
-    found = write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1).verdicts.gains("fedavg", "local")[
-        "client-0"
-    ]
-    assert found.sign == 0
-    assert found.high > 0.02
+    study = write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    found = study.verdicts.gains("fedavg", "local")["client-0"]
+    assert (found.sign, found.high > 0.02) == (0, True)
 
 
 def test_one_split_with_scores_has_an_interval(tmp_path):
@@ -452,8 +407,7 @@ def test_what_would_be_enough_is_said_beside_an_absurd_interval(tmp_path):
     assert (gain.sign, gain.clear) == (None, False)
     assert gain.low < -50 < 40 < gain.high
     _, (line,) = summary.lines(study) if len(study.names) > 1 else ("", [summary._each(study, "fedavg", "local")[0][1]])
-    assert f"{gain.enough})" in line.text
-    assert "to +" in line.text
+    assert all(said in line.text for said in (f"{gain.enough})", "to +", "a verdict would take about"))
 
 
 @pytest.mark.parametrize("names", [("ditto", "fedavg"), ("fedavg", "ditto")])
@@ -469,18 +423,12 @@ def test_what_would_be_enough_is_that_of_the_method_shown(tmp_path, names):
     assert found.text == f"{FEW}; {needs[better]} would do"
 
 
-def test_the_effort_for_two_points_is_said(tmp_path):
-    rng = np.random.default_rng(2)
-    correct = {"local": rng.random((4, PATIENTS)) < 0.7, "fedavg": rng.random((4, PATIENTS)) < 0.7}
-    text = report.answer(write_scores(tmp_path, correct, 0, 4))
-    assert "A gain of 2 points in the mean" in text
-    assert "with 5 seeds it would take about" in text
-    assert "times as many samples" in text
-
-
-def test_damaged_scores_are_refused_by_name(tmp_path):
+def test_reading_scores_needs_no_torch_and_damaged_ones_are_refused_by_name(tmp_path):
     right = np.ones((1, PATIENTS), dtype=bool)
     write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    code = f"from polyfed import report; report.answer(report.read({str(tmp_path)!r}))"
+    code += "; import sys; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     file = tmp_path / "runs/fedavg-seed1/scores.safetensors"
     whole = file.read_bytes()
     short = {"counts": np.array([TESTED + 1]), "id": np.arange(TESTED), "accuracy": np.ones(TESTED)}
@@ -490,9 +438,10 @@ def test_damaged_scores_are_refused_by_name(tmp_path):
             report.answer(report.read(tmp_path))
 
 
-def test_reading_scores_needs_no_torch(tmp_path):
-    right = np.ones((1, PATIENTS), dtype=bool)
-    write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
-    code = f"from polyfed import report; report.answer(report.read({str(tmp_path)!r}))"
-    code += "; import sys; assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_the_effort_for_two_points_is_said(tmp_path):
+    rng = np.random.default_rng(2)
+    correct = {"local": rng.random((4, PATIENTS)) < 0.7, "fedavg": rng.random((4, PATIENTS)) < 0.7}
+    text = report.answer(write_scores(tmp_path, correct, 0, 4))
+    assert "A gain of 2 points in the mean" in text
+    assert "with 5 seeds it would take about" in text
+    assert "times as many samples" in text

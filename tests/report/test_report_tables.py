@@ -24,24 +24,21 @@ def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-@pytest.fixture
-def study(tmp_path):
-    return report.read(write_comparison(tmp_path, GAIN, names=["A", "B", "C"], samples=[2000] * 3, test=[500] * 3))
+def comparison(folder, values, **how):
+    return report.read(write_comparison(folder, values, **how))
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (1e9, "1.00 GB"), (999_999, "1.00 MB"), (44.7e9, "44.7 GB")],
-)  # fmt: skip
-def test_bytes_are_decimal(number, text):
-    assert words.size(number) == text
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    how = {"names": ["A", "B", "C"], "samples": [2000] * 3, "test": [500] * 3}
+    return comparison(tmp_path_factory.mktemp("study"), GAIN, **how)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(12.34, "12.3 s"), (245, "4 min 05 s"), (7980, "2 h 13 min"), (3599.9, "1 h 00 min")]
-)
-def test_durations(seconds, text):
-    assert words.duration(seconds) == text
+def test_bytes_are_decimal_and_durations_short():
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 1e9: "1.00 GB", 999_999: "1.00 MB", 44.7e9: "44.7 GB"}
+    assert {n: words.size(n) for n in sizes} == sizes
+    times = {12.34: "12.3 s", 245: "4 min 05 s", 7980: "2 h 13 min", 3599.9: "1 h 00 min"}
+    assert {s: words.duration(s) for s in times} == times
 
 
 def test_compare_table_holds_mean_and_sample_std_over_seeds(study):
@@ -66,33 +63,28 @@ def test_client_table_gives_each_client_its_verdict(study):
     assert float(found["A"]["samples"]) == 500
 
 
-def test_answer_names_method_gain_and_bytes(study):
-    text = report.answer(study)
-    assert "ditto" in text
-    assert "1.00 MB per client" in text
-    assert "3 seeds" in text
+ANSWERS = {
+    "federating hurts": (
+        {"local": noisy([0.9] * 4, 3, 0.001, 1), "fedavg": noisy([0.5] * 4, 3, 0.001, 2)},
+        ["Federating does not pay here"],
+    ),
+    "nothing is clear": (
+        {"local": [[0.7, 0.8], [0.8, 0.7], [0.7, 0.7]], "fedavg": [[0.8, 0.7], [0.6, 0.9], [0.8, 0.65]]},
+        ["No clear difference on average"],
+    ),
+    "one seed claims nothing": ({k: v[:1] for k, v in GAIN.items()}, ["", "no spread can be given", "hint"]),
+    "no own models": (
+        {k: GAIN[k] for k in ("fedavg", "ditto")}, ["Whether federating pays cannot be said", "'local'"]
+    ),
+    "a gain": (GAIN, ["", "ditto", "1.00 MB per client", "3 seeds"]),
+}  # fmt: skip
 
 
-def test_answer_when_federating_hurts(tmp_path):
-    worse = {"local": noisy([0.9] * 4, 3, 0.001, 1), "fedavg": noisy([0.5] * 4, 3, 0.001, 2)}
-    assert report.answer(report.read(write_comparison(tmp_path, worse))).startswith("Federating does not pay here")
-
-
-def test_answer_when_nothing_is_clear(tmp_path):
-    same = {"local": [[0.7, 0.8], [0.8, 0.7], [0.7, 0.7]], "fedavg": [[0.8, 0.7], [0.6, 0.9], [0.8, 0.65]]}
-    assert report.answer(report.read(write_comparison(tmp_path, same))).startswith("No clear difference on average")
-
-
-def test_answer_with_one_seed_claims_nothing(tmp_path):
-    text = report.answer(report.read(write_comparison(tmp_path, {k: v[:1] for k, v in GAIN.items()})))
-    assert "no spread can be given" in text
-    assert "hint" in text
-
-
-def test_answer_without_own_models_says_what_is_missing(tmp_path):
-    text = report.answer(report.read(write_comparison(tmp_path, {k: GAIN[k] for k in ("fedavg", "ditto")})))
-    assert text.startswith("Whether federating pays cannot be said")
-    assert "'local'" in text
+@pytest.mark.parametrize(("values", "said"), ANSWERS.values(), ids=ANSWERS)
+def test_the_answer(values, said, tmp_path):
+    text = report.answer(comparison(tmp_path, values))
+    assert text.startswith(said[0])
+    assert all(word in text for word in said)
 
 
 def test_diverged_runs_are_told_and_left_out(tmp_path):
@@ -107,9 +99,9 @@ def test_diverged_runs_are_told_and_left_out(tmp_path):
 
 def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
     values, found = {"fpfc": noisy([0.8] * 4, 2, 0.01, 0)}, {"fpfc": {"clusters": [1, 1, 0, 0]}}
-    known = report.read(write_comparison(tmp_path / "a", values, clusters=[0, 0, 1, 1], report=found))
+    known = comparison(tmp_path / "a", values, clusters=[0, 0, 1, 1], report=found)
     assert rows(report.compare_table(known).to("csv"))[0]["ari"] == "1.0"
-    unknown = report.read(write_comparison(tmp_path / "b", values, report=found))
+    unknown = comparison(tmp_path / "b", values, report=found)
     (row,) = rows(report.compare_table(unknown).to("csv"))
     assert row["clusters"] == "2.0"
     assert "ari" not in row
@@ -117,7 +109,7 @@ def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
 
 def test_a_hundred_clients_are_summarised(tmp_path):
     values = {"local": noisy([0.6] * 100, 10, 0.01, 0), "fedavg": noisy([0.7] * 99 + [0.3], 10, 0.01, 1)}
-    study = report.read(write_comparison(tmp_path, values, samples=[4000] * 100, test=[1000] * 100))
+    study = comparison(tmp_path, values, samples=[4000] * 100, test=[1000] * 100)
     ends = rows(report.client_table(study).to("csv"))
     assert len(ends) == 10
     assert ends[-1]["client"] == "client-99"  # the largest gain comes first
@@ -132,52 +124,41 @@ def test_a_hundred_clients_are_summarised(tmp_path):
 
 def test_partitions_redrawn_per_seed_are_told(tmp_path):
     values = {k: v[:2] for k, v in GAIN.items()}
-    study = report.read(write_comparison(tmp_path, values, samples=lambda seed: [100 + seed, 110, 120]))
+    study = comparison(tmp_path, values, samples=lambda seed: [100 + seed, 110, 120])
     assert study.redrawn
     assert "drawn anew" in report.client_table(study).to("markdown")
 
 
-@pytest.mark.parametrize("form", ["html", "markdown", "latex", "csv"])
-def test_every_rendering_holds_every_row(study, form):
-    text = report.compare_table(study).to(form)
-    assert all(label in text for label in GAIN)
-
-
-def test_terminal_tables_are_rich_tables(study):
+def test_every_rendering_holds_every_row_in_order_of_the_result_and_escapes_hostile_text(study):
+    for form in ("html", "markdown", "latex", "csv"):
+        assert all(label in report.compare_table(study).to(form) for label in GAIN)
     assert isinstance(report.client_table(study).to("rich"), RichTable)
-
-
-def test_hostile_text_is_escaped_in_every_rendering():
+    for table in (report.compare_table(study), report.cost_table(study)):
+        assert [r[0].text for r in table.rows] == ["ditto", "local", "fedavg"]
+    gain = [r[2].key for r in report.client_table(study).rows]
+    assert gain == sorted(gain, reverse=True)
     table = Table("t", ("client<",), ((Cell("<script>|$x_1%&"),),))
-    assert "<script>" not in table.to("html")
-    assert "<script>" not in table.to("markdown")
+    assert "<script>" not in table.to("html") + table.to("markdown")
     assert r"\|" in table.to("markdown")
     assert r"$<$script$>$|\$x\_1\%\&" in table.to("latex")
-
-
-def test_unknown_rendering_is_refused():
     with pytest.raises(ConfigError, match="expected one of"):
-        Table("t", (), ()).to("docx")
+        table.to("docx")
 
 
 def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     """Spreadsheets run text that begins with = + - @; numbers stay numbers."""
     names = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"]
-    study = report.read(
-        write_comparison(tmp_path, {"local": [[0.5, 0.6, 0.7, 0.8]], "fedavg": [[0.6] * 4]}, names=names)
-    )
+    study = comparison(tmp_path, {"local": [[0.5, 0.6, 0.7, 0.8]], "fedavg": [[0.6] * 4]}, names=names)
     found = rows(report.client_table(study, every=True).to("csv"))
     assert [r["client"] for r in found] == [f"'{n}" for n in names]
     assert [float(r["gain"]) for r in found] == pytest.approx([0.1, 0, -0.1, -0.2])
 
 
 def test_steps_per_round_are_shown(tmp_path):
-    study = report.read(
-        write_comparison(tmp_path, {"local": [[0.5]], "fedrep": [[0.6]]}, steps={"local": 3, "fedrep": 33})
-    )
-    found = rows(report.compare_table(study).to("csv"))
-    assert {r["method"]: float(r["steps_per_round"]) for r in found} == {"local": 3, "fedrep": 33}
-    assert "steps/round" in report.compare_table(study).headers
+    study = comparison(tmp_path, {"local": [[0.5]], "fedrep": [[0.6]]}, steps={"local": 3, "fedrep": 33})
+    table = report.compare_table(study)
+    assert {r["method"]: float(r["steps_per_round"]) for r in rows(table.to("csv"))} == {"local": 3, "fedrep": 33}
+    assert "steps/round" in table.headers
 
 
 def test_six_hundred_clients_are_listed_beside_the_page(tmp_path):
@@ -195,7 +176,7 @@ def test_nearer_to_one_is_better(tmp_path):
         "fedavg": [[0.95, 1.04], [0.96, 1.03], [0.95, 1.05]],
         "fedprox": [[0.4, 1.58], [0.41, 1.58], [0.4, 1.57]],
     }
-    study = report.read(write_comparison(tmp_path, values, metric="calibration-slope"))
+    study = comparison(tmp_path, values, metric="calibration-slope")
     assert study.metric.better == "near:1"
     assert {v.choice for v in study.verdicts.clients.values()} == {"fedavg"}
     assert study.verdicts.mean.best == "fedavg"
@@ -217,29 +198,17 @@ def harmed(folder, sites=4):
         "fedavg": noisy(common, 10, 0.002, 1),
         "ditto": noisy(own, 10, 0.002, 2),
     }
-    return report.read(write_comparison(folder, values, samples=[4000] * sites, test=[1000] * sites))
+    return comparison(folder, values, samples=[4000] * sites, test=[1000] * sites)
 
 
-def test_the_headline_says_whom_the_common_model_harms(tmp_path):
+def test_the_headline_says_whom_the_common_model_harms_and_each_line_the_method_to_deploy(tmp_path):
+    """ditto leads and changes nothing; where another method is clearly better, the line names it."""
     study = harmed(tmp_path)
     assert report.gain_table(study).rows[-1][0].text == "fedavg"
     head = summary.headline(study)
     assert "One common model (fedavg) clearly harms 1 of 4 clients (client-3, \N{MINUS SIGN}30" in head
     assert "helps 3" in head
     assert len(head.split()) < 70
-
-
-def test_equal_scores_are_called_so_where_more_may_be_worse(tmp_path):
-    same = [[2.0, 3.0], [2.1, 3.2]]
-    study = report.read(write_comparison(tmp_path, {"local": same, "fedavg": same}, metric="rmse", classes=None))
-    _, each = summary.lines(study)
-    assert all(line.text.startswith("no difference") for line in each)
-    assert "0.000 better" not in report.answer(study)
-
-
-def test_every_client_has_a_line_with_the_method_that_would_be_deployed(tmp_path):
-    """ditto leads and changes nothing; where another method is clearly better, the line names it."""
-    study = harmed(tmp_path)
     against, each = summary.lines(study)
     assert study.verdicts.lead == ("ditto", "local")
     assert "with ditto against each client's own model (local)" in against
@@ -249,6 +218,14 @@ def test_every_client_has_a_line_with_the_method_that_would_be_deployed(tmp_path
     texts = {line.name: line.text for line in each}
     assert all("; fedavg clearly gains +5." in texts[f"client-{k}"] for k in range(3))
     assert "; fedavg costs it 30" in texts["client-3"]
+
+
+def test_equal_scores_are_called_so_where_more_may_be_worse(tmp_path):
+    same = [[2.0, 3.0], [2.1, 3.2]]
+    study = comparison(tmp_path, {"local": same, "fedavg": same}, metric="rmse", classes=None)
+    _, each = summary.lines(study)
+    assert all(line.text.startswith("no difference") for line in each)
+    assert "0.000 better" not in report.answer(study)
 
 
 def test_many_clients_are_those_that_gain_and_lose_and_a_count(tmp_path):
@@ -263,7 +240,7 @@ def test_many_clients_are_those_that_gain_and_lose_and_a_count(tmp_path):
 
 def test_signs_of_means_are_not_counted_as_verdicts(tmp_path):
     """One seed and no scores per sample: no interval, so nobody gains or loses."""
-    study = report.read(write_comparison(tmp_path, {k: v[:1] for k, v in GAIN.items()}))
+    study = comparison(tmp_path, {k: v[:1] for k, v in GAIN.items()})
     found = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
     assert {(r["gain"], r["lose"]) for r in found.values()} == {("", "")}
     gains = rows(report.gain_table(study).to("csv"))
@@ -271,27 +248,12 @@ def test_signs_of_means_are_not_counted_as_verdicts(tmp_path):
     assert "better than alone" not in report.answer(study)
 
 
-def test_what_would_be_enough_stands_in_the_clients_line(tmp_path):
-    values = {"local": [[30.0, 1], [3.0, 1], [20.0, 1]], "fedavg": [[31.0, 1], [2.0, 1], [45.0, 1]]}
-    study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
-    line = next(x for x in summary.lines(study)[1] if x.name == "client-0")
-    assert "a verdict would take about" in line.text
-    assert line.verdict == "undecided"
-
-
-def test_rows_are_in_order_of_the_result(study):
-    for table in (report.compare_table(study), report.cost_table(study)):
-        assert [r[0].text for r in table.rows] == ["ditto", "local", "fedavg"]
-    gain = [r[2].key for r in report.client_table(study).rows]
-    assert gain == sorted(gain, reverse=True)
-
-
-@pytest.mark.parametrize(("clients", "shown"), [(19, False), (20, True)])
-def test_quantiles_are_shown_where_there_are_clients_enough(tmp_path, clients, shown):
-    values = {"local": noisy([0.6] * clients, 2, 0.01, 0), "fedavg": noisy([0.7] * clients, 2, 0.01, 1)}
-    table = report.gain_table(report.read(write_comparison(tmp_path, values)))
-    assert ("median" in table.headers) == shown
-    assert {"least", "most"} <= set(table.headers)
+def test_quantiles_are_shown_where_there_are_clients_enough(tmp_path):
+    for n in (19, 20):
+        values = {"local": noisy([0.6] * n, 2, 0.01, 0), "fedavg": noisy([0.7] * n, 2, 0.01, 1)}
+        headers = report.gain_table(comparison(tmp_path / str(n), values)).headers
+        assert ("median" in headers) == (n == 20)
+        assert {"least", "most"} <= set(headers)
 
 
 def test_several_data_sets_make_one_table_for_a_paper(tmp_path):
