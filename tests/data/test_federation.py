@@ -1,10 +1,10 @@
 """Federations from arrays, data sets and files: what is accepted, what is refused and in which words."""
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,52 +19,48 @@ def pair(n=10, d=3, classes=2, seed=0):
     return rng.standard_normal((n, d)), np.arange(n) % classes
 
 
+X, Y = pair()
+
+
 def test_arrays_tensors_and_lists_are_the_same():
-    x, y = pair()
-    kinds = [(x, y), (torch.tensor(x), torch.tensor(y)), (x.tolist(), y.tolist())]
+    kinds = [(X, Y), (torch.tensor(X), torch.tensor(Y)), (X.tolist(), Y.tolist())]
     fed = Federation.from_arrays(kinds, test_fraction=0.0)
     for i in range(3):
-        xi, yi = fed.train.client(i)
-        torch.testing.assert_close(xi, torch.tensor(x))
-        assert yi.tolist() == y.tolist()
-    assert fed.classes == 2
+        x, y = fed.train.client(i)
+        torch.testing.assert_close(x, torch.tensor(X))
+        assert y.tolist() == Y.tolist()
+    assert (fed.classes, fed.outputs, fed.input_shape) == (2, 2, (3,))
     assert fed.names == ("client-0", "client-1", "client-2")
-    assert fed.input_shape == (3,)
-    assert fed.outputs == 2
     assert len(fed.test.y) == 0
 
 
 def test_integer_targets_are_classes_floats_are_regression():
     x, y = pair(classes=4)
-    assert Federation.from_arrays([(x, y)]).classes == 4
+    fed = Federation.from_arrays([(x, y)])
+    assert (fed.classes, fed.notes) == (4, ())
+    assert "labels" not in fed.meta
     assert Federation.from_arrays([(x, y)], classes=7).classes == 7
     regression = Federation.from_arrays([(x, y.astype(float))])
-    assert regression.classes is None
+    assert (regression.classes, regression.outputs) == (None, 1)
     assert regression.train.y.is_floating_point()
-    assert regression.outputs == 1
-    wide = Federation.from_arrays([(x, np.zeros((10, 3)))])
-    assert wide.outputs == 3
-    cast = Federation.from_arrays([(x, y.astype(float))], classes=4)
-    assert cast.train.y.dtype == torch.int64
+    assert Federation.from_arrays([(x, np.zeros((10, 3)))]).outputs == 3
+    assert Federation.from_arrays([(x, y.astype(float))], classes=4).train.y.dtype == torch.int64
     assert Federation.from_arrays([(x, y[:, None])]).train.y.dim() == 1
+    gap = Federation.from_arrays([(x, np.where(y == 1, 4, y))])
+    assert gap.classes == 5
+    assert any("no training sample has label 1, of 5 classes" in note for note in gap.notes)
 
 
-def test_integer_inputs_become_floats_unscaled_unless_they_are_tokens():
-    tokens, y = np.arange(20).reshape(10, 2), np.arange(10) % 2
-    fed = Federation.from_arrays([(tokens.astype(np.uint8), y)], test_fraction=0.0)
-    assert fed.train.x.dtype == torch.float32
-    assert fed.train.x.max() == 19
-    kept = Federation.from_arrays([(tokens, y)], integer_inputs=True)
-    assert kept.train.x.dtype == torch.int64
-
-
-def test_integers_stay_integers_and_bytes_become_floats():
+def test_integers_stay_integers_and_bytes_become_floats_of_the_same_value():
     tokens, y = np.arange(20).reshape(10, 2), np.arange(10) % 2
     for given_as in (tokens, tokens.astype(np.int16), torch.tensor(tokens), tokens.tolist()):
         assert Federation.from_arrays([(given_as, y)]).train.x.dtype == torch.int64
     for given_as in (tokens.astype(np.uint8), tokens > 3, torch.tensor(tokens).to(torch.uint8)):
         assert Federation.from_arrays([(given_as, y)]).train.x.dtype == torch.float32
-    assert Federation.from_arrays([(tokens, y)], integer_inputs=False).train.x.dtype == torch.float32
+    assert Federation.from_arrays([(tokens.astype(np.uint8), y)], test_fraction=0.0).train.x.max() == 19
+    for integer in (True, False):
+        kept = Federation.from_arrays([(tokens.astype(np.uint8 if integer else int), y)], integer_inputs=integer)
+        assert kept.train.x.dtype == (torch.int64 if integer else torch.float32)
 
 
 @pytest.mark.parametrize("labels", [[1, 2], [1, 2, 3], [-1, 1]])
@@ -79,73 +75,39 @@ def test_labels_counted_otherwise_are_numbered_from_zero_and_it_is_said(labels):
     assert any("numbered 0 to" in note for note in fed.notes)
 
 
-def test_labels_from_zero_are_left_alone():
-    x, y = pair(classes=4)
-    fed = Federation.from_arrays([(x, y)])
-    assert "labels" not in fed.meta
-    assert fed.notes == ()
-
-
-def test_an_empty_class_is_noted():
-    x, y = np.zeros((9, 2)), np.arange(9) % 3
-    fed = Federation.from_arrays([(x, np.where(y == 1, 3, y))])
-    assert fed.classes == 4
-    assert any("no training sample has label 1, of 4 classes" in note for note in fed.notes)
-
-
 def test_ages_are_not_taken_for_classes(refused, tmp_path):
     x, ages = np.zeros((60, 2)), np.arange(60) + 20
-    with refused("60 different integers from 20 to 79", "task='regression'", "task='classification'"):
-        Federation.from_arrays([(x, ages)])
+    write_csv(tmp_path / "a.csv", [f"1,{k % 7},{k + 20}" for k in range(60)])
+    for make in (partial(Federation.from_arrays, [(x, ages)]), partial(Federation.from_folder, tmp_path)):
+        with refused("60 different integers from 20 to 79", "task='regression'", "task='classification'"):
+            make()
+        assert make(task="regression").classes is None
+        assert make(task="classification").classes == 80
     numbers = Federation.from_arrays([(x, ages)], task="regression", test_fraction=0.0)
-    assert numbers.classes is None
     assert numbers.train.y.tolist() == ages.tolist()
-    assert Federation.from_arrays([(x, ages)], task="classification").classes == 80
     assert Federation.from_arrays([(x, ages)], classes=80).classes == 80
     many = Federation.from_arrays([(x, np.arange(60) % 30)])
     assert many.classes == 30
     assert any("30 classes" in note and "task='regression'" in note for note in many.notes)
-    write_csv(tmp_path / "a.csv", [f"1,{k % 7},{k + 20}" for k in range(60)])
-    with refused("60 different integers"):
-        Federation.from_folder(tmp_path)
-    assert Federation.from_folder(tmp_path, task="regression").classes is None
-    assert Federation.from_folder(tmp_path, task="classification").classes == 80
 
 
-def test_floats_are_labels_where_the_task_says_so(refused):
+def test_floats_are_labels_where_the_task_says_so():
     x, y = pair(classes=3)
     fed = Federation.from_arrays([(x, y.astype(float))], task="classification")
     assert fed.classes == 3
     assert fed.train.y.dtype == torch.int64
-    with refused("'client-0'", "label 0.5", "integers are expected"):
-        Federation.from_arrays([(x, y / 2)], task="classification")
-    with refused("task: found 'guess'"):
-        Federation.from_arrays([(x, y)], task="guess")
-    with refused("classes: found 3", "regression"):
-        Federation.from_arrays([(x, y)], classes=3, task="regression")
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_labels_beyond_64_bits_are_named_as_they_are(refused, kind):
-    x, y = pair()
-    huge = y.astype(np.uint64)
-    huge[3] = 2**63
     with refused("'client-0'", "9223372036854775808", "below 2^63"):
-        Federation.from_arrays([(x, kind(huge))])
-    with refused("1000000000001 classes"):
-        Federation.from_arrays([(x, y * 10**12)], task="classification")
+        Federation.from_arrays([(X, kind(np.array([0, 2**63] * 5, np.uint64)))])
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
-    fraction=st.floats(0, 0.99),
-    validation=st.floats(0, 0.99),
-    seed=st.integers(0, 9),
-)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 9))
 def test_held_out_samples_are_a_true_split(sizes, fraction, validation, seed):
-    start = np.cumsum([0, *sizes])
-    data = [(np.arange(a, b, dtype=float)[:, None], np.zeros(b - a)) for a, b in pairwise(start)]
+    data = [(np.arange(a, b, dtype=float)[:, None], np.zeros(b - a)) for a, b in pairwise(np.cumsum([0, *sizes]))]
     options = {"test_fraction": fraction, "validation_fraction": validation, "seed": seed}
     fed = Federation.from_arrays(data, **options)
     again = Federation.from_arrays(data[::-1], names=[f"client-{i}" for i in range(len(data))][::-1], **options)
@@ -162,79 +124,65 @@ def test_held_out_samples_are_a_true_split(sizes, fraction, validation, seed):
 
 
 def test_given_test_and_validation_are_kept():
-    x, y = pair()
-    fed = Federation.from_arrays([(x, y), (x, y)], test=[(x[:3], y[:3]), None], validation=[None, (x[:2], y[:2])])
+    fed = Federation.from_arrays([(X, Y), (X, Y)], test=[(X[:3], Y[:3]), None], validation=[None, (X[:2], Y[:2])])
     assert fed.train.counts.tolist() == [10, 10]
     assert fed.test.counts.tolist() == [3, 0]
-    assert fed.validation is not None
     assert fed.validation.counts.tolist() == [0, 2]
 
 
-def test_every_fault_is_one_line_that_names_the_client(refused):
-    x, y = pair()
-    bad = x.copy()
-    bad[2, 1] = np.nan
-    with refused("'b'", "train", "1 of 30", "NaN"):
-        Federation.from_arrays([(x, y), (bad, y)], names=["a", "b"])
-    bad[3, 1] = np.inf
-    with refused("'a'", "test", "2 of 30"):
-        Federation.from_arrays([(x, y)], test=[(bad, y)], names=["a"])
-    with refused("'a'", "targets", "NaN"):
-        Federation.from_arrays([(x, np.full(10, np.nan))], names=["a"])
-    with refused("'b'", "no training samples"):
-        Federation.from_arrays([(x, y), (x[:0], y[:0])], names=["a", "b"])
-    with refused("'b'", "label 5", "0 to 1"):
-        Federation.from_arrays([(x, y), (x, y * 5)], names=["a", "b"], classes=2)
-    with refused("'a'", "label -1", "0 to 1"):
-        Federation.from_arrays([(x, np.where(y > 0, 1, -1))], names=["a"], classes=2)
-    with refused("'a'", "label -1", "0 to 2"):
-        Federation.from_arrays([(x, np.arange(10) % 4 - 1)], names=["a"])
-    with refused("'a'", "test", "label 3", "0 to 1"):
-        Federation.from_arrays([(x, y)], test=[(x, y * 3)], names=["a"])
-    with refused("label 0", "two classes"):
-        Federation.from_arrays([(x, y * 0)])
-    with refused("'a'", "distinct"):
-        Federation.from_arrays([(x, y), (x, y)], names=["a", "a"])
-    with refused("'b'", "[2]", "[3]", "'a'"):
-        Federation.from_arrays([(x, y), (x[:, :2], y)], names=["a", "b"])
-    with refused("'a'", "10 against 9"):
-        Federation.from_arrays([(x, y[:9])], names=["a"])
-    with refused("'a'", "dtype object"):
-        Federation.from_arrays([(x.astype(object), y)], names=["a"])
-    with refused("'a'", "'cat'", "expected at least two classes"):
-        Federation.from_arrays([(x, ["cat"] * 10)], names=["a"])
-    with refused("'a'", "ragged"):
-        Federation.from_arrays([([[1.0], [1.0, 2.0]], [0, 1])], names=["a"])
-    with refused("'a'", "label 0.5", "not an integer"):
-        Federation.from_arrays([(x, y / 2)], names=["a"], classes=2)
-    with refused("'b'", "floats", "'a'", "integers"):
-        Federation.from_arrays([(x, y), (x, y * 1.5)], names=["a", "b"])
-    with refused("'a'", "[10]", "[samples, features, ...]"):
-        Federation.from_arrays([(x[:, 0], y)], names=["a"])
-    with refused("'a'", "[10, 2]", "one integer per sample"):
-        Federation.from_arrays([(x, np.eye(2, dtype=int)[y])], names=["a"])
-    with refused("'a'", "pair"):
-        Federation.from_arrays([x], names=["a"])  # pyright: ignore[reportArgumentType]
-    with refused("found no client, expected at least one"):
-        Federation.from_arrays([])
-    with refused("names: found 2 for 1"):
-        Federation.from_arrays([(x, y)], names=["a", "b"])
-    with refused("test: found 2 entries for 1"):
-        Federation.from_arrays([(x, y)], test=[(x, y), (x, y)])
-    with refused("clusters", "1 integers"):
-        Federation.from_arrays([(x, y)], clusters=[0, 1])
-    with refused("classes: found 1"):
-        Federation.from_arrays([(x, y)], classes=1)
-    with refused("test fraction", "1.0"):
-        Federation.from_arrays([(x, y)], test_fraction=1.0)
-    with refused("seed", "-1"):
-        Federation.from_arrays([(x, y)], seed=-1)
+def holed(*values):
+    x = X.copy()
+    x[2 : 2 + len(values), 1] = values
+    return x
+
+
+CAT, RAGGED = (X, ["cat"] * 10), ([[1.0], [1.0, 2.0]], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("words", "parts", "given"),
+    [
+        (("'b'", "train", "1 of 30", "NaN"), [(X, Y), (holed(np.nan), Y)], {}),
+        (("'a'", "test", "2 of 30"), [(X, Y)], {"test": [(holed(np.nan, np.inf), Y)]}),
+        (("'a'", "targets", "NaN"), [(X, np.full(10, np.nan))], {}),
+        (("'b'", "no training samples"), [(X, Y), (X[:0], Y[:0])], {}),
+        (("'b'", "label 5", "0 to 1"), [(X, Y), (X, Y * 5)], {"classes": 2}),
+        (("'a'", "label -1", "0 to 1"), [(X, np.where(Y > 0, 1, -1))], {"classes": 2}),
+        (("'a'", "label -1", "0 to 2"), [(X, np.arange(10) % 4 - 1)], {}),
+        (("'a'", "test", "label 3", "0 to 1"), [(X, Y)], {"test": [(X, Y * 3)]}),
+        (("label 0", "two classes"), [(X, Y * 0)], {}),
+        (("'a'", "distinct"), [(X, Y), (X, Y)], {"names": ["a", "a"]}),
+        (("'b'", "[2]", "[3]", "'a'"), [(X, Y), (X[:, :2], Y)], {}),
+        (("'a'", "10 against 9"), [(X, Y[:9])], {}),
+        (("'a'", "dtype object"), [(X.astype(object), Y)], {}),
+        (("'a'", "'cat'", "expected at least two classes"), [CAT], {}),
+        (("'a'", "ragged"), [RAGGED], {}),
+        (("'a'", "label 0.5", "not an integer"), [(X, Y / 2)], {"classes": 2}),
+        (("'a'", "label 0.5", "integers are expected"), [(X, Y / 2)], {"task": "classification"}),
+        (("'b'", "floats", "'a'", "integers"), [(X, Y), (X, Y * 1.5)], {}),
+        (("'a'", "[10]", "[samples, features, ...]"), [(X[:, 0], Y)], {}),
+        (("'a'", "[10, 2]", "one integer per sample"), [(X, np.eye(2, dtype=int)[Y])], {}),
+        (("'a'", "pair"), [X], {}),
+        (("found no client, expected at least one",), [], {}),
+        (("names: found 2 for 1",), [(X, Y)], {"names": ["a", "b"]}),
+        (("test: found 2 entries for 1",), [(X, Y)], {"test": [(X, Y), (X, Y)]}),
+        (("clusters", "1 integers"), [(X, Y)], {"clusters": [0, 1]}),
+        (("classes: found 1",), [(X, Y)], {"classes": 1}),
+        (("classes: found 3", "regression"), [(X, Y)], {"classes": 3, "task": "regression"}),
+        (("1000000000001 classes",), [(X, Y * 10**12)], {"task": "classification"}),
+        (("task: found 'guess'",), [(X, Y)], {"task": "guess"}),
+        (("test fraction", "1.0"), [(X, Y)], {"test_fraction": 1.0}),
+        (("seed", "-1"), [(X, Y)], {"seed": -1}),
+    ],
+)
+def test_every_fault_is_one_line_that_names_the_client(refused, words, parts, given):
+    with refused(*words):
+        Federation.from_arrays(parts, **{"names": ["a", "b"][: len(parts)], **given})
 
 
 def test_summary_counts_every_label():
     fed = Federation.from_arrays([pair(10), pair(20, classes=3)], names=["a", "b"], clusters=[0, 1], test_fraction=0.0)
     table = fed.summary()
-    assert isinstance(table, pd.DataFrame)
     assert ",".join(table.columns) == "client,train,validation,test,cluster,class_0,class_1,class_2"
     assert table.loc[:, "class_0":].to_numpy().tolist() == [[5, 5, 0], [7, 7, 6]]
     assert table["train"].tolist() == [10, 20]
@@ -244,9 +192,8 @@ def test_describe_is_plain_json():
     fed = Federation.from_arrays([pair(10), pair(20)], clusters=np.array([0, 1]), validation_fraction=0.5)
     found = json.loads(json.dumps(fed.describe()))
     assert set(found) >= {"dataset", "partition", "seed", "classes", "clients", "clusters", "notes"}
-    assert found["clients"][1]["name"] == "client-1"
-    assert sum(found["clients"][1]["labels"]) == found["clients"][1]["train"] == 8
-    assert found["clients"][1]["validation"] == 8
+    one = found["clients"][1]
+    assert (one["name"], one["train"], sum(one["labels"]), one["validation"]) == ("client-1", 8, 8, 8)
     assert found["clusters"] == [0, 1]
     regression = Federation.from_arrays([(np.zeros((4, 1)), np.zeros(4))])
     assert json.loads(json.dumps(regression.describe()))["clients"][0]["labels"] is None
@@ -267,41 +214,31 @@ def test_with_validation_moves_training_samples(refused):
 def test_reorder_takes_everything_along():
     fed = Federation.from_arrays([pair(10, seed=i) for i in range(3)], clusters=[0, 1, 2], names=list("abc"))
     back = fed.reorder([2, 0])
-    assert back.names == ("c", "a")
-    assert back.clusters is not None
-    assert back.clusters.tolist() == [2, 0]
+    assert (back.names, back.clusters.tolist()) == (("c", "a"), [2, 0])
     assert torch.equal(back.test.client(0)[0], fed.test.client(2)[0])
 
 
+class Items(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
 def test_from_torch_datasets(refused):
-    x, y = pair(6)
-
-    class Items(torch.utils.data.Dataset):
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, i):
-            return torch.tensor(x[i]), int(y[i])
-
-    tensors = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
-    fed = Federation.from_datasets([Items(), tensors], test_fraction=0.0)
+    x, y = torch.tensor(X), torch.tensor(Y)
+    tensors = torch.utils.data.TensorDataset(x, y)
+    fed = Federation.from_datasets([Items([*zip(x, Y.tolist(), strict=True)]), tensors], test_fraction=0.0)
     assert torch.equal(fed.train.client(0)[0], fed.train.client(1)[0])
-    assert fed.train.y.tolist() == [*y, *y]
-
-    class Broken(torch.utils.data.Dataset):
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, i):
-            return "no pair at all"
-
+    assert fed.train.y.tolist() == [*Y, *Y]
     with refused("'b'", "train", "item 0"):
-        Federation.from_datasets([tensors, Broken()], names=["a", "b"])
+        Federation.from_datasets([tensors, Items(["no pair at all"] * 6)], names=["a", "b"])
     with refused("found no client, expected at least one"):
         Federation.from_datasets([])
-
-
-# folders
 
 
 def write_csv(path, rows, header="a,b,target"):
@@ -311,16 +248,15 @@ def write_csv(path, rows, header="a,b,target"):
 def test_folder_of_csv_files(tmp_path):
     write_csv(tmp_path / "north.csv", ["1,2,0", "3,4,1", "5,6,1"])
     write_csv(tmp_path / "south.csv", ["7,8.5,1", "9,1e1,0"])
-    fed = Federation.from_folder(tmp_path, test_fraction=0.0, standardise="none")
-    assert fed.names == ("north", "south")
-    assert fed.classes == 2
+    how = {"test_fraction": 0.0, "standardise": "none"}
+    fed = Federation.from_folder(tmp_path, **how)
+    assert (fed.names, fed.classes) == (("north", "south"), 2)
     assert fed.train.client(1)[0].tolist() == [[7, 8.5], [9, 10]]
-    other = Federation.from_folder(tmp_path, target="b", test_fraction=0.0, standardise="none")
+    other = Federation.from_folder(tmp_path, target="b", **how)
     assert other.classes is None
     assert other.train.client(0)[1].tolist() == [2, 4, 6]
     numbers = Federation.from_folder(tmp_path, task="regression")
-    assert numbers.classes is None
-    assert numbers.meta["dataset"] == tmp_path.name
+    assert (numbers.classes, numbers.meta["dataset"]) == (None, tmp_path.name)
 
 
 def test_a_folder_is_what_the_command_line_makes_of_it(tmp_path):
@@ -333,28 +269,20 @@ def test_a_folder_is_what_the_command_line_makes_of_it(tmp_path):
     same = load(tmp_path, target="outcome", drop=["id"]).partition(test_fraction=0.3, seed=2)
     assert fed.meta["inputs"] == ["age", "age missing", "place=icu", "place=ward"]
     assert fed.notes == same.notes
-    for part in ("train", "test"):
-        assert torch.equal(getattr(fed, part).x, getattr(same, part).x)
-        assert torch.equal(getattr(fed, part).y, getattr(same, part).y)
+    for one, other in ((fed.train, same.train), (fed.test, same.test)):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
     named = Federation.from_files(sorted(tmp_path.iterdir()), "outcome", drop=["id"], names=["a", "b"])
     assert named.names == ("a", "b")
 
 
-def test_folder_of_npz_files_with_tests_of_their_own(tmp_path):
-    x, y = pair()
-    for name in "ab":
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y, x_test=x[:2], y_test=y[:2])
+def test_uint8_images_in_files_become_floats_channels_first_and_tests_of_their_own_stay(tmp_path):
+    images, y = np.full((4, 5, 6, 3), 255, np.uint8), [0, 1, 0, 1]
+    np.savez(tmp_path / "a.npz", x=images, y=y, x_test=images[:2], y_test=y[:2])
     fed = Federation.from_folder(tmp_path)
-    assert fed.train.counts.tolist() == [10, 10]
-    assert fed.test.counts.tolist() == [2, 2]
-
-
-def test_uint8_images_in_files_become_floats_channels_first(tmp_path):
-    images = np.full((4, 5, 6, 3), 255, np.uint8)
-    np.savez(tmp_path / "a.npz", x=images, y=[0, 1, 0, 1])
-    fed = Federation.from_folder(tmp_path, test_fraction=0.0)
     assert fed.input_shape == (3, 5, 6)
     assert fed.train.x.min() == 1.0
+    assert (len(fed.train.y), len(fed.test.y)) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -377,31 +305,29 @@ def test_faulty_csv_names_file_line_and_column(tmp_path, refused, rows, header, 
 
 
 def test_faulty_folders(tmp_path, refused):
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     with refused("nowhere", "no such folder"):
         Federation.from_folder(tmp_path / "nowhere")
     with refused(tmp_path, "no CSV or npz"):
         Federation.from_folder(tmp_path)
-    (tmp_path / "empty.csv").write_text("")
-    with refused("empty.csv", "is empty"):
+    for content, word in ((b"", "is empty"), (b"\xff\xfe\x00", "UTF-8")):
+        one.write_bytes(content)
+        with refused("one.csv", word):
+            Federation.from_folder(tmp_path)
+    write_csv(one, ["1,2,0", "1,3,1"])
+    write_csv(two, ["1,2,0", "1,3,1"], "a,c,target")
+    with refused("two.csv", "one.csv", "'c'", "'b'"):
         Federation.from_folder(tmp_path)
-    (tmp_path / "empty.csv").write_bytes(b"\xff\xfe\x00")
-    with refused("empty.csv", "UTF-8"):
-        Federation.from_folder(tmp_path)
-    write_csv(tmp_path / "empty.csv", ["1,2,0", "1,3,1"])
-    write_csv(tmp_path / "other.csv", ["1,2,0", "1,3,1"], "a,c,target")
-    with refused("other.csv", "empty.csv", "'c'", "'b'"):
-        Federation.from_folder(tmp_path)
-    (tmp_path / "other.csv").unlink()
-    with refused("empty.csv", "'score'", "a, b, target"):
+    two.unlink()
+    with refused("one.csv", "'score'", "a, b, target"):
         Federation.from_folder(tmp_path, target="score")
     with pytest.raises(ConfigError, match=r"task.*'guess'"):
         Federation.from_folder(tmp_path, task="guess")
-    x, y = pair()
-    (tmp_path / "empty.csv").unlink()
-    np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x)
+    one.unlink()
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X)
     with refused("a.npz", "y_test"):
         Federation.from_folder(tmp_path)
-    np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x, y_test=y)
-    np.savez(tmp_path / "b.npz", x=x, y=y)
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y)
+    np.savez(tmp_path / "b.npz", x=X, y=Y)
     with refused("b.npz", "x_test"):
         Federation.from_folder(tmp_path)
