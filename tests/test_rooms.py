@@ -25,10 +25,7 @@ def test_every_folder_of_tests_is_one_of_src_or_cuts_across_and_every_one_of_src
     beside = {path.name.removeprefix("polyfed_") for path in SOURCE.parent.glob("polyfed_*")}
     assert folders(TESTS) == folders(SOURCE) | beside | ACROSS.keys()
     assert not folders(SOURCE) & (beside | ACROSS.keys())
-
-
-def test_no_folder_lies_deeper():
-    assert not [str(path.relative_to(TESTS)) for path in TESTS.glob("*/*/*.py")]
+    assert not [str(path.relative_to(TESTS)) for path in TESTS.glob("*/*/*.py")], "no folder lies deeper"
 
 
 def test_a_tests_name_says_which_file_it_is():

@@ -9,32 +9,25 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polyfed as pf
+import polyfed.algorithms
 from polyfed.base.errors import PolyfedError
+from polyfed.core.algorithm import REGISTRY
 
 HOSTILE = st.one_of(
-    st.sampled_from(
-        [0, -1, 1, 2, 10**9, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, True, False, None, "", "none", "a\0b", "\ud7ff"]
-    ),
-    st.sampled_from(
-        [0.0, -0.0, 0.5, 1.0, -1.0, 1e-320, 1e38, 1e308, float("inf"), float("-inf"), float("nan"), 9**9 / 7]
-    ),
-    st.sampled_from(["9**9**9", "ceil(k/0)", "[[[[", "x" * 5000, "../..", "a,b=c:d", "=1", "1" * 400, "κλειδί", "\n"]),
+    st.sampled_from([0, -1, 1, 2, 10**9, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, True, False, None, "", "none"]),
+    st.sampled_from(["a\0b", "\ud7ff", "9**9**9", "ceil(k/0)", "[[[[", "x" * 5000, "../..", "a,b=c:d", "=1", "\n"]),
+    st.sampled_from([0.0, -0.0, 0.5, 1.0, -1.0, 1e-320, 1e38, 1e308, np.inf, -np.inf, np.nan, 9**9 / 7]),
     st.sampled_from([[], [0], [1, "a"], [[]], {}, {"name": 3}, {"name": "x"}, {"": ""}, {"a": {"b": {"c": 1}}}]),
-    st.text(max_size=12),
-    st.integers(-(2**70), 2**70),
-    st.floats(),
-)
+    st.sampled_from(["1" * 400, "κλειδί"]),
+    st.text(max_size=12), st.integers(-(2**70), 2**70), st.floats(),
+)  # fmt: skip
+METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 
 
-def bounded(examples: int) -> Any:
+def bounded(examples: int, **more: Any) -> Any:
     """The same examples in every run, as many as asked for, however slow the machine."""
-    return settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    how = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    return settings(max_examples=examples, **how | more)
 
 
 def tiny() -> pf.Federation:

@@ -24,9 +24,10 @@ import test_fuzz_folders as folders
 import test_fuzz_runs as runs
 import test_fuzz_settings as texts
 from face import Face
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, seed
 from hypothesis import strategies as st
 
+from fuzz import bounded
 from polyfed.runs import build
 
 LIMIT = 60  # seconds for one input, on a busy machine; those asked to train long are not trained
@@ -71,13 +72,7 @@ def run(name, count, inputs, check, at):
     signal.signal(signal.SIGTERM, ended)
 
     @seed(at)
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @bounded(count, phases=[Phase.generate], derandomize=False)
     @given(inputs)
     def attempt(one):
         nonlocal slowest
@@ -107,12 +102,9 @@ def run(name, count, inputs, check, at):
 def main(argv=None) -> int:
     """Print one line per kind; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "kinds", nargs="*", help="configurations, settings, calls, runs, public, files, folders; default: all"
-    )
-    parser.add_argument(
-        "--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 500, 20000, 10000, 2000"
-    )
+    names = "configurations, settings, calls, runs, public, files, folders"
+    parser.add_argument("kinds", nargs="*", help=f"{names}; default: all")
+    parser.add_argument("--n", type=int, help="inputs of each kind; default: as many as `kinds` has")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one")
     asked = parser.parse_args(argv)
     at = secrets.randbelow(2**32) if asked.seed is None else asked.seed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import polyfed as pf
 import polyfed.algorithms
-from fuzz import HOSTILE, bounded, net, survives, tiny
+from fuzz import HOSTILE, METHODS, bounded, net, survives, tiny
 from polyfed.base.settings import settings_of
 from polyfed.core.algorithm import REGISTRY
 
@@ -25,7 +25,6 @@ ODD = st.one_of(
     st.sampled_from([object(), FED, np.zeros(3), torch.zeros(2), Path("x"), (1, 2, 3), b"bytes", {1: 2}]),
     st.sampled_from([lambda t: t + 1, lambda t: 0, lambda t: 1.5, lambda t: "a"]),
 )
-METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 LENGTHS = ("rounds", "local_epochs", "local_steps", "iterations", "exchanges", "seeds", "samples", "clients", "dim")
 LENGTHS += ("measurements", "outputs", "t")
 

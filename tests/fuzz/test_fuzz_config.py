@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import polyfed as pf
 import polyfed.algorithms
-from fuzz import HOSTILE, bounded, survives
+from fuzz import HOSTILE, METHODS, bounded, survives
 from polyfed.base.settings import kebab, settings_of, types_of
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data.partition import PARTITIONERS
@@ -15,7 +15,6 @@ from polyfed.runs.build import Parts
 from polyfed.runs.config import Data, Settings, resolve
 from polyfed.threats import ATTACKS, RULES
 
-METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 SCHEDULES = ["uniform", "bernoulli", "asynchronous", "other"]
 DELAYS = [
     "uniform:0,1",
@@ -23,8 +22,8 @@ DELAYS = [
     "uniform:2,1",
     "log-normal:1e9,101",
     "file:x.csv",
-    "uniform",
     "uniform:a,b",
+    "uniform",
 ]
 STEPS = ["ceil(k/2)", [1, 2], {"cleveland": 3}]
 AUGMENT = ["flip", "crop:1", "flip+crop:4,p=0.5", "crop:-1", "flip:2", "flip,p=1,p=1"]
@@ -65,11 +64,8 @@ def tables(draw):
     if draw(st.integers(0, 3)) == 0:
         out["data"] = draw(of_class({}, draw(st.lists(st.sampled_from(DATA), max_size=2))))
     if draw(st.integers(0, 3)) == 0:
-        out["model"] = draw(
-            of_class(
-                {"name": st.sampled_from([*MODELS, "other"])}, draw(st.lists(st.sampled_from(MODEL_KEYS), max_size=2))
-            )
-        )
+        name = {"name": st.sampled_from([*MODELS, "other"])}
+        out["model"] = draw(of_class(name, draw(st.lists(st.sampled_from(MODEL_KEYS), max_size=2))))
     return out
 
 
@@ -103,12 +99,9 @@ def test_configurations(table):
 @st.composite
 def partitions(draw):
     word = draw(st.sampled_from([*PARTITIONERS, "other"]))
-    values = draw(
-        st.lists(
-            st.one_of(st.sampled_from(["0.5", "2", "alpha=1", "0-1/2-3", "0/90"]), st.text(max_size=8)), max_size=3
-        )
-    )
-    return f"{word}:{','.join(values)}" + draw(st.sampled_from(["", "+label-swap:2", "+rotation:0/90", "+iid"]))
+    value = st.one_of(st.sampled_from(["0.5", "2", "alpha=1", "0-1/2-3", "0/90"]), st.text(max_size=8))
+    text = f"{word}:{','.join(draw(st.lists(value, max_size=3)))}"
+    return text + draw(st.sampled_from(["", "+label-swap:2", "+rotation:0/90", "+iid"]))
 
 
 @given(partitions())

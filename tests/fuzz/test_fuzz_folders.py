@@ -23,22 +23,7 @@ from polyfed.studies.jobs import read_result
 
 NAMES = ("basel", "bern", "zug")
 VALUES = [None, -1, 0, 2**70, 1e400, "", "x", "=1+1", [], [1, "a"], [[1], [2, 3]], {}, {"a": None}, True, "\0"]
-WORDS = [
-    b"null",
-    b"-1",
-    b"1e999",
-    b"{",
-    b"[" * 3000,
-    b"\xff",
-    b"\0",
-    b'"',
-    b"\n",
-    b",",
-    b"=",
-    b"9" * 5000,
-    b"nan",
-    b"[a]",
-]
+WORDS = [*b'null -1 1e999 { " , = nan [a]'.split(), b"\n", b"\xff", b"\0", b"[" * 3000, b"9" * 5000]
 FILES = ["config.toml", "federation.json", "metrics.jsonl", "clients.csv", "ledger.csv", "report.json", "summary.json"]
 MODELS = ["models/basel.safetensors", "models/bern.safetensors", "models/zug.safetensors", "scores.safetensors"]
 

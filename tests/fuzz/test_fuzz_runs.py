@@ -19,13 +19,12 @@ from torch import nn
 
 import polyfed as pf
 import polyfed.algorithms
-from fuzz import survives
+from fuzz import METHODS, survives
 from polyfed.base.errors import PolyfedError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.schedule import Asynchronous, Bernoulli, Delays, Timed, Uniform
 from polyfed.threats import ATTACKS, RULES
 
-METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 FACES = (8, 8)  # of the images
 
 

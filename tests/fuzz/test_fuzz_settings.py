@@ -10,22 +10,11 @@ from polyfed.core.schedule import Delays
 from polyfed.runs.config import assign, resolve
 
 KEYS = [
-    *(
-        "rounds",
-        "seeds",
-        "seed",
-        "fraction",
-        "batch-size",
-        "local-steps",
-        "workers",
-        "weight-decay",
-        "loss",
-        "algorithms",
-    ),
-    *("attack", "attack.name", "attack.scale", "robust.name", "schedule.name", "schedule.delays", "data", "data.dir"),
-    *("data.options.x", "model.file", "model.hidden", "algorithm.name", "algorithm.lr", "algorithm.file"),
-    *("weight-decay", "", ".", "a.b.c.d.e.f", "x\0y"),
-]
+    "rounds", "seeds", "seed", "fraction", "batch-size", "local-steps", "workers", "weight-decay", "loss", "algorithms",
+    "attack", "attack.name", "attack.scale", "robust.name", "schedule.name", "schedule.delays", "data", "data.dir",
+    "data.options.x", "model.file", "model.hidden", "algorithm.name", "algorithm.lr", "algorithm.file", "", ".",
+    "a.b.c.d.e.f", "x\0y",
+]  # fmt: skip
 TEXTS = st.one_of(
     HOSTILE.map(str),
     st.sampled_from(
