@@ -26,13 +26,13 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
-from polyfed.studies.tuned import Tuned
 from polyfed.testing import check_method
 from polyfed_papers.recipes import load as recipes
 from polyfed_papers.recipes.said import Setting
 from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_sites import fields
 from polyfed_sites.policy import Policy
+from polyfed_tuning.tuned import Tuned
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

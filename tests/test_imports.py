@@ -19,7 +19,11 @@ studies; face; estimators; testing; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))
-UNDER = {"polyfed_sites": ("polyfed_privacy",), "polyfed_clinical": ("polyfed_privacy", "polyfed_sites")}  # may import
+UNDER = {  # may import
+    "polyfed_sites": ("polyfed_privacy",),
+    "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
+    "polyfed_papers": ("polyfed_tuning",),
+}
 
 
 def modules(path: Path, root: Path = ROOT, of: tuple[str, ...] = ("polyfed",)) -> set[str]:

@@ -18,8 +18,8 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
-from polyfed.studies.tuned import Tuned
 from polyfed_papers.window import WindowAdvice, window_for
+from polyfed_tuning.tuned import Tuned
 
 ROOT = Path(pf.__file__).parent
 

@@ -45,7 +45,6 @@ if _TYPE_CHECKING:
     from polyfed.face import Run as Run
     from polyfed.face import compare as compare
     from polyfed.face import fit as fit
-    from polyfed.face import tune as tune
     from polyfed.metrics.metric import Metric as Metric
     from polyfed.runs.released import released as released
     from polyfed.runs.training import Training as Training
@@ -55,6 +54,7 @@ if _TYPE_CHECKING:
     from polyfed.yardsticks import *  # noqa: F403
     from polyfed_games.result import Coalitions as Coalitions
     from polyfed_games.run import coalitions as coalitions
+    from polyfed_tuning.tune import tune as tune
 
 __version__ = "0.1.0"
 _ROOMS = ("polyfed.algorithms", "polyfed.yardsticks")  # of methods, and of what they are measured by

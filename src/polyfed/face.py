@@ -1,5 +1,5 @@
-"""The face of polyfed: `Run` is a result with reports, exports, predictions and newcomers; `fit`, `compare` and `tune`
-of the rooms below give such runs.
+"""The face of polyfed: `Run` is a result with reports, exports, predictions and newcomers; `fit` and `compare` of the
+rooms below give such runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ from polyfed.studies import compare as compares
 from polyfed.studies import export as exports
 from polyfed.studies import leave as leaves
 from polyfed.studies import onnx, peft
-from polyfed.studies import tune as tunes
 from polyfed.studies.export import Form
 from polyfed.studies.predict import predictor
 
@@ -291,11 +290,5 @@ def _compared(found: compares.Comparison) -> compares.Comparison:
     return found
 
 
-def _tuned(found: tunes.Tuned) -> tunes.Tuned:
-    found.run = found.run and Run.of(found.run)
-    return found
-
-
 fit = _faced(trainer.fit, Run.of)
 compare = _faced(compares.compare, _compared)
-tune = _faced(tunes.tune, _tuned)

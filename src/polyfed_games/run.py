@@ -21,13 +21,13 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
+from polyfed.data.validation import held_out
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.privacy import refuse_private
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.studies.compare import Cached, config_of, seeds_of
 from polyfed.studies.jobs import Job, Watch, execute, job_of
-from polyfed.studies.tune import held_out
 from polyfed_games import values as game
 from polyfed_games.found import HEAD, Found, names_of, settle, walks_of
 from polyfed_games.result import Coalitions

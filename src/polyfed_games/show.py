@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from polyfed.data.validation import LEAKED
 from polyfed.report import page as pages
 from polyfed.report import words
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs import ownership as files
-from polyfed.studies.tune import LEAKED
 from polyfed_games.values import FEWEST
 
 if TYPE_CHECKING:

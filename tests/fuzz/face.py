@@ -26,9 +26,9 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.predict import predictor
-from polyfed.studies.tuned import Tuned
 from polyfed.yardsticks import Yardstick
 from polyfed_papers.window import WindowAdvice, window_for
+from polyfed_tuning.tuned import Tuned
 
 NONSENSE = [None, 3, -1, "x", [], {}, object(), math.nan, 2**70, lambda *_: None]
 # What polyfed calls and authors write, and what it hands to them, once per round or step: `check_method` sees to these.

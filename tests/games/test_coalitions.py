@@ -15,9 +15,9 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.data.validation import LEAKED
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
-from polyfed.studies.tune import LEAKED
 from polyfed_games import values as game
 from polyfed_games.result import _widened
 from polyfed_games.show import answer

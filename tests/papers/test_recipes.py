@@ -21,7 +21,6 @@ from polyfed.data import load
 from polyfed.models import build
 from polyfed.runs.trainer import fit
 from polyfed.studies import jobs, parallel
-from polyfed.studies.ladder import Ladder
 from polyfed_papers.adapters import absent
 from polyfed_papers.recipes import RECIPES, Bench, Outcome, find
 from polyfed_papers.recipes import load as recipes
@@ -29,6 +28,7 @@ from polyfed_papers.recipes.recipe import SIZES, Pilot, curves, metric_of, write
 from polyfed_papers.recipes.record import load as read
 from polyfed_papers.recipes.record import pack, unpack
 from polyfed_papers.recipes.said import Claim, beside, claims_table, decided, ordered, ours
+from polyfed_tuning.ladder import Ladder
 
 ALL = sorted(recipes())
 

@@ -131,6 +131,7 @@ def test_a_method_that_blows_up_never_ranks_better(tmp_path):
 
 
 def test_tune_does_not_choose_a_value_that_blows_up():
+    pytest.importorskip("polyfed_tuning")
     torch.manual_seed(0)
     fed = sites(1e12).with_validation(0.3, 0)
     found = pf.tune(

@@ -133,6 +133,7 @@ def test_the_report_says_who_has_no_score_and_over_how_many_the_mean_is(tmp_path
 
 @pytest.mark.parametrize(("metric", "pick"), [("auc", max), ("log-loss", min), ("calibration-slope", None)])
 def test_tuning_chooses_by_the_metric_that_leads(metric, pick):
+    pytest.importorskip("polyfed_tuning")
     fed = federation().with_validation(0.4, 0)
     tuned = pf.tune(
         linear(), fed, pf.FedAvg(), setting="lr", grid=[0.001, 0.1, 3.0], rounds=4, train_on=0, metrics=metric
@@ -146,6 +147,7 @@ def test_tuning_chooses_by_the_metric_that_leads(metric, pick):
 
 
 def test_tuning_by_a_score_that_no_client_has_is_refused():
+    pytest.importorskip("polyfed_tuning")
     x = np.random.default_rng(0).normal(size=(2, 20, 3)).astype(np.float32)
     fed = pf.Federation.from_arrays([(x[i], np.full(20, i)) for i in range(2)], classes=2, test_fraction=0.2)
     with pytest.raises(ConfigError, match=r"no client has auc on its validation samples \(one class\)"):

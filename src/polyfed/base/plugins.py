@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 OURS = "polyfed"  # the distribution, and its first package
 SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
+    "polyfed_tuning": ("tune",),
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
     "polyfed_privacy": ("privacy", "audit"),

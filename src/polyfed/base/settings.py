@@ -109,6 +109,11 @@ def settings_of(cls: type) -> tuple[Described, ...]:
     return tuple(found)
 
 
+def hinges(method: Any) -> list[dataclasses.Field[Any]]:
+    """The settings on which a method's result hinges."""
+    return [f for f in dataclasses.fields(method) if f.metadata.get("setting", Setting()).tune]
+
+
 SECTION = r"^(?=([A-Z]\w+)\n-{3,}$)"  # of a numpydoc docstring
 
 

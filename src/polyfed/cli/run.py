@@ -4,9 +4,11 @@ brings a checked experiment to results on disk and on the screen.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from polyfed import report
 from polyfed.base.part import CHECK
+from polyfed.base.settings import hinges
 from polyfed.cli.commands import Compare, Run
 from polyfed.cli.console import Show, results
 from polyfed.cli.folders import claimed
@@ -20,7 +22,6 @@ from polyfed.runs.config import Experiment, defaults_for, resolve
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.compare import compare as comparing
-from polyfed.studies.grids import untuned
 from polyfed.studies.jobs import read_result
 
 SEEDS = 5  # of a comparison
@@ -116,11 +117,16 @@ def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     return "interrupted" if run.status == "interrupted" else ""
 
 
+def _untuned(method: Any) -> str:
+    """The settings on which a method's result hinges and that are at their defaults, as `lam = 0.6`."""
+    return ", ".join(f"{f.name} = {f.default}" for f in hinges(method) if getattr(method, f.name) == f.default)
+
+
 def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
     e = parts.experiment
     by_label = {m.label: m for m in e.methods}
-    left = {m.label: (m.algorithm.name, untuned(m.algorithm)) for m in e.methods}
+    left = {m.label: (m.algorithm.name, _untuned(m.algorithm)) for m in e.methods}
     notes = [
         f"note: {label} has its default {what}, on which its result hinges; polyfed tune {name} chooses it"
         for label, (name, what) in left.items()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from polyfed.report.notebook import cell as cell
     from polyfed.report.notebook import sentence as sentence
     from polyfed.report.page import write_report
-    from polyfed.report.search import tune_figure as tune_figure
     from polyfed.report.style import save
 
 _DRAWN = {  # what imports matplotlib, when it is asked for
@@ -30,7 +29,6 @@ _DRAWN = {  # what imports matplotlib, when it is asked for
     "sentence": "notebook",
     "partition_figure": "maps",
     "save": "style",
-    "tune_figure": "search",
 }
 
 

@@ -20,8 +20,8 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
-from polyfed.studies.ladder import At, Ladder, climb
 from polyfed_papers.recipes.recipe import Bench
+from polyfed_tuning.ladder import At, Ladder, climb
 
 UNCOUNTED = 1000  # the seed of the first draw that settings are chosen by
 DRAWS = (UNCOUNTED, UNCOUNTED + 1, UNCOUNTED + 2)

@@ -27,9 +27,9 @@ from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.recipes.recipe import Bench, Size
 from polyfed_papers.recipes.said import Setting
+from polyfed_tuning.ladder import At, Ladder
 
 EPOCHS = 5
 STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # sizes, for everyone

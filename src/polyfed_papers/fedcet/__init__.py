@@ -19,9 +19,9 @@ from polyfed.data.synthetic import least_squares
 from polyfed.models import build
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.recipes.recipe import Bench
 from polyfed_papers.recipes.said import curve_figure
+from polyfed_tuning.ladder import At, Ladder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

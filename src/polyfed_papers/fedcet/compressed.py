@@ -11,11 +11,11 @@ from polyfed.base.settings import setting
 from polyfed.base.values import Limits
 from polyfed.core.algorithm import Server
 from polyfed.report.table import Cell, Table
-from polyfed.studies.ladder import Ladder
 from polyfed_papers.fedcet import TRIALS, Rule, Tuned, error_figure, linear_regression, series, tuned
 from polyfed_papers.fedcet.equal_bytes import chosen_cell
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
 from polyfed_papers.recipes.said import Setting, ordered, ours
+from polyfed_tuning.ladder import Ladder
 
 TAU, KEEPS, BATCH = 5, {"half": 0.5, "tenth": 0.1}, 10
 GRID = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)

@@ -9,10 +9,10 @@ from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.base.values import Limits
 from polyfed.report.table import Cell, Table
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fedcet import TRIALS, Rule, Tuned, error_figure, hospitals, linear_regression, series, tuned
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
 from polyfed_papers.recipes.said import Setting, ordered, ours
+from polyfed_tuning.ladder import At, Ladder
 
 TAUS = (2, 5, 10)
 GRID = {

@@ -19,7 +19,6 @@ from polyfed.models import build
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fedcet import (
     TRIALS,
     UNCOUNTED,
@@ -34,6 +33,7 @@ from polyfed_papers.fedcet import (
 from polyfed_papers.fedcet.equal_bytes import chosen_cell
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
 from polyfed_papers.recipes.said import Claim, Setting, curve_figure, ordered, ours
+from polyfed_tuning.ladder import At, Ladder
 
 TAU, BATCH, LAST = 5, 10, 0.1
 GRID = {"small": (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4), "paper": tuple(2.0**-k for k in range(9, 0, -1))}

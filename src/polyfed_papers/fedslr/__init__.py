@@ -23,9 +23,9 @@ from polyfed.data.partition import IID, DirichletPrior
 from polyfed.models import build
 from polyfed.runs.watching import Progress
 from polyfed.studies.compare import Comparison
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.recipes.recipe import Bench, Size
 from polyfed_papers.recipes.said import Claim, Setting, ordered, without
+from polyfed_tuning.ladder import At, Ladder
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}

@@ -22,7 +22,6 @@ from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
 from polyfed.report.table import Table
 from polyfed.studies.compare import Comparison
-from polyfed.studies.ladder import Ladder
 from polyfed_papers.fedslr import (
     DATA,
     GKR,
@@ -47,6 +46,7 @@ from polyfed_papers.fedslr import (
 from polyfed_papers.fedslr.figures import PERSONAL, SETTINGS, figure2, figure3, figure4, figure5, hidden, joined
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
 from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
+from polyfed_tuning.ladder import Ladder
 
 PRINTED = {  # accuracy in per cent: CIFAR-10 IID and not, CIFAR-100, Tiny ImageNet
     "SCAFFOLD": (91.33, 82.91, 66.68, 59.48, 43.13, 34.11),

@@ -43,9 +43,9 @@ from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.recipes.recipe import Bench, Size
 from polyfed_papers.recipes.said import Claim, Setting, decided, paper
+from polyfed_tuning.ladder import At, Ladder
 
 OWN, POOLED, EXACT = "Local", "pooled", "exact"
 STEPS = 5  # of full batches, between two exchanges of the second part

@@ -17,10 +17,10 @@ from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fpfc import Problem
 from polyfed_papers.recipes.recipe import Bench, metric_of
 from polyfed_papers.recipes.said import Setting
+from polyfed_tuning.ladder import At, Ladder
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
 LG = "LG-FedAvg shares its top layers; a model of one layer makes it FedAvg, so it has no line of its own there"

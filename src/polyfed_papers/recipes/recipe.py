@@ -33,10 +33,10 @@ from polyfed.runs.stop import interruptions
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, beforehand, whole
-from polyfed.studies.ladder import At, Ladder, climb
-from polyfed.studies.tune import tune
-from polyfed.studies.tuned import Tuned
 from polyfed_papers.recipes.said import Claim, Setting, claims_table, settings_table
+from polyfed_tuning.ladder import At, Ladder, climb
+from polyfed_tuning.tune import tune
+from polyfed_tuning.tuned import Tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ import pytest
 
 import polyfed as pf
 from polyfed.base.values import Limits
-from polyfed.cli.tune import tune_table
-from polyfed.studies.ladder import Ladder
-from polyfed.studies.tune import LEAKED, held_out
-from polyfed.studies.tuned import Tuned
+from polyfed.data.validation import LEAKED, held_out
+from polyfed_tuning.command import tune_table
+from polyfed_tuning.ladder import Ladder
+from polyfed_tuning.tuned import Tuned
 
 SMALL = (
     "--data", "fpfc-s3", "--scale", "small", "--set", "data.options.seed=1", "--batch-size", "full", "--local-steps", 2,

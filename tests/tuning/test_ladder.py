@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import polyfed as pf
 from polyfed.base.values import Limits
-from polyfed.studies.ladder import Ladder, climb
+from polyfed_tuning.ladder import Ladder, climb
 
 SHARE = Limits(ge=0, le=1)
 

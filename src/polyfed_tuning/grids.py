@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import Setting, is_mapping
+from polyfed.base.settings import hinges, is_mapping
 from polyfed.core.algorithm import Contender
 
 Regime = Literal["warm", "cold"]
@@ -20,17 +20,7 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {
 
 def default_setting(algorithm: Contender) -> str:
     """The setting that is tuned where none is named."""
-    return next((f.name for f in _hinges(algorithm)), "lam")
-
-
-def untuned(algorithm: Contender) -> str:
-    """The settings on which a method's result hinges and that are at their defaults, as `lam = 0.6`."""
-    left = [f for f in _hinges(algorithm) if getattr(algorithm, f.name) == f.default]
-    return ", ".join(f"{f.name} = {f.default}" for f in left)
-
-
-def _hinges(algorithm: Contender) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(algorithm) if f.metadata.get("setting", Setting()).tune]
+    return next((f.name for f in hinges(algorithm)), "lam")
 
 
 def methods_of(algorithm: Contender, setting: str, grid: Any, regime: Regime) -> list[Contender]:

@@ -9,7 +9,6 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import split, value_of
-from polyfed.cli.commands import Tune
 from polyfed.cli.console import Show, results, show_table
 from polyfed.cli.folders import claimed, is_search
 from polyfed.cli.given import collect, read
@@ -22,11 +21,12 @@ from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Method, defaults_for, merge, resolve
 from polyfed.runs.config import Settings as Training
-from polyfed.runs.training import Search
-from polyfed.studies import tune as study
-from polyfed.studies.grids import default_setting
-from polyfed.studies.tune import Watch
-from polyfed.studies.tuned import Tuned
+from polyfed_tuning import tune as study
+from polyfed_tuning.commands import Tune
+from polyfed_tuning.grids import default_setting
+from polyfed_tuning.search import Search
+from polyfed_tuning.tune import Watch
+from polyfed_tuning.tuned import Tuned
 
 USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
 

@@ -7,10 +7,11 @@ import shutil
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import tomli_w
+from matplotlib.figure import Figure
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
@@ -21,10 +22,8 @@ from polyfed.runs import schema
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import flush, unsealed
 from polyfed.runs.result import Result
-from polyfed.studies.ladder import Ladder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from polyfed_tuning.figure import tune_figure
+from polyfed_tuning.ladder import Ladder
 
 LEGS = "legs"  # folder of the legs of a search that is not over
 OVER = ".legs-over"  # the same while they are removed
@@ -94,9 +93,9 @@ class Tuned:
             for name in dict.fromkeys(row["regime"] for row in self.rows)
         }
 
-    def figure(self) -> "Figure":
+    def figure(self) -> Figure:
         """Validation metric and number of clusters against the setting, a line per regime."""
-        return report.tune_figure(self.rows, self.metric, self.setting)
+        return tune_figure(self.rows, self.metric, self.setting)
 
 
 def begun(tuned: Tuned, resume: bool, about: dict[str, Any]) -> dict[tuple[str, float], dict[str, Any]] | None:

@@ -13,7 +13,8 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.compute import evaluation
 from polyfed.runs.folder import RunFolder
-from polyfed.studies.tune import GRIDS, Watch, _Leg, tune
+from polyfed_tuning.grids import GRIDS
+from polyfed_tuning.tune import Watch, _Leg, tune
 
 GRID = [0.0, 2.0, 4.0, 7.0, 200.0]
 SETTINGS = {"local_steps": 5, "batch_size": None, "loss": "mse", "check_every": 10, "workers": 1}
@@ -198,7 +199,7 @@ def test_a_value_that_diverges_does_not_stop_separate_tuning():
     ],
 )
 def test_wrong_settings_are_refused_before_training(message, settings, monkeypatch):
-    monkeypatch.setattr("polyfed.studies.tune.fit", lambda *a, **k: pytest.fail("trained"))
+    monkeypatch.setattr("polyfed_tuning.tune.fit", lambda *a, **k: pytest.fail("trained"))
     algorithm = settings.pop("algorithm", None) if "algorithm" in settings else pf.FPFC(0.1)
     with pytest.raises(ConfigError, match=message):
         tune(model(), planted(), algorithm, **(SETTINGS | settings))

@@ -24,7 +24,9 @@ from polyfed.base.errors import ConfigError, Diverged
 from polyfed.base.settings import settings_of
 from polyfed.compute.split import Split
 from polyfed.core.algorithm import Contender
-from polyfed.data.federation import LEARNT, Federation
+from polyfed.data.federation import Federation
+from polyfed.data.validation import held_out
+from polyfed.face import Run
 from polyfed.metrics.metric import mean_of
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
@@ -33,18 +35,14 @@ from polyfed.runs.privacy import refuse_private
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
 from polyfed.runs.trainer import fit
-from polyfed.runs.training import Search, Training, training_of
+from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, Progress
-from polyfed.studies.grids import GRIDS, REGIMES, default_setting, methods_of
-from polyfed.studies.ladder import Ladder
-from polyfed.studies.tuned import LEGS, OVER, Tuned, begun, is_over, read_back, same_search, write
+from polyfed_tuning.grids import GRIDS, REGIMES, default_setting, methods_of
+from polyfed_tuning.ladder import Ladder
+from polyfed_tuning.search import Search
+from polyfed_tuning.tuned import LEGS, OVER, Tuned, begun, is_over, read_back, same_search, write
 
 Describe = Callable[[Contender], dict[str, Any]]
-VALIDATION = 0.2  # share of the training samples, where the federation holds out none
-LEAKED = (
-    "validation samples were held out after inputs had been scaled or filled in by them; "
-    "partition(validation_fraction=0.2) holds them out before"
-)
 
 
 class Watch:
@@ -162,15 +160,6 @@ def tune(
     return tuned
 
 
-def held_out(federation: Federation, seed: int) -> Federation:
-    """A federation with validation samples: its own, or `VALIDATION` of its training samples."""
-    if federation.validation is not None and len(federation.validation.x):
-        return federation
-    cut = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
-    leaked = any(key in cut.meta for key in LEARNT)  # the samples held out had a part in preparing the inputs
-    return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if leaked else cut
-
-
 class _Leg(NamedTuple):
     """A leg that was trained to its end, with the metric of each client, higher is better."""
 
@@ -283,7 +272,7 @@ class _Legs:
             self.watch.begin("final", tuned.best[tuned.setting], self.total, self.total)
             start = self.best.run
             more |= {"describe": describe and describe(start.algorithm)}
-            tuned.run = self.fit(federation, start.algorithm, self.search.train_on, start, **more)[0]
+            tuned.run = Run.of(self.fit(federation, start.algorithm, self.search.train_on, start, **more)[0])
             tuned.status = tuned.run.status
         if folder is not None and tuned.status == "finished":
             with contextlib.suppress(FileNotFoundError):

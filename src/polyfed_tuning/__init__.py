@@ -1,0 +1,1 @@
+"""One numeric setting of a method by validation data."""
