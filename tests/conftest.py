@@ -1,10 +1,10 @@
 """Shared by all tests: one seed and one intra-op thread, so that they say the same everywhere; where data files lie;
 the command line, called in this process: `cli(...)` gives the exit status and what was printed.
 
-`make test` leaves to `make test-long` what nightly.txt names, with the seconds that it takes: of a function with cases
-all but every STRIDE-th, and one without others whole, unless it is marked `daily`. `--all`, -k and names of tests run
-everything. `--fast` is what `make fast-test` runs: the first case of every function that slow.txt does not name.
-`--measure` writes both files anew. Nothing is believed because it passed before.
+`make test` leaves to `make test-long` some of what nightly.txt names, with the seconds that it takes: a function whose
+cases take ALONE seconds each, and of others all but every STRIDE-th case; what is marked `daily` stays. `--all`, -k and
+names of tests run everything. `--fast` is what `make fast-test` runs: the first case of every function that slow.txt
+does not name. `--measure` writes both files anew. Nothing is believed because it passed before.
 """
 
 import os
@@ -30,8 +30,9 @@ os.fsync = lambda handle: None  # tests kill processes, not machines: what was w
 TESTS = Path(__file__).parent
 SLOW, NIGHTLY = TESTS / "slow.txt", TESTS / "nightly.txt"
 LIMIT = 0.25  # seconds of a first case, from which slow.txt names its function
-DEAR, ALONE = 1.0, 2.0  # seconds of all cases together, or of one without others, from which nightly.txt does
-STRIDE = 12  # one case of so many is left to `make test` of a function in nightly.txt
+DEAR, ALONE = 1.0, 1.5  # seconds of a function from which nightly.txt names it, and of each case
+STRIDE = 12  # one case of so many stays
+PROMISES = {"sites": 4.0, "privacy": 4.0}  # seconds up to which all cases of these rooms stay
 
 
 def pytest_addoption(parser):
@@ -102,16 +103,20 @@ def by_function(items) -> dict[str, list]:
 
 
 @cache
-def nightly() -> set[str]:
-    return set(NIGHTLY.read_text().split()[1::2])
+def nightly() -> dict[str, float]:
+    words = NIGHTLY.read_text().split()
+    return dict(zip(words[1::2], map(float, words[::2]), strict=True))
 
 
 def daily(cases: list) -> list:
     """The cases of a function that `make test` runs: of rows, which share a method's runs, the same methods."""
-    if (name := function_of(cases[0].nodeid)) not in nightly() or cases[0].get_closest_marker("daily"):
+    name = function_of(cases[0].nodeid)
+    seconds = nightly().get(name, 0.0)
+    if seconds <= PROMISES.get(name.split("/")[1], DEAR):
         return cases
     shift = 0 if "[" in name else zlib.crc32(name.encode())
-    return cases[shift % min(STRIDE, len(cases)) :: STRIDE] if len(cases) > 1 else []
+    kept = cases[shift % min(STRIDE, len(cases)) :: STRIDE] if seconds <= ALONE * len(cases) else []
+    return kept + [case for case in cases if case.get_closest_marker("daily") and case not in kept]
 
 
 class Stopwatch:
@@ -127,7 +132,7 @@ class Stopwatch:
     def pytest_sessionfinish(self):
         slow = [n for n, of in self.cases.items() if next(iter(of.values())) > LIMIT]
         SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)))
-        dear = sorted((n, of.total()) for n, of in self.cases.items() if of.total() > (DEAR if len(of) > 1 else ALONE))
+        dear = sorted((n, of.total()) for n, of in self.cases.items() if of.total() > DEAR)
         NIGHTLY.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in dear))
 
 

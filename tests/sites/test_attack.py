@@ -38,7 +38,10 @@ def test_without_a_policy_every_attack_but_those_by_noise_reads(file, tmp_path):
     assert nothing <= {"one question twice", "sums with keys of the server's", *COHORTS}
 
 
-@pytest.mark.parametrize("policy", [Policy(), FREE], ids=["default", "no limit to joins"])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(Policy(), id="default", marks=pytest.mark.daily), pytest.param(FREE, id="no limit to joins")],
+)
 def test_the_default_policy_leaves_nothing(policy, file, tmp_path):
     found = read(file, policy, tmp_path / "default")
     assert not any(r.read for r in found.values())
