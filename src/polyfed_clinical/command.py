@@ -179,13 +179,15 @@ def tables(
     table.advice = "--missing complete leaves such rows out"
     if problems := table.problems():
         raise DataError(f"{folder}: {'; '.join(problems)}")
-    targets, labels = table.targets()
-    sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in zip(sheets, targets, strict=True)]
+    each = zip(sheets, table.targets(), strict=True)
+    sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in each]
     said = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
     said += "" if cox or given["target"] else " (the last column)"
     left = [n - len(sheet.lines) for n, sheet in zip(rows, sheets, strict=True)] if complete else None
     groups = None if cluster is None else [[*map(sheet.texts(cluster).key, sheet.columns[cluster])] for sheet in sheets]
-    return Read([sheet.name for sheet in sheets], sites, said + _references(table, labels), left, groups)
+    return Read(
+        [sheet.name for sheet in sheets], sites, said + _references(table, None if cox else table.labels), left, groups
+    )
 
 
 def _sheets(folder: Path, model: str, given: Mapping[str, str | None], asked: Mapping[str, Any]) -> list[Sheet]:

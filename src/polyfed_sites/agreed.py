@@ -14,7 +14,7 @@ from polyfed.base import plugins
 from polyfed.base.errors import PolyfedError, Refusal
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
-from polyfed.data.schema import Settled
+from polyfed.data.preparation import Settled
 from polyfed.models import default_for
 from polyfed.models.backbone import digest_of
 from polyfed.runs.build import make_model

@@ -12,9 +12,8 @@ import torch
 
 from polyfed.core.messages import Form, State
 from polyfed.data.moments import deviation, medians, total
-from polyfed.data.preparation import Preparation
+from polyfed.data.preparation import Preparation, Settled
 from polyfed.data.said import Csv
-from polyfed.data.schema import Settled, with_statistics
 from polyfed_sites import wire as m
 from polyfed_sites.asking import Asking
 from polyfed_sites.site import WAYS
@@ -98,4 +97,4 @@ def pooled(
     scale = deviation(mean, total(squares) / n)
     without = [k for k, name in enumerate(numbers) if name not in gaps]
     fill[without] = mean[without]  # new rows may have gaps where no file has one
-    return with_statistics(settled, fill, mean, scale), bill
+    return settled.with_statistics(fill, mean, scale), bill

@@ -30,9 +30,10 @@ from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.audit import Flag, flags, kept
 from polyfed.data.federation import Outline
+from polyfed.data.preparation import Settled
 from polyfed.data.prepare import uneven
 from polyfed.data.said import Csv, Npz
-from polyfed.data.schema import Settled, settle
+from polyfed.data.schema import settle
 from polyfed.data.tables import check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default

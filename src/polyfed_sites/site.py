@@ -33,10 +33,11 @@ from polyfed.core.messages import Form
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.federation import Outline, loss_for
-from polyfed.data.preparation import Preparation
+from polyfed.data.preparation import Preparation, Settled
+from polyfed.data.prepare import Cut
 from polyfed.data.readers import digest as file_digest
 from polyfed.data.said import Column, Csv, Dropped
-from polyfed.data.schema import Cut, File, Settled, settle
+from polyfed.data.schema import File, settle
 from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device
 from polyfed.metrics.scores import LOSS

@@ -35,8 +35,8 @@ from polyfed.base.part import LARGE, Count, Part, Strict
 from polyfed.base.settings import shown
 from polyfed.base.values import LONGEST, MOST
 from polyfed.core.messages import Form, State, form_of, size
+from polyfed.data.preparation import Settled
 from polyfed.data.said import DIMS, Csv, Npz
-from polyfed.data.schema import Settled
 
 FORMAT = 6  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most

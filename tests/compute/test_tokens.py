@@ -13,7 +13,8 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.compute.losses import tokens
-from polyfed.data.schema import Cut, File, settle
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
 from polyfed.runs.training import Training
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,8 @@ from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import csv_files
 from polyfed.data.csv_files import canonical, read, sheet_of, spelt
-from polyfed.data.schema import Cut, File, settle
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
 
 N = 12
 

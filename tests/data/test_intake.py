@@ -12,7 +12,8 @@ import torch
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
-from polyfed.data.schema import Cut, File, settle
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
 
 N = 12
 ROWS = np.random.default_rng(0).normal(size=(3, N, 2)).round(3)

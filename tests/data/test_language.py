@@ -10,7 +10,8 @@ import torch
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.data.schema import Cut, File
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File
 from polyfed.studies.predict import Predictor
 
 WORDS = ("pain", "fever", "none", "severe", "mild", "old")

@@ -12,7 +12,7 @@ from polyfed.base.arithmetic import formula
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data.preparation import Preparation
-from polyfed.data.schema import Cut
+from polyfed.data.prepare import Cut
 from polyfed.runs.numbers import clustered
 
 

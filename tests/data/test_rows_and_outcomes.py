@@ -10,7 +10,8 @@ import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.base.part import CHECK
-from polyfed.data.schema import Cut, File, settle
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
 
 
 def sites(sizes=(60, 80, 50), seed=0):

@@ -10,6 +10,7 @@ from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.data import schema
 from polyfed.data.csv_files import read
+from polyfed.data.prepare import Cut
 from polyfed.data.readers import digest
 from polyfed.studies.predict import Predictor, predicted
 
@@ -17,7 +18,7 @@ pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 NAMES = ("bern", "oslo")
 COLUMNS = '[columns]\nimage = "image"\ntarget = "label"\nlabels = ["dark", "light"]\nsize = 6\npixels = "half"\n'
 ASKED = Columns(image="image", target="label", labels=["dark", "light"], size=6)
-CUT = schema.Cut(0, 0.2, 0.0)
+CUT = Cut(0, 0.2, 0.0)
 
 
 def paint(place, labels=("dark", "light"), n=9):

@@ -10,7 +10,8 @@ import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.data.preparation import Preparation
-from polyfed.data.schema import Cut, File, settle
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
 
 
 def sites(seed=0):

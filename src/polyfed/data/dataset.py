@@ -161,23 +161,21 @@ class Dataset:
         dealt, everyone, kept = data._dealt(how, clients, seed, min_samples, without)
         names, notes = tuple(everyone[i] for i in kept), [*self.notes, *dealt.notes]
 
-        indices = {"train": dealt.indices}
-        if test in ("own", "merged"):
-            data._hold_out(indices, "test", names, test_fraction, seed, notes)
-        elif test in ("ratio", "ratio-floor"):
+        own = test in ("own", "merged")
+        cut = prepare.Cut(seed, test_fraction, fraction)
+        indices, uneven = cut.each(names, dealt.indices, own, times=data.times, whose=data.whose)
+        if test in ("ratio", "ratio-floor"):
             floor = test == "ratio-floor"
             indices["test"], short = self._by_ratio(dealt.indices, names, test_samples, seed, floor)
             notes += [short] if short else []
         elif test == "given":
             indices["test"] = [np.flatnonzero(self.test_groups == i) for i in kept]
-        else:
+        elif not own:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
             indices["test"] = how.assign(self._source(official=True), len(everyone), other, 1).among(kept).indices
-        if fraction:
-            data._hold_out(indices, "validation", names, fraction, seed, notes)
-        parts, prepared = data._prepared(indices, dealt, names, seed, official=test not in ("own", "merged"))
-        notes += [WEIGHTED] if self.weights is not None else []
-        said = f":{test_fraction:g}" if test in ("own", "merged") else f":{test_samples}" if "ratio" in test else ""
+        parts, prepared = data._prepared(indices, dealt, names, seed, official=not own)
+        notes += [*uneven, *([WEIGHTED] if self.weights is not None else [])]
+        said = f":{test_fraction:g}" if own else f":{test_samples}" if "ratio" in test else ""
         meta = {
             **self.meta, **prepared, "dataset": self.name, "options": dict(self.options), "partition": str(how),
             "seed": int(seed), "test": f"{test}{said}", "notes": notes,
@@ -275,18 +273,6 @@ class Dataset:
             groups = np.concatenate([self.groups, self.test_groups])
         x, y = np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
         return replace(self, x=x, y=y, x_test=None, y_test=None, groups=groups, test_groups=None, times=None)
-
-    def _hold_out(self, indices, part, names, fraction, seed, notes) -> None:
-        """Cut every client's training `indices` in two, the held-out ones as a part; what is uneven is noted."""
-        purpose = prepare.TEST if part == "test" else prepare.VALIDATION
-        whole, indices["train"], indices[part] = indices["train"], [], []
-        for index, name in zip(whole, names, strict=True):
-            times = None if self.times is None else self.times[index]
-            whose = None if self.whose is None else self.whose[index]
-            k, h = prepare.held_out(len(index), fraction, prepare.keyed(seed, purpose, name), times, whose)
-            indices["train"].append(index[k])
-            indices[part].append(index[h])
-        notes += prepare.uneven(names, [*map(len, whole)], [*map(len, indices[part])], fraction, part)
 
     def _by_ratio(self, indices, names, total, seed, floor=False) -> tuple[list[np.ndarray], str | None]:
         """Official test samples per client in the class ratio of its own samples, and a note if some got fewer."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -199,17 +200,14 @@ class Federation:
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
-        kept, held, said = prepare.held_of_each(self.names, self.train.counts, fraction, seed, prepare.VALIDATION)
-        meta = {**self.meta, "notes": [*self.notes, *said]}
+        cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
+        meta = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
-            old = meta["split_indices"]
-            meta["split_indices"] = {
-                "train": [t[k] for t, k in zip(old["train"], kept, strict=True)],
-                "validation": [t[h] for t, h in zip(old["train"], held, strict=True)],
-                "test": old["test"],
-            }
-        validation = replace(_rows(self.train, held), weight=None)
-        return replace(self, train=_rows(self.train, kept), validation=validation, meta=meta)
+            whole = np.concatenate(meta["split_indices"]["train"])
+            new = {part: [whole[at] for at in cut[part]] for part in ("train", "validation")}
+            meta["split_indices"] = {**meta["split_indices"], **new}
+        validation = replace(_rows(self.train, cut["validation"]), weight=None)
+        return replace(self, train=_rows(self.train, cut["train"]), validation=validation, meta=meta)
 
     # looking at it
 
@@ -373,12 +371,10 @@ class Federation:
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
-            kept, held, said = prepare.held_of_each(who, train_split.counts, test_fraction, seed, prepare.TEST)
-            meta["notes"] += said
-            cut = {"train": kept, "test": held}
-            starts = train_split.offsets[:-1]
-            base["split_indices"] = {k: [i + o for i, o in zip(of, starts, strict=True)] for k, of in cut.items()}
-            train_split, test_split = _rows(train_split, kept), replace(_rows(train_split, held), weight=None)
+            base["split_indices"], uneven = prepare.Cut(seed, test_fraction).each(who, _places(train_split))
+            meta["notes"] += uneven
+            kept, held = (_rows(train_split, base["split_indices"][part]) for part in ("train", "test"))
+            train_split, test_split = kept, replace(held, weight=None)
         found, clusters = splits.get("validation"), _clusters(clusters, n)
         federation = cls(train_split, test_split, who, found, classes, clusters, base | meta, tokens)
         if "validation" not in parts and validation_fraction:
@@ -927,10 +923,13 @@ def _split(
     return Split.of(out)
 
 
+def _places(split: Split) -> list[np.ndarray]:
+    return [np.arange(a, b) for a, b in pairwise(split.offsets)]
+
+
 def _rows(split: Split, rows: list[np.ndarray]) -> Split:
-    """Take only the rows at the given positions of every client."""
-    starts = split.offsets[:-1]
-    index = torch.from_numpy(np.concatenate([a + r for a, r in zip(starts, rows, strict=True)]).astype(np.int64))
+    """Only these rows, by client."""
+    index = torch.from_numpy(np.concatenate(rows))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
     weight = None if split.weight is None else split.weight[index]
     return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit, weight)

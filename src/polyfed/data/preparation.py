@@ -341,7 +341,40 @@ class Preparation:
         return self
 
 
-PREPARATION = TypeAdapter(Preparation)
+@dataclass(frozen=True)
+class Settled:
+    """Facts that all sites have in common."""
+
+    inputs: tuple[int, ...]  # shape of one
+    outputs: int
+    classes: int | None
+    integers: bool = False
+    numbered: tuple[int, ...] | None = None  # the labels that are classes 0, 1, ...
+    notes: tuple[str, ...] = ()
+    weighted: bool = False  # the weights of rows differ at some site
+    tokens: int | None = None  # as in `Federation`
+    preparation: Preparation | None = None  # of tables, without statistics unless they are everybody's
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
+        return plain | {"preparation": self.preparation and self.preparation.dump()}
+
+    @classmethod
+    def read(cls, dumped: Any) -> "Settled":
+        """Read back what `dump` returned. Raises DataError for anything else."""
+        return read_dump(SETTLED, dumped, "the server: what it settled")
+
+    def with_statistics(self, fill: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> "Settled":
+        """The same with all sites' statistics; of the target last, where it is scaled."""
+        assert self.preparation is not None
+        d = len(fill)
+        target = [float(shift[d]), float(scale[d])] if len(shift) > d else None
+        statistics = Statistics(fill.tolist(), shift[:d].tolist(), scale[:d].tolist(), target)
+        return replace(self, preparation=replace(self.preparation, sites={ALL: statistics}))
+
+
+PREPARATION, SETTLED = TypeAdapter(Preparation), TypeAdapter(Settled)
 
 
 def read_dump(kind: TypeAdapter[T], found: Any, what: str) -> T:

@@ -1,6 +1,7 @@
 """Held-out splits and scaling; nothing here looks at a test or validation sample to prepare a training one."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import SupportsInt
 
@@ -16,7 +17,7 @@ POOLED = (
     "sums to the others"
 )
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO, NOISE = 11, 12, 13, 14, 15, 16  # purposes of the draws
-PARTS = {TEST: "test", VALIDATION: "validation"}
+PURPOSES = {"test": TEST, "validation": VALIDATION}
 
 
 def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
@@ -82,14 +83,43 @@ def uneven(names: Sequence[str], rows: Sequence[int], held: Sequence[int], fract
     return [f"{CHECK}{asked} were to be held out, and are not: {few(wrong)}"] if wrong else []
 
 
-def held_of_each(
-    names: Sequence[str], counts: np.ndarray, fraction: float, seed: int, purpose: int
-) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
-    """`held_out` of every client with `counts: [n]` samples, drawn by its name; and what `uneven` says of it."""
-    pairs = (held_out(int(k), fraction, keyed(seed, purpose, name)) for name, k in zip(names, counts, strict=True))
-    kept, held = zip(*pairs, strict=True)
-    said = uneven(names, counts.tolist(), [*map(len, held)], fraction, PARTS[purpose])
-    return list(kept), list(held), said
+@dataclass(frozen=True)
+class Cut:
+    """Division of each client's rows in parts: draws keyed by its name, test rows first."""
+
+    seed: int
+    test: float = 0.0
+    validation: float = 0.0
+
+    def _steps(self, held: bool) -> list[tuple[str, float]]:
+        return [("test", self.test)] * held + [("validation", self.validation)] * (self.validation > 0)
+
+    def of(
+        self, n: int, name: str, held: bool = True, times: np.ndarray | None = None, whose: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """The rows of each part, of `n`, by `held_out`; test rows only if `held`."""
+        train, parts = np.arange(n), {"test": np.zeros(0, dtype=np.int64)}
+        for part, fraction in self._steps(held):
+            some = (None if of is None else of[train] for of in (times, whose))
+            kept, out = held_out(len(train), fraction, keyed(self.seed, PURPOSES[part], name), *some)
+            parts[part], train = train[out], train[kept]
+        return {"train": train} | {part: parts[part] for part in ("validation", "test") if part in parts}
+
+    def each(
+        self, names: Sequence[str], rows: Sequence[np.ndarray], held: bool = True, **known: np.ndarray | None
+    ) -> tuple[dict[str, list[np.ndarray]], list[str]]:
+        """Every client's `rows` by part, and notes by `uneven`; `known` has times and groups of all rows there are."""
+        cuts: list[dict[str, np.ndarray]] = []
+        for name, mine in zip(names, rows, strict=True):
+            some = {key: None if of is None else of[mine] for key, of in known.items()}
+            cuts.append({part: mine[at] for part, at in self.of(len(mine), name, held, **some).items()})
+        parts = {part: [cut[part] for cut in cuts] for part in cuts[0]}
+        counts, notes = np.array([*map(len, rows)]), list[str]()
+        for part, fraction in self._steps(held):
+            out = np.array([*map(len, parts[part])])
+            notes += uneven(names, counts.tolist(), out.tolist(), fraction, part)
+            counts = counts - out
+        return parts, notes
 
 
 def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:

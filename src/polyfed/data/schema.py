@@ -6,50 +6,26 @@ Sites say what must agree: columns, kinds, values of categories, labels, shapes 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns
 from polyfed.base.errors import DataError, closest
 from polyfed.base.part import Part
 from polyfed.compute.split import Split
-from polyfed.data import moments, prepare, readers
+from polyfed.data import moments, readers
 from polyfed.data.audit import described
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels, whole_labels
-from polyfed.data.preparation import ALL, Input, Preparation, Statistics, read_dump
+from polyfed.data.preparation import Input, Preparation, Settled, Statistics
+from polyfed.data.prepare import Cut
 from polyfed.data.raw import Text, raw_of
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
 from polyfed.data.tables import Table, text_ids, weights_of, whose_of
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Division of a site's rows: a draw keyed by its name. Files with a test set of their own keep it."""
-
-    seed: int
-    test: float
-    validation: float
-
-    def of(self, n: int, name: str, held: bool = True, whose: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The rows of each part, of `n`; test rows are held out if `held`, by the groups `whose`."""
-        train, test = np.arange(n), np.zeros(0, dtype=np.int64)
-        if held:
-            train, test = prepare.held_out(n, self.test, prepare.keyed(self.seed, prepare.TEST, name), None, whose)
-        if not self.validation:
-            return {"train": train, "test": test}
-        rng = prepare.keyed(self.seed, prepare.VALIDATION, name)
-        kept, held_out = prepare.held_out(
-            len(train), self.validation, rng, None, None if whose is None else whose[train]
-        )
-        return {"train": train[kept], "validation": train[held_out], "test": test}
 
 
 class File:
@@ -94,8 +70,6 @@ class File:
         """The parts of a language model's texts, which are divided before rows are made of them."""
         raw = raw_of(self.columns)
         assert isinstance(raw, Text)
-        if raw.column not in sheet.columns:
-            raise DataError(f"{sheet.where}: no column {raw.column!r}{closest(raw.column, sheet.columns)}", raw.column)
         blank = Preparation((), raw.column, standardise="none", raw=raw)
         return blank.of_texts(text_ids(sheet, raw), {key: [rows] for key, rows in self.rows.items()})
 
@@ -295,31 +269,6 @@ class File:
         return {"squares": np.concatenate([np.square(x - mean[:d]).sum(0), np.square(y - mean[d:]).sum(0)])}
 
 
-@dataclass(frozen=True)
-class Settled:
-    """Facts that all sites have in common."""
-
-    inputs: tuple[int, ...]  # shape of one
-    outputs: int
-    classes: int | None
-    integers: bool = False
-    numbered: tuple[int, ...] | None = None  # the labels that are classes 0, 1, ...
-    preparation: Preparation | None = None  # of tables, without statistics unless they are everybody's
-    notes: tuple[str, ...] = ()
-    weighted: bool = False  # the weights of rows differ at some site
-    tokens: int | None = None  # as in `Federation`
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        plain = {key: list(v) if isinstance(v := getattr(self, key), tuple) else v for key in KEYS}
-        return plain | {"preparation": None if self.preparation is None else self.preparation.dump()}
-
-    @classmethod
-    def read(cls, found: Any) -> "Settled":
-        """Read back what `dump` returned. Raises DataError for anything else."""
-        return read_dump(SETTLED, found, "the server: what it settled")
-
-
 def _check_folder(folder: Path, columns: Columns) -> None:
     """Raise DataError unless a site may say what it has to of a folder of images: no name of a folder or of a file."""
     if columns.image != IMAGE or columns.target != LABEL:
@@ -334,10 +283,6 @@ def _check_folder(folder: Path, columns: Columns) -> None:
         if file.parent.name not in columns.labels:
             known = f"{closest(file.parent.name, columns.labels)}, expected one of {', '.join(columns.labels)}"
             raise DataError(f"{file.parent}: found the label {file.parent.name!r}{known}", LABEL)
-
-
-SETTLED = TypeAdapter(Settled)
-KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted", "tokens")
 
 
 def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
@@ -390,22 +335,25 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     silent = _silent(table, parts)
     if problems := [*silent, *table.problems()]:
         raise DataError("; ".join(problems[:1] if silent else problems))
-    c, labels = found[table.outcome[-1]], table.labels
-    classes, numbered, notes = _classes(labels, c.values, c.whole, columns)
-    blank = table.preparation()
-    if labels is None and classes is not None:
-        labels = [str(v) for v in numbered or range(classes)]
-    inputs = [_trained(i, list(parts[i.name].values())) for i in blank.inputs]
-    raw = blank.raw and blank.raw.elsewhere()
-    prepared = dataclasses.replace(
-        blank, raw=raw, inputs=tuple(inputs), labels=None if labels is None else tuple(labels)
-    )
-    weighted = any(s.weighted for s in said.values())
-    return Settled(
-        prepared.shape, classes or prepared.tokens or 1, classes, isinstance(prepared.raw, Text), preparation=prepared,
-        notes=(*table.notes(prepared, classes), *notes, *([WEIGHTED] if weighted else [])), weighted=weighted,
-        tokens=prepared.tokens,
-    )  # fmt: skip
+    settled, _ = table.settled({"all sites": _values(table)})
+    prepared, weighted = settled.preparation, any(s.weighted for s in said.values())
+    assert prepared is not None
+    inputs = tuple(_trained(i, list(parts[i.name].values())) for i in prepared.inputs)
+    prepared = dataclasses.replace(prepared, raw=prepared.raw and prepared.raw.elsewhere(), inputs=inputs)
+    notes = (*settled.notes, *([WEIGHTED] if weighted else []))
+    known = {"inputs": prepared.shape, "numbered": None, "weighted": weighted}  # the labels are in the preparation
+    return dataclasses.replace(settled, **known, notes=notes, preparation=prepared)
+
+
+def _values(table: Table) -> np.ndarray:
+    """Each value of the target; of one that is a number any."""
+    c, task = table.found[table.outcome[-1]], table.columns.kind
+    if table.labels is not None:
+        return np.arange(len(table.labels))
+    if task == "regression" or not (c.whole or task in CLASSES):
+        return np.array([0.5])
+    y = np.array(sorted({float(v) for v in c.values}))
+    return y.astype(np.int64) if (y == np.round(y)).all() else y
 
 
 def _seen(c: Column, name: str, site: str) -> Seen:
@@ -445,32 +393,6 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
                 then = "name its values in a table categories in [columns], or drop it"
                 said.append(f"site {site!r}: column {name!r} holds texts that are {why} and are not sent; {then}")
     return said
-
-
-def _classes(
-    labels: Sequence[str] | None, values: Sequence[str], whole: bool, columns: Columns
-) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
-    """(classes or None, the labels that are numbered 0, 1, ..., notes), by the rules of `Federation.from_arrays`."""
-    task = _task(columns)
-    if task == NEXT:
-        return None, None, ()
-    if labels is not None:
-        y: Any = np.arange(len(labels))
-    elif task == "regression" or not (whole or task == "classification"):
-        return None, None, ()
-    else:
-        y = np.array(sorted({float(v) for v in values}))
-        y = y.astype(np.int64) if (y == np.round(y)).all() else y
-    return _counted(y, len(labels) if labels is not None else columns.classes, columns)
-
-
-def _counted(
-    y: Any, classes: int | None, columns: Columns
-) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
-    pair, task = (np.zeros((len(y), 1)), y), "binary" if columns.task == "binary" else _task(columns)
-    found = Federation.from_arrays([pair], names=["all sites"], classes=classes, test_fraction=0.0, task=task)
-    numbered = found.meta.get("labels")
-    return found.classes, None if numbered is None else tuple(numbered), tuple(found.notes)
 
 
 def _trained(column: Input, said: Sequence[Column]) -> Input:
@@ -519,20 +441,14 @@ def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
         if s.labels is None:
             then = "state the task in [columns]: classification or regression"
             raise DataError(f"site {name!r}: targets are more than {FEW} different integers; {then}")
-    seen = sorted({v for s in said.values() for v in s.labels or ()})
-    classes, numbered, notes = _counted(np.array(seen), columns.classes, columns)
+    y = np.array(sorted({v for s in said.values() for v in s.labels or ()}))
+    known = Federation.from_arrays(
+        [(np.zeros((len(y), 1)), y)], names=["all sites"], classes=columns.classes, test_fraction=0.0, task=columns.kind
+    )
+    classes, numbered = known.classes, known.meta.get("labels")
     assert classes is not None
-    return Settled(shape, classes, classes, one.integers, numbered, notes=notes)
+    return Settled(shape, classes, classes, one.integers, numbered and tuple(numbered), known.notes)
 
 
 def _task(columns: Columns) -> str:
     return "classification" if columns.task in CLASSES else columns.task
-
-
-def with_statistics(settled: Settled, fill: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> Settled:
-    """Return what is settled with all sites' statistics; of the target last, where it is scaled."""
-    assert settled.preparation is not None
-    d = len(fill)
-    target = [float(shift[d]), float(scale[d])] if len(shift) > d else None
-    statistics = Statistics(fill.tolist(), shift[:d].tolist(), scale[:d].tolist(), target)
-    return dataclasses.replace(settled, preparation=dataclasses.replace(settled.preparation, sites={ALL: statistics}))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from polyfed.data.audit import Flag, copied, doubled, flags, kept, parts_of, tel
 from polyfed.data.csv_files import FEW, USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import AIM, READERS, Federation, names_of
-from polyfed.data.preparation import Input, Preparation
+from polyfed.data.preparation import Input, Preparation, Settled
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
 
@@ -276,69 +277,65 @@ class Table:
             c.task == "survival", repairs=c.site, limits=tuple(c.limits), raw=raw_of(c),
         )  # fmt: skip
 
+    def settled(self, targets: Mapping[str, np.ndarray]) -> tuple[Settled, np.ndarray]:
+        """What clients with these targets [N] have in common, and the targets end to end, their classes numbered."""
+        blank, c = self.preparation(), self.columns
+        labels = None if c.task == "survival" else self.labels
+        if blank.tokens is not None:
+            settled = Settled(blank.shape, blank.tokens, None, True, tokens=blank.tokens, preparation=blank)
+            return replace(settled, notes=self.notes(blank, None)), np.zeros(0)
+        checked = Federation.from_arrays(
+            [(np.zeros((len(y), 1)), y) for y in targets.values()],
+            names=[*targets], classes=len(labels) if labels else c.classes, test_fraction=0.0, task=c.kind,
+        )  # fmt: skip
+        classes, numbered = checked.classes, checked.meta.get("labels")
+        if labels is None and classes is not None:
+            labels = [str(v) for v in numbered or range(classes)]
+        prepared = blank if labels is None else replace(blank, labels=tuple(labels))
+        settled = Settled(
+            prepared.shape, classes or 1, classes, isinstance(prepared.raw, Text), numbered and tuple(numbered),
+            (*self.notes(prepared, classes), *checked.notes), preparation=prepared,
+        )  # fmt: skip
+        return settled, checked.train.y.numpy()
+
     def dataset(self, single: bool) -> Dataset:
         """The data set; a `single` file is of no client in particular. Raises DataError for wrong targets."""
         blank, c = self.preparation(), self.columns
-        if isinstance(blank.raw, Text) and blank.raw.following:
-            return self._language(blank, blank.raw, single)
+        texts = [text_ids(s, blank.raw) for s in self.sheets] if isinstance(blank.raw, Text) and blank.tokens else None
         # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
-        codes = [blank.codes(sheet) for sheet in self.sheets]
-        ys, labels = self.targets()
+        codes = [*map(blank.codes, self.sheets)] if texts is None else [np.zeros((len(of), 1)) for of in texts]
         names = [sheet.name for sheet in self.sheets]
         if len(set(names)) < len(names):
             raise DataError(f"{self.where}: two files are called {next(n for n in names if names.count(n) > 1)!r}")
-        checked = Federation.from_arrays(
-            [(np.nan_to_num(x, nan=0.0), y) for x, y in zip(codes, ys, strict=True)],
-            names=names, classes=len(labels) if labels else c.classes, test_fraction=0.0, task=c.kind,
-        )  # fmt: skip
-        known, audit = checked.meta.get("labels"), kept(self.parts, self.audit) if self.audit else {}
-        if labels is None and checked.classes is not None:
-            labels = [str(v) for v in known or range(checked.classes)]
-        prepared = blank if labels is None else Preparation(**{**vars(blank), "labels": tuple(labels)})
+        settled, y = self.settled({} if texts else dict(zip(names, self.targets(), strict=True)))
+        meta: dict[str, Any] = {"columns": [i.name for i in blank.inputs] if c.raw is None else [c.raw]}
+        meta |= {} if settled.numbered is None else {"labels": [*settled.numbered]}
+        meta |= {"audit": flagged} if self.audit and (flagged := kept(self.parts, self.audit)) else {}
         return Dataset(
             name=Path(self.where).stem if single else Path(self.where).name,
             x=np.concatenate(codes),
-            y=checked.train.y.numpy(),
-            classes=checked.classes,
-            notes=(*self.notes(prepared, checked.classes), *checked.notes),
-            meta={"columns": [i.name for i in prepared.inputs] if c.raw is None else [c.raw]}
-            | {key: value for key, value in {"labels": known, "audit": audit}.items() if value},
+            y=y if texts is None else np.zeros(sum(map(len, texts))),
+            classes=settled.classes,
+            notes=settled.notes,
+            meta=meta,
             weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.sheets]),
-            groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
-            group_names=None if single else checked.names,
-            preparation=prepared,
+            groups=None if single else np.repeat(np.arange(len(codes)), [*map(len, codes)]),
+            group_names=None if single else names_of(names, len(names)),
+            preparation=settled.preparation,
             whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
+            texts=texts and [*chain.from_iterable(texts)],
+            tokens=settled.tokens,
         )
 
-    def _language(self, blank: Preparation, raw: Text, single: bool) -> Dataset:
-        """The data set of a language model, whose rows are made of texts once these are divided."""
-        texts = [text_ids(sheet, raw) for sheet in self.sheets]
-        names, counts, c = names_of([s.name for s in self.sheets], len(texts)), [*map(len, texts)], self.columns
-        return Dataset(
-            name=Path(self.where).stem if single else Path(self.where).name,
-            x=np.zeros((sum(counts), 1)),
-            y=np.zeros(sum(counts)),
-            notes=self.notes(blank, None),
-            meta={"columns": [raw.column]},
-            groups=None if single else np.repeat(np.arange(len(names)), counts),
-            group_names=None if single else names,
-            preparation=blank,
-            whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
-            texts=[ids for of in texts for ids in of],
-            tokens=raw.words,
-        )
-
-    def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
-        """The targets of every site, and the classes where they are texts."""
-        c, columns = self.found[self.outcome[-1]], self.columns
+    def targets(self) -> list[np.ndarray]:
+        """The targets of every site; of classes that are texts their positions."""
+        c, columns, labels = self.found[self.outcome[-1]], self.columns, self.labels
         if columns.task == "survival":
-            return [self._survival(sheet) for sheet in self.sheets], None
-        labels = self.labels
+            return [self._survival(sheet) for sheet in self.sheets]
         if labels is not None:
-            return [s.positions(c.name, labels) for s in self.sheets], labels
-        values = [s.numbers(c.name) for s in self.sheets]
+            return [s.positions(c.name, labels) for s in self.sheets]
         whole = c.whole and columns.task != "regression"
-        return [v.astype(np.int64) if whole else v for v in values], None
+        return [s.numbers(c.name).astype(np.int64 if whole else np.float64, copy=False) for s in self.sheets]
 
     def _survival(self, sheet: Sheet) -> np.ndarray:
         assert self.columns.time is not None
@@ -423,6 +420,8 @@ class Table:
 
 def text_ids(sheet: Sheet, raw: Text) -> list[np.ndarray]:
     """The ids of each of a site's texts. Raises DataError for a text of no token."""
+    if raw.column not in sheet.columns:
+        raise DataError(f"{sheet.where}: no column {raw.column!r}{closest(raw.column, sheet.columns)}", raw.column)
     return raw.ids(sheet.columns[raw.column], lambda k: sheet.at(k, raw.column))
 
 

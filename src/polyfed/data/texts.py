@@ -10,7 +10,7 @@ from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import DataError, closest
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation, names_of
-from polyfed.data.prepare import TEST, VALIDATION, check_fraction, held_out, keyed, uneven
+from polyfed.data.prepare import Cut, check_fraction
 from polyfed.data.raw import closed, encoder, following, words
 
 Array = np.ndarray
@@ -69,21 +69,19 @@ def from_texts(
     if not who:
         raise DataError("texts: found none, expected some for each client")
     encode = encoder(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    parts: list[list[tuple[Array, Array] | None]] = [[], [], []]
-    notes: list[str] = []
-    for name, given in zip(who, texts.values(), strict=True):
-        where = f"client {name!r}"
-        coded = _coded(_texts(given, column, where), encode, end, where)
-        kept, test = held_out(len(coded), test_fraction, keyed(seed, TEST, name))
-        less, validation = held_out(len(kept), validation_fraction, keyed(seed, VALIDATION, name))
-        for part, rows in zip(parts, (kept[less], test, kept[validation]), strict=True):
-            part.append(following([coded[k] for k in rows], length, pack) if len(rows) else None)
-        notes += uneven([name], [len(coded)], [len(test)], test_fraction, "test")
-        notes += uneven([name], [len(kept)], [len(validation)], validation_fraction, "validation")
-    train = [pair for pair in parts[0] if pair is not None]
+    each = [(given, f"client {name!r}") for name, given in zip(who, texts.values(), strict=True)]
+    coded = [_coded(_texts(given, column, where), encode, end, where) for given, where in each]
+    cut, notes = Cut(seed, test_fraction, validation_fraction).each(who, [np.arange(len(of)) for of in coded])
+
+    def part(name: str) -> list[tuple[Array, Array] | None]:
+        pairs = zip(coded, cut.get(name, [()] * len(who)), strict=True)
+        return [following([ids[k] for k in rows], length, pack) if len(rows) else None for ids, rows in pairs]
+
     known = words(tokenizer) if isinstance(tokenizer, str | Path) else None
     meta = {"length": length, "packed": pack, "notes": notes}
-    return Federation.from_arrays(train, parts[1], parts[2], who, known, meta=meta, task="tokens", integer_inputs=True)
+    return Federation.from_arrays(
+        part("train"), part("test"), part("validation"), who, known, meta=meta, task="tokens", integer_inputs=True
+    )
 
 
 def _texts(given: Any, column: str, where: str) -> list[str]:
