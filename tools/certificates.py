@@ -1,4 +1,5 @@
-"""Which tests certify which method, read from their marks `@certifies(Scaffold, by="the centralised optimum")`.
+"""Which tests certify which method, read from their marks `@certifies(Scaffold, by="the centralised optimum")`, which
+their rows may have too.
 
     python tools/certificates.py        write src/polyfed/certificates.json anew
 
@@ -19,7 +20,8 @@ def marked(root: Path) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for path in sorted((root / "tests").rglob("test_*.py")):
         for test in ast.parse(path.read_text()).body:
-            for mark in test.decorator_list if isinstance(test, ast.FunctionDef) else ():
+            decorators = test.decorator_list if isinstance(test, ast.FunctionDef) else ()
+            for mark in (node for decorator in decorators for node in ast.walk(decorator)):
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "certifies":
                     (by,) = (ast.literal_eval(k.value) for k in mark.keywords)
                     for method in mark.args:

@@ -41,14 +41,14 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/algorithms"
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
     "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
-        "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_scaffold.py",
+        "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_drift.py",
         "tests/algorithms/test_fedavg.py", "tests/algorithms/test_asynchronous.py",
     ]),
     "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/compute/test_solvers.py"]),
     "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/algorithms/test_admit.py"]),
 }  # fmt: skip
 KERNEL = "native/train"  # the file of mutate_native.py
-SOUND = "tests/algorithms/test_fedavg.py::test_fedprox_without_pull_is_fedavg"  # which passes where nothing is changed
+SOUND = "tests/algorithms/test_identities.py::test_a_lone_client_trains_alone"  # which passes where nothing is changed
 STAGES = ("certificates", "other certificates", "conformance")
 ENDS = (*STAGES, "timed out", "undecided", "equivalent", "survived")
 EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can tell; these are not run

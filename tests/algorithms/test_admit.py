@@ -7,7 +7,7 @@ import pytest
 import torch
 from problems import LeastSquares, centres, fit_points, pair_vectors
 from test_cfl import GROUPS, four
-from test_fpfc import fit_two_layers, softmax_model, two_layers
+from test_fpfc import fit_two_layers, softmax, two_layers
 from test_pacfl import fit, planted
 
 import polyfed as pf
@@ -221,7 +221,7 @@ def test_s1_newcomers_join_their_true_clusters():
     fed = pf.data.load("fpfc-s1", scale="small", seed=0).partition(seed=0)
     held, old = np.arange(4, 20, 5), np.setdiff1d(np.arange(20), np.arange(4, 20, 5))
     run = pf.fit(
-        softmax_model(), fed.reorder(old), pf.FPFC(0.1, lam=0.7), rounds=600, fraction=0.3, local_epochs=10,
+        softmax(0), fed.reorder(old), pf.FPFC(0.1, lam=0.7), rounds=600, fraction=0.3, local_epochs=10,
         batch_size=None, evaluate_every=0,
     )  # fmt: skip
     found = pf.admit(run, fed.reorder(held), 20)

@@ -88,20 +88,6 @@ def test_fedasyncs_local_problem_has_its_proximal_term():
     assert np.allclose(run.server["w"], 0.5 * w.mean(0), atol=1e-13)
 
 
-@certifies(pf.FedAsync, by="identity at alpha = 1")
-def test_fedasync_in_step_is_one_client_fedavg():
-    a = fit_points(centres(POINTS), pf.FedAsync(LR, alpha=1.0, mu=0.0), 12, 3, fraction=0.2)
-    b = fit_points(centres(POINTS), pf.FedAvg(LR), 12, 3, fraction=0.2)
-    assert torch.allclose(a.server["w"], b.server["w"], atol=1e-14)
-
-
-@certifies(pf.FedBuff, by="identity with a cohort per buffer")
-def test_fedbuff_in_step_is_fedavg():
-    a = fit_points(centres(POINTS), pf.FedBuff(LR, buffer=5), 12, 3)
-    b = fit_points(centres(POINTS), pf.FedAvg(LR, weighted=False), 12, 3)
-    assert torch.allclose(a.server["w"], b.server["w"], atol=1e-13)
-
-
 @certifies(pf.FedBuff, by="the recursion on quadratics")
 def test_fedbuff_by_hand():
     run = fit_points(centres(POINTS), pf.FedBuff(LR, buffer=3), 50, 3, schedule=Asynchronous(Delays("uniform", 1, 9)))

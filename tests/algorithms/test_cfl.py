@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares, centres, fit_points
+from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.cfl import bipartition
-from polyfed.base.errors import ConfigError
 from polyfed.core.schedule import Schedule
 
 
@@ -88,14 +87,6 @@ def test_four_planted_clusters_need_two_levels():
     assert np.allclose(run.personal, expected, atol=1e-9)
 
 
-def test_the_released_settings_find_them_too_and_not_before_round_20():
-    points = four()
-    method = pf.CFL(0.5, eps1=0.05, eps2=0.5, gamma_max=None, linkage="complete", min_size=3, first_round=20)
-    assert len(set(fit_points(centres(points), method, rounds=20, dim=3).clusters)) == 1
-    run = fit_points(centres(points), method, rounds=60, dim=3)
-    assert adjusted_rand_score(GROUPS, run.clusters) == 1
-
-
 def agreeing(seed=0):
     """Clients with unlike Hessians and sizes whose losses have one common minimiser."""
     rng = np.random.default_rng(seed)
@@ -114,12 +105,6 @@ def test_without_disagreement_it_is_fedavg(weighted):
         same = fit_points(agreeing(), pf.FedAvg(0.05, weighted=weighted), rounds=60, dim=5, local_steps=3)
         assert len(run.server["w"]) == 1
         assert torch.allclose(run.personal, same.personal, atol=1e-12)
-
-
-def test_disagreement_below_eps2_is_kept_together():
-    problem = LeastSquares(seed=3, clients=6, dim=5)
-    run = problem.fit(pf.CFL(0.05, eps2=1e6), rounds=20)
-    assert torch.allclose(run.personal, problem.fit(pf.FedAvg(0.05), rounds=20).personal, atol=1e-12)
 
 
 @certifies(pf.CFL, by="the bound, from both sides")
@@ -170,17 +155,3 @@ def test_who_is_absent_does_not_decide_a_split():
     run = fit_points(centres(points), pf.CFL(0.5, eps1=1.0, eps2=0.5, gamma_max=None), **settings)
     assert len(run.server["w"]) == 1
     assert np.allclose(run.personal[:3], points[:3], atol=0.01)
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("eps1", {"eps1": -1.0}),
-        ("gamma_max", {"gamma_max": 1.0}),
-        ("linkage", {"linkage": "ward"}),
-        ("min_size", {"min_size": 1}),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(key, settings):
-    with pytest.raises(ConfigError, match=f"algorithm.{key} of CFL"):
-        pf.CFL(**settings)

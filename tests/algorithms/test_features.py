@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from certify import certifies
-from problems import balanced, fit_labels, labelled, two_layers
+from problems import fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms.fedpac import mixtures
 from polyfed.algorithms.fedtgp import made
-from polyfed.base.errors import ModelError
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Distillation, log_shares
 from polyfed.core.messages import Round
@@ -85,15 +84,6 @@ def test_rounds_of_fedproto(pull, weighted):
         deployed = run.model(i)(x)
         assert torch.equal(deployed.argmax(1), gap.argmin(1))
         assert torch.allclose(deployed.softmax(1), (-gap).softmax(1), atol=1e-12)
-
-
-@certifies(pf.FedProto, pf.FedTGP, by="identity with Local without a pull, to the bit")
-@pytest.mark.parametrize("method", [pf.FedProto, pf.FedTGP])
-def test_without_a_pull_it_is_local(method):
-    alone = fit_labels(labelled(), pf.Local(LR)).personal
-    assert torch.equal(fit_labels(labelled(), method(LR, lam=0.0, deployed="head")).personal, alone)
-    with_it = fit_labels(labelled(), method(LR, deployed="head")).personal
-    assert (with_it - alone).abs().max() > 1e-3
 
 
 def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
@@ -172,14 +162,11 @@ def test_rounds_of_fedgh(deployed):
         assert torch.allclose(run.personal[i], flat(net), atol=1e-12)
 
 
-@certifies(pf.FedGH, by="identity with a client's own training where the server never steps and a round is the run")
 def test_a_head_that_is_never_trained_stays_the_start():
     run = fit_labels(labelled(), pf.FedGH(LR, server_steps=0, deployed="common"), 2)
     start = two_layers()[-1]
     assert torch.equal(run.server["weight"], start.weight)
     assert torch.equal(run.server["bias"], start.bias)
-    once = fit_labels(labelled(), pf.FedGH(LR), 1).personal
-    assert torch.equal(once, fit_labels(labelled(), pf.Local(LR), 1).personal)
 
 
 @certifies(pf.FedTGP, by="torch's SGD on the margin loss, through modules of an embedding and two linear layers")
@@ -253,14 +240,6 @@ def test_rounds_of_moon():
     assert torch.allclose(run.server["w"], flat(common), atol=1e-12)
 
 
-@certifies(pf.MOON, by="identity with FedAvg where both models are one")
-def test_two_equal_models_have_no_contrast():
-    """In the first round the client's last model is the one that it receives, whatever mu; mu = 0 is FedAvg."""
-    for rounds, mu in ((1, 5.0), (3, 0.0)):
-        found = fit_labels(labelled(), pf.MOON(LR, mu=mu), rounds).server["w"]
-        assert torch.allclose(found, fit_labels(labelled(), pf.FedAvg(LR), rounds).server["w"], atol=1e-12)
-
-
 # FedNTD
 
 
@@ -281,23 +260,6 @@ def test_rounds_of_fedntd():
             nets.append(net)
         common = averaged(nets)
     assert torch.allclose(run.server["w"], flat(common), atol=1e-12)
-
-
-@certifies(pf.FedNTD, by="identity with FedAvg: two classes, one step, or no distillation")
-def test_where_nothing_can_be_forgotten_it_is_fedavg():
-    two = balanced(classes=2)
-    for fed, outputs, method, steps in (
-        (two, 2, pf.FedNTD(LR), 4),
-        (labelled(), 3, pf.FedNTD(LR), 1),
-        (labelled(), 3, pf.FedNTD(LR, beta=0.0), 4),
-    ):
-        a, b = (
-            fit_labels(fed, m, model=two_layers(outputs=outputs), local_steps=steps).server["w"]
-            for m in (method, pf.FedAvg(LR))
-        )
-        assert torch.allclose(a, b, atol=1e-12)
-    unlike = fit_labels(labelled(), pf.FedNTD(LR), local_steps=4).server["w"]
-    assert (unlike - fit_labels(labelled(), pf.FedAvg(LR), local_steps=4).server["w"]).abs().max() > 1e-4
 
 
 # FedDBE
@@ -340,19 +302,6 @@ def test_rounds_of_feddbe(kappa, decay):
     assert run.ledger["exchanges"].sum() == (9 if kappa else 6)
 
 
-@certifies(pf.FedDBE, by="identity with FedAvg in the first step, from mu = 0, and its first mu in closed form")
-def test_the_first_step_is_fedavgs():
-    run = fit_labels(labelled(), pf.FedDBE(LR, kappa=0.0), 1, local_steps=1)
-    average = fit_labels(labelled(), pf.FedAvg(LR), 1, local_steps=1)
-    assert torch.allclose(run.server["w"], average.server["w"], atol=1e-12)
-    for i in range(3):
-        net, (x, y), mean = two_layers(), samples(i), average.model(i)
-        mu = -LR * (net(x).softmax(1) - F.one_hot(y, 3)).mean(0) @ net[-1].weight
-        assert torch.allclose(run.model(i)(x), mean(x) + mean[-1].weight @ mu, atol=1e-12)
-    longer = fit_labels(labelled(), pf.FedDBE(LR, kappa=0.0), 2, local_steps=4).server["w"]
-    assert (longer - fit_labels(labelled(), pf.FedAvg(LR), 2, local_steps=4).server["w"]).abs().max() > 1e-4
-
-
 # FedAS
 
 
@@ -389,28 +338,6 @@ def test_rounds_of_fedas(fisher):
         assert torch.allclose(run.personal[i], torch.where(body, flat(common), flat(own[i])), atol=1e-12)
 
 
-@certifies(pf.FedAS, by="identity with FedPer where traces are equal")
-def test_equal_clients_without_alignment_are_fedpers():
-    x, y = samples(0)
-    fed = pf.Federation.from_arrays([(x.numpy(), y.numpy())] * 3, test=[(x.numpy(), y.numpy())] * 3, classes=3)
-    a, b = (fit_labels(fed, m).personal for m in (pf.FedAS(LR, align_lr=0.0), pf.FedPer(LR)))
-    assert torch.allclose(a, b, atol=1e-12)
-
-
-@certifies(pf.FedAS, by="the trace of softmax regression in closed form")
-def test_the_trace_of_softmax_regression():
-    """|p - e_y|^2 (|x|^2 + 1), a mean over samples: not the square of the mean gradient."""
-    from polyfed.compute.batches import Batches, Work
-
-    fed, task = labelled(), pf.Task(nn.Linear(4, 3).double())
-    data = Batches(fed.train.to("cpu", torch.float64), np.arange(3), np.arange(3, dtype=np.uint64), Work(), 0, 0)
-    found = pf.FedAS()._fisher(task, task.w0.expand(3, -1), data)
-    for i in range(3):
-        x, y = samples(i)
-        gap = task.outputs(task.w0, x).softmax(1) - F.one_hot(y, 3)
-        assert torch.allclose(found[i], (gap.square().sum(1) * (x.square().sum(1) + 1)).mean(), atol=1e-12)
-
-
 # FedPAC
 
 
@@ -435,14 +362,6 @@ def test_mixtures_of_heads():
         assert (mine >= 0).all()
     far = mixtures(1e6 * torch.eye(5).double(), v, 1e-3)
     assert torch.allclose(far, torch.eye(5).double())
-
-
-@certifies(pf.FedPAC, by="identity with FedRep without pull and mixture")
-def test_own_heads_without_a_pull_are_fedreps():
-    """Where every client's own share is the largest, and the others are cut off."""
-    pac = pf.FedPAC(LR, head_lr=LR, lam=0.0, head_epochs=2, body_epochs=3, least=0.999)
-    a, b = (fit_labels(balanced(), m).personal for m in (pac, pf.FedRep(LR, head_epochs=2, body_epochs=3)))
-    assert torch.allclose(a, b, atol=1e-12)
 
 
 @certifies(pf.FedPAC, by="autograd on both phases, statistics of features in numpy")
@@ -481,16 +400,6 @@ def test_rounds_of_fedpac(distance):
     for i in range(3):
         common[-1] = heads[i]
         assert torch.allclose(run.personal[i], flat(common), atol=1e-10)
-
-
-@pytest.mark.parametrize("method", [pf.FedProto(), pf.MOON(), pf.FedNTD(), pf.FedDBE(), pf.FedAS(), pf.FedPAC()])
-def test_what_has_no_linear_end_is_refused(method):
-    for net, said in (
-        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), "its last layer is Tanh"),
-        (nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3, bias=False)), "expected a trained linear layer with a bias"),
-    ):
-        with pytest.raises(ModelError, match=said):
-            fit_labels(labelled(), method, model=net.double())
 
 
 @pytest.mark.parametrize("method", [pf.MOON(), pf.FedNTD(), pf.FedProto(), pf.FedPAC(), pf.FedDBE()])

@@ -17,11 +17,6 @@ THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
 EYE = torch.eye(3, dtype=torch.float64)
 
 
-def test_similarities_of_three_clients():
-    expected = torch.tensor([[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]], dtype=torch.float64)
-    assert torch.allclose(similarity(THREE), expected, atol=1e-15)
-
-
 @certifies(pf.FedACS, by="(4) digit for digit")
 @pytest.mark.parametrize(
     ("quantile", "rows"),
@@ -45,11 +40,6 @@ def test_without_a_threshold_all_clients_enter_but_not_with_fedamps_weights():
     assert torch.allclose(rows[1], torch.tensor([0.8, 1, 0.6], dtype=torch.float64) / 2.4, atol=1e-15)
     assert (amp > 0).all()
     assert (rows - amp).abs().max() > 0.05
-
-
-def test_mixed_models_of_three_clients():
-    expected = torch.tensor([[8.2 / 9, 2.4 / 9], [8 / 9, 3 / 9], [0, 1]], dtype=torch.float64)
-    assert torch.allclose(mixing(THREE, 0.25) @ THREE, expected, atol=1e-15)
 
 
 def test_negative_similarities_never_leave_the_hull():
@@ -86,22 +76,6 @@ def test_two_groups_of_five(quantile):
     # weights inside a group are cosines, all within 1e-3 of one here, so the mean is nearly the plain one
     limit = (c.mean(1, keepdims=True) + c) / 2
     assert np.allclose(run.personal.reshape(2, 5, 3), limit, atol=1e-3)
-
-
-def test_only_participants_change():
-    c = np.random.default_rng(1).normal(size=(8, 3)) + 3
-    run = fit_points(centres(c), pf.FedACS(0.5, pool="participants"), rounds=1, dim=3, fraction=0.5)
-    moved = (run.personal != 0).any(1).numpy()
-    assert moved.sum() == 4
-    assert set(np.flatnonzero(moved)) == set(run.ledger["client"])
-
-
-def test_a_pool_of_all_clients_mixes_in_absent_ones():
-    """With pool="all" a lone participant still meets the cached models of those seen before."""
-    c = np.full((6, 2), 2.0) + 0.01 * np.random.default_rng(0).normal(size=(6, 2))
-    alone = fit_points(centres(c), pf.FedACS(0.5, quantile=None, pool="participants"), rounds=6, dim=2, fraction=1 / 6)
-    pooled = fit_points(centres(c), pf.FedACS(0.5, quantile=None), rounds=6, dim=2, fraction=1 / 6)
-    assert not torch.allclose(alone.personal, pooled.personal)
 
 
 def exchange(ids, n, t=0):

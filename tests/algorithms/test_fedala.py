@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 from certify import certifies
 from problems import centres, fit_labels, fit_points, labelled
 
@@ -93,24 +92,6 @@ def test_a_contact_at_the_clients_own_model_does_not_spend_the_first_training():
     assert contacts == [2, 2]
     assert np.allclose(run.personal, w, atol=1e-12)
     assert np.allclose(private(run)["A"], A, atol=1e-12)
-
-
-@certifies(pf.FedALA, by="identity with FedAvg")
-def test_without_weights_it_is_fedavg():
-    common = [fit_labels(labelled(), m, rounds=4).server["w"] for m in (
-        pf.FedAvg(0.1), pf.FedALA(0.1, layers=""), pf.FedALA(0.1, eta=0.0), pf.FedALA(0.1)
-    )]  # fmt: skip
-    assert torch.equal(common[0], common[1])
-    assert torch.allclose(common[0], common[2], atol=1e-12)
-    assert (common[0] - common[3]).abs().max() > 1e-3
-
-
-def test_equal_clients_take_in_the_whole_common_model():
-    x, y = labelled().train.client(0)
-    fed = pf.Federation.from_arrays([(x, y)] * 3, test=[(x, y)] * 3)
-    run = fit_labels(fed, pf.FedALA(0.1), rounds=4)
-    assert (private(run)["A"] == 1).all()
-    assert torch.allclose(run.personal, fit_labels(fed, pf.FedAvg(0.1), rounds=4).personal, atol=1e-12)
 
 
 def test_the_head_is_a_layer_not_a_tensor():

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx, Local and Ditto against closed forms on quadratics, and against each other in their limits."""
+"""FedAvg, FedProx, FedAvg-FT, Local and Ditto against closed forms on quadratics and their algorithms in numpy."""
 
 import numpy as np
 import pytest
@@ -46,13 +46,6 @@ def test_drift_has_the_predicted_limit(problem, weighted):
     assert problem.error(run.server["w"]) > 1e-3
 
 
-@certifies(pf.FedProx, by="identity at mu = 0")
-def test_fedprox_without_pull_is_fedavg(problem):
-    a = problem.fit(pf.FedAvg(0.05), rounds=5)
-    b = problem.fit(pf.FedProx(0.05, mu=0.0), rounds=5)
-    assert torch.allclose(a.server["w"], b.server["w"], atol=1e-14)
-
-
 @certifies(pf.FedProx, by="closed form of the proximal step")
 def test_fedprox_solves_its_subproblem(problem):
     """With many steps each client returns argmin f_i + mu/2 ||w - x||^2 = (H_i + mu)^-1 (b_i + mu x)."""
@@ -73,33 +66,6 @@ def test_local_reaches_each_clients_own_solution(problem):
     assert np.allclose(run.personal, own, atol=1e-9)
 
 
-@certifies(pf.Local, by="an empty ledger")
-def test_local_sends_nothing(problem):
-    run = problem.fit(pf.Local(0.05), rounds=2)
-    assert run.ledger[["down_bytes", "up_bytes", "exchanges"]].to_numpy().sum() == 0
-
-
-@certifies(pf.Ditto, by="identity at lam = 0")
-def test_ditto_without_pull_is_local(problem):
-    settings = {"rounds": 4, "batch_size": 8, "steps": None, "local_epochs": 1}
-    settings.pop("steps")
-    ditto = pf.fit(
-        problem.model(), problem.federation, pf.Ditto(0.01, lam=0.0), loss="mse", evaluate_every=0, **settings
-    )
-    # the same batches: Ditto's personal solve draws its own stream, so compare on full batches
-    a = problem.fit(pf.Ditto(0.05, lam=0.0, personal_epochs=5), rounds=4, steps=1)
-    b = problem.fit(pf.Local(0.05), rounds=4, steps=5)
-    assert torch.allclose(a.personal, b.personal, atol=1e-13)
-    assert torch.isfinite(ditto.personal).all()
-
-
-@certifies(pf.Ditto, by="identity of the common model")
-def test_dittos_common_model_is_fedavg(problem):
-    a = problem.fit(pf.Ditto(0.05, lam=1.0), rounds=4)
-    b = problem.fit(pf.FedAvg(0.05), rounds=4)
-    assert torch.equal(a.server["w"], b.server["w"])
-
-
 @certifies(pf.Ditto, by="closed form")
 def test_dittos_personal_models_solve_their_problem(problem):
     """v_i -> argmin f_i(v) + lam/2 ||v - x||^2 = (H_i + lam)^-1 (b_i + lam x), x FedAvg's limit: the norm squared."""
@@ -108,3 +74,48 @@ def test_dittos_personal_models_solve_their_problem(problem):
     x = run.server["w"].numpy()
     expected = [np.linalg.solve(H + lam * eye, b + lam * x) for H, b in zip(problem.H, problem.b, strict=True)]
     assert np.allclose(run.personal, np.stack(expected), atol=1e-9)
+
+
+def personal_models(problem, lr, lam, rounds, steps, halves=False):
+    """Algorithm 1 in numpy, with the common model by FedAvg; or with the pull as a second step after the gradient's."""
+    share = np.array([len(y) for _, y in problem.data], dtype=float)
+    share /= share.sum()
+    x, v = np.zeros(problem.dim), np.zeros((problem.clients, problem.dim))
+    for _ in range(rounds):
+        w = np.stack([x] * problem.clients)
+        for i in range(problem.clients):
+            for _ in range(steps):
+                w[i] = w[i] - lr * problem.gradient(i, w[i])
+                if halves:
+                    v[i] = v[i] - lr * problem.gradient(i, v[i])
+                    v[i] = v[i] - lr * lam * (v[i] - x)
+                else:
+                    v[i] = v[i] - lr * (problem.gradient(i, v[i]) + lam * (v[i] - x))
+        x = share @ w
+    return v
+
+
+@certifies(pf.Ditto, by="Algorithm 1 in plain numpy")
+def test_the_gradient_and_the_pull_are_one_step():
+    """Two half-steps, the pull taken at the point behind the gradient's, are off by lr^2 lam grad f_i a step."""
+    problem, lr, lam = LeastSquares(seed=2, clients=5, dim=4), 0.05, 2.0
+    run = problem.fit(pf.Ditto(lr, lam=lam, personal_epochs=3), rounds=3, steps=3)
+    assert np.allclose(run.personal, personal_models(problem, lr, lam, 3, 3), atol=1e-12)
+    assert np.abs(run.personal.numpy() - personal_models(problem, lr, lam, 3, 3, halves=True)).max() > 1e-3
+
+
+@certifies(pf.FedAvgFT, by="closed form")
+def test_fine_tuning_is_gradient_descent_from_the_common_model(problem):
+    """w_i* + (I - lr H_i)^k (w - w_i*), with w the common model received in the last round."""
+    w = problem.fit(pf.FedAvg(0.02), rounds=2).server["w"].numpy()
+    run = problem.fit(pf.FedAvgFT(0.02, finetune_epochs=7, finetune_lr=0.05), rounds=3)
+    for i, (H, b) in enumerate(zip(problem.H, problem.b, strict=True)):
+        own = np.linalg.solve(H, b)
+        expected = own + np.linalg.matrix_power(np.eye(5) - 0.05 * H, 7) @ (w - own)
+        assert np.allclose(run.personal[i], expected, atol=1e-12)
+
+
+def test_long_fine_tuning_is_local(problem):
+    run = problem.fit(pf.FedAvgFT(0.02, finetune_epochs=800, finetune_lr=0.1), rounds=2)
+    own = [np.linalg.solve(H, b) for H, b in zip(problem.H, problem.b, strict=True)]
+    assert np.allclose(run.personal, np.stack(own), atol=1e-9)

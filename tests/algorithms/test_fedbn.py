@@ -35,19 +35,6 @@ def test_all_but_normalisation_is_averaged():
     assert len({tuple(w) for w in expected[:, Layout(start).mask("norm")].tolist()}) == 3
 
 
-@certifies(pf.FedBN, by="identity with FedAvg where all clients have the same samples")
-def test_of_equal_clients_it_is_fedavg():
-    x, y = labelled().train.client(0)
-    fed = pf.Federation.from_arrays([(x, y)] * 3, test=[(x, y)] * 3)
-    a, b = (fit_labels(fed, method, model=two_layers(norm=True)).personal for method in (pf.FedBN(0.1), pf.FedAvg(0.1)))
-    assert torch.allclose(a, b, atol=1e-13)
-
-
-def test_bytes_are_those_of_the_other_layers():
-    run = fit_labels(labelled(), pf.FedBN(0.1), model=two_layers(norm=True))
-    assert set(run.ledger["down_bytes"]) == set(run.ledger["up_bytes"]) == {8 * (run.personal.shape[1] - 10)}
-
-
 @pytest.mark.parametrize("norm", [nn.LayerNorm(5), nn.GroupNorm(1, 5, affine=False), nn.Identity()])
 def test_a_model_without_trained_normalisation_is_refused(norm):
     """It would be FedAvg under another name."""

@@ -104,17 +104,6 @@ def test_contraction_on_the_papers_problem(method, digits):
     assert rate == pytest.approx(digits, abs=5e-4)
 
 
-def test_fedcets_clients_meet_more_slowly_than_their_mean_converges():
-    """Differences x_i - mean x follow the other eigenvalues, a complex pair: y+ = 2 Re(l) y - |l|^2 y-, |l| = 0.938."""
-    step, parts = ROUNDS[method := next(iter(ROUNDS))]
-    pair = max(np.linalg.eigvals(iteration_matrix(step, EQUAL, parts)), key=lambda v: v.imag)
-    assert abs(pair) > (1 - 4 * PAPER) ** 2
-    x = course(method, rounds=40)
-    y = x - x.mean(1, keepdims=True)
-    assert np.allclose(y[2:], 2 * pair.real * y[1:-1] - abs(pair) ** 2 * y[:-2], atol=1e-11)
-    assert np.abs(y[0]).max() > 1e-2
-
-
 @certifies(pf.FedCET, by="its powers, in numpy")
 @pytest.mark.parametrize(("tau", "rounds"), [(2, 30), (5, 30), (10, 30), (10, 2)])
 def test_unlike_hessians_follow_the_iteration_matrix(tau, rounds):
@@ -184,14 +173,6 @@ def test_duals_sum_to_zero_and_become_the_gradients(converged):
     assert np.allclose(d, expected, atol=1e-6)
 
 
-def test_the_papers_step_is_safe_and_exact():
-    """The provable step is tiny and safe: the error keeps falling towards the optimum."""
-    problem = LeastSquares(seed=4, clients=4, dim=3, curvature=1.5)
-    algorithm = pf.FedCET(lr="paper", smoothness=problem.smoothness, convexity=problem.convexity)
-    short, long = (problem.error(problem.fit(algorithm, r, steps=2).personal) for r in (150, 450))
-    assert long < short / 2
-
-
 @certifies(pf.FedCET, by="the step search, literally")
 @pytest.mark.parametrize(("L", "mu", "tau"), [(4.0, 4.0, 2), (4.0, 1.0, 5), (10.0, 0.5, 3)])
 def test_the_search_of_algorithm_1(L, mu, tau):
@@ -207,13 +188,6 @@ def test_the_search_of_algorithm_1(L, mu, tau):
     while holds(a + h):
         a += h
     assert abs(paper_step(L, mu, tau) - a) <= 1.001 * h
-
-
-def test_the_papers_constants():
-    """a = 0.01465 and c = 0.4928 for L = mu = 4, tau = 2."""
-    a = paper_step(4.0, 4.0, 2)
-    assert a == pytest.approx(0.01465, abs=5e-6)
-    assert 4 / (2 * 4 * a + 8) == pytest.approx(0.4928, abs=5e-5)
 
 
 def heterogeneous(kind, seed):
@@ -364,15 +338,6 @@ def test_mini_batches_measure_curvature_on_one_batch():
     run = problem.fit(pf.FedCET(), rounds=200, batch_size=4)
     assert 0 < float(run.server["smoothness"].max()) <= 5 * bound
     assert run.findings["step"] >= 1 / (5 * bound)
-
-
-def test_with_equal_hessians_the_mean_is_gradient_descent():
-    """On the problem of Figure 1 sum_i d_i = 0 leaves (1 - 4 a)^tau for the mean's error, and FedAvg has the same."""
-    a = paper_step(4.0, 4.0, 2)
-    fedcet = errors(pf.FedCET(lr="paper", smoothness=4.0, convexity=4.0), rounds=30)
-    fedavg = errors(pf.FedAvg(lr=a, weighted=False), rounds=30)
-    for e in (fedcet, fedavg):
-        assert np.allclose(e[1:] / e[:-1], (1 - 4 * a) ** 2, rtol=1e-9)
 
 
 def test_one_vector_each_way():

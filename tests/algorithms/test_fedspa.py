@@ -8,7 +8,7 @@ from problems import LeastSquares, centres
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.bits import kth_largest, largest, pack, unpack
+from polyfed.algorithms._shared.bits import kth_largest, largest, unpack
 from polyfed.algorithms.fedspa import erdos_renyi_kernel
 from polyfed.compute.layout import Layout
 
@@ -35,15 +35,6 @@ def masks(run):
     return run.trained.engine.rows.gather(torch.arange(run.trained.n))["mask"]
 
 
-@certifies(pf.FedSpa, by="identity at density 1")
-@pytest.mark.parametrize("search", ["dst", "rsm"])
-def test_dense_masks_are_fedavg(problem, search):
-    settings = {"batch_size": 8, "fraction": 0.6}
-    a = fit(problem, pf.FedSpa(0.02, density=1.0, search=search), 5, **settings)
-    b = fit(problem, pf.FedAvg(0.02, weighted=False), 5, **settings)
-    assert torch.allclose(a.personal, b.personal, atol=1e-13)
-
-
 @certifies(pf.FedSpa, by="the rule's proportions and total")
 def test_densities_by_the_kernel_rule():
     """Densities proportional to (o + i + kh + kw) / (o i kh kw), at most one, and the total that was asked for."""
@@ -62,14 +53,6 @@ def test_densities_by_the_kernel_rule():
     assert np.ptp(scale) <= 1 / axes[~full].min()  # equal up to rounding to whole entries
     assert (kept <= sizes).all()
     assert kept.sum() + layout.p - sizes.sum() == pytest.approx(0.4 * layout.p, abs=1.5)
-
-
-def test_masks_survive_packing():
-    mask = torch.rand(3, 21, generator=torch.Generator().manual_seed(0)) < 0.5
-    packed = pack(mask)
-    assert packed.shape == (3, 3)
-    assert packed.dtype == torch.uint8
-    assert torch.equal(unpack(packed, 21), mask)
 
 
 @certifies(pf.FedSpa, by="Algorithm 1 entry by entry")

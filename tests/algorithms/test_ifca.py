@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares, Point, centres, fit_points
+from problems import Point, centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
@@ -78,73 +78,6 @@ def test_a_round_by_hand(averaging, weighted, k):
         assert (expected == start).all(1).any()
 
 
-@certifies(pf.HypCluster, by="identity at k = 1")
-@certifies(pf.IFCA, by="identity at k = 1, both kinds of averaging")
-def test_one_cluster_is_fedavg():
-    problem = LeastSquares(seed=3, clients=6, dim=5)
-    plain = problem.fit(pf.FedAvg(0.05, weighted=False), rounds=6).personal
-    assert torch.allclose(problem.fit(pf.IFCA(0.05, k=1), rounds=6).personal, plain, atol=1e-13)
-    weighted = problem.fit(pf.FedAvg(0.05), rounds=6).personal
-    assert torch.allclose(problem.fit(pf.HypCluster(0.05, k=1), rounds=6).personal, weighted, atol=1e-13)
-    descent = problem.fit(pf.FedAvg(0.05, weighted=False), rounds=6, steps=1).personal
-    gradient = problem.fit(pf.IFCA(0.05, k=1, averaging="gradient"), rounds=6, steps=7).personal
-    assert torch.allclose(gradient, descent, atol=1e-13)
-
-
-@certifies(pf.HypCluster, by="identity with IFCA")
-def test_hypcluster_is_weighted_ifca():
-    points, _ = two_groups(n=6)
-    fed = of_sizes(points, [1, 2, 3, 4, 5, 6])
-    a = fit_points(fed, pf.HypCluster(0.5, init_scale=1.0), rounds=5, dim=4)
-    b = fit_points(fed, pf.IFCA(0.5, init_scale=1.0, weighted=True), rounds=5, dim=4)
-    c = fit_points(fed, pf.IFCA(0.5, init_scale=1.0), rounds=5, dim=4)
-    assert torch.equal(a.server["w"], b.server["w"])
-    assert not torch.allclose(a.server["w"], c.server["w"], atol=1e-3)
-
-
-@certifies(pf.IFCA, by="misleading test data")
-def test_clusters_are_chosen_by_training_loss():
-    """Every client's test samples come from the other group: a choice by test loss would be wrong for all of them."""
-    points, group = two_groups()
-    train, other = centres(points).train, centres(np.roll(points, 1, axis=0)).train
-    fed = pf.Federation.from_arrays([train.client(i) for i in range(10)], test=[other.client(i) for i in range(10)])
-    run = fit_points(fed, pf.IFCA(1.0, init_scale=0.5), rounds=3, dim=4)
-    assert adjusted_rand_score(group, run.clusters) == 1
-    assert run.clients["train_loss"].max() < run.clients["test_loss"].min()
-
-
-@pytest.mark.parametrize("sizes", [[3] * 10, [1, 9, 2, 8, 3, 7, 4, 6, 5, 5]])
-def test_padding_does_not_enter_the_choice(sizes):
-    """Clients of unlike sizes in one call choose as they do alone."""
-    points, group = two_groups()
-    fed = of_sizes(points, sizes)
-    together = fit_points(fed, pf.IFCA(0.5, init_scale=0.5), rounds=3, dim=4, batch_size=8, local_steps=2, chunk=10)
-    alone = fit_points(fed, pf.IFCA(0.5, init_scale=0.5), rounds=3, dim=4, batch_size=8, local_steps=2, chunk=1)
-    assert adjusted_rand_score(group, together.clusters) == 1
-    assert torch.allclose(together.personal, alone.personal, atol=1e-12)
-
-
-def test_a_small_cluster_does_not_shrink():
-    """One client of ten in its cluster: the model is its own optimum, not a tenth of it."""
-    points = np.full((10, 3), 4.0)
-    points[7] = -6.0
-    run = fit_points(centres(points), pf.IFCA(1.0, init_scale=0.5, seed=1), rounds=3, dim=3)
-    assert run.clusters.tolist().count(run.clusters[7]) == 1
-    assert np.allclose(run.personal, points, atol=1e-12)
-
-
-def test_restarts_are_told_apart_by_training_loss():
-    """Four groups on a square: some starts fail; the one of least training loss has found them."""
-    group = np.arange(12) % 4
-    points = 5.0 * np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])[group]
-    fed = centres(points)
-    runs = [fit_points(fed, pf.IFCA(0.5, k=4, init_scale=3.0, seed=s), rounds=15, dim=2) for s in range(6)]
-    loss = [run.clients["train_loss"].mean() for run in runs]
-    found = [adjusted_rand_score(group, run.clusters) for run in runs]
-    assert found[int(np.argmin(loss))] == 1
-    assert min(found) < 1
-
-
 @certifies(pf.IFCA, by="the planted one, and numpy")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_start_nearest_to_the_clients_is_kept(weighted):
@@ -167,14 +100,6 @@ def test_the_start_nearest_to_the_clients_is_kept(weighted):
     assert (extra["down_bytes"] > 0).sum() == len(points)
 
 
-def test_bytes():
-    """k models and nothing else down; one model and a number of four bytes up."""
-    points, _ = two_groups()
-    frame = fit_points(centres(points), pf.IFCA(0.5, k=3, init_scale=1.0), rounds=2, dim=4).ledger
-    assert set(frame["down_bytes"]) == {3 * 4 * 8}
-    assert set(frame["up_bytes"]) == {4 * 8 + 4}
-
-
 def images():
     rng = np.random.default_rng(0)
     data = []
@@ -187,13 +112,6 @@ def images():
 def mlp():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).double()
-
-
-def test_with_every_layer_shared_it_is_fedavg():
-    settings = {"rounds": 3, "local_steps": 3, "batch_size": 10, "evaluate_every": 0}
-    a = pf.fit(mlp(), images(), pf.IFCA(0.1, k=3, shared_layers=("body", "head")), **settings)
-    b = pf.fit(mlp(), images(), pf.FedAvg(0.1, weighted=False), **settings)
-    assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
 @pytest.mark.parametrize("averaging", ["model", "gradient"])
@@ -241,17 +159,3 @@ def test_a_model_that_cannot_be_drawn_again_is_refused():
     with pytest.raises(ConfigError, match=r"init_scale.*Point"):
         starts(task, task.w0, 2, 0, None)
     assert starts(task, task.w0, 2, 0, 0.1).shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [("k", {"k": 0}), ("init_scale", {"init_scale": 0.0}), ("averaging", {"averaging": "median"})],
-)
-def test_settings_that_make_no_sense_are_refused(key, settings):
-    with pytest.raises(ConfigError, match=f"algorithm.{key} of IFCA"):
-        pf.IFCA(**settings)
-
-
-def test_an_unknown_shared_layer_is_refused():
-    with pytest.raises(ConfigError, match="shared_layers of IFCA: no layer 'tail'"):
-        pf.fit(mlp(), images(), pf.IFCA(shared_layers=("tail",)), rounds=1)

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import fit_labels, labelled, two_layers
-from torch import nn
+from problems import fit_labels, two_layers
 
 import polyfed as pf
-from polyfed.base.errors import ModelError
 from polyfed.models import build
 from polyfed.models.memory import Memory
 
@@ -103,12 +101,6 @@ def test_where_there_is_no_room_for_all_every_so_many_are_stored():
     assert stored.tolist() == all_of[::2].tolist()
 
 
-def test_the_memory_stays_with_its_client_and_is_not_billed():
-    run = fit_labels(labelled(), pf.KNNPer(0.1), model=remembering())
-    net = sum(q.numel() for q in two_layers().parameters())
-    assert set(run.ledger["down_bytes"]) == set(run.ledger["up_bytes"]) == {8 * net}
-
-
 def test_clients_whose_labels_contradict_each_other_are_answered_from_memory():
     rng = np.random.default_rng(0)
     x = [rng.normal(size=(60, 3)).astype(np.float32) for _ in range(2)]
@@ -118,12 +110,3 @@ def test_clients_whose_labels_contradict_each_other_are_answered_from_memory():
     common = pf.fit(build("mlp", (3,), 2, hidden=8), data, pf.FedAvg(0.1), rounds=2, evaluate_every=0)
     assert run.final["test"]["accuracy"].min() > 0.8
     assert common.final["test"]["accuracy"].mean() < 0.7
-
-
-def test_another_model_or_loss_is_refused():
-    with pytest.raises(ModelError, match="found no memory, expected one for knn-per to fill"):
-        fit_labels(labelled(), pf.KNNPer(0.1), model=two_layers())
-    with pytest.raises(ModelError, match="expects: it mixes probabilities of classes"):
-        fit_labels(labelled(), pf.KNNPer(0.1), model=remembering(), loss=lambda output, target: output.square().mean())
-    with pytest.raises(ModelError, match="ends in ReLU, expected Linear"):
-        Memory(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), 5)

@@ -226,21 +226,6 @@ def test_fedsa_shares_a_and_keeps_b():
         assert torch.allclose(run.model(i)[-1].weight, model[-1].weight, rtol=0, atol=1e-12)
 
 
-@certifies(pf.FedSALoRA, by="FedPer with A as the body")
-def test_fedsa_is_fedper_whose_body_is_a():
-    found, other = fit(pf.FedSALoRA(lr=0.3), rounds=3), fit(pf.FedPer(lr=0.3, head="0.B 2"), rounds=3)
-    assert torch.equal(found.personal, other.personal)
-    assert found.ledger["up_bytes"].tolist() == other.ledger["up_bytes"].tolist()
-
-
-def test_fedit_is_the_mean_of_all_clients_factors():
-    found, models = layer(fit(FEDIT, b=0.5).model(0)), alone(b=0.5)
-    p = torch.tensor([12, 9, 15]).double()[:, None, None] / 36
-    for part in ("A", "B"):
-        own = torch.stack([getattr(layer(m), part).detach() for m in models])
-        assert torch.allclose(getattr(found, part), (p * own).sum(0), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", EVERY, ids=lambda m: m.name)
 def test_a_layer_as_narrow_as_the_rank_is_no_special_case(method):
     """Layers [2, 2] and [2, 6] of rank 2: A and B are told by their names. Of equal clients all are local training."""
@@ -251,24 +236,6 @@ def test_a_layer_as_narrow_as_the_rank_is_no_special_case(method):
     settings = {"batch_size": None, "dtype": torch.float64, "adapter": f"lora:r={R},train={method.adapter}"}
     runs = [pf.fit(narrow, data, method, rounds=3, **settings) for data in (fed, one)]
     assert torch.allclose(*[deployed(run) for run in runs], rtol=0, atol=1e-12)
-
-
-HEAD = M * C + C
-SENT = {  # numbers up, and down in the first round
-    pf.FFALoRA(): (R * M + HEAD, R * M + HEAD),
-    pf.FedSALoRA(): (R * K, R * K),
-    pf.RoLoRA(): (R * M + HEAD, R * (M + K) + HEAD),
-    pf.FedExLoRA(): (R * (M + K) + HEAD, R * (M + K) + HEAD),
-    pf.FLoRA(): (R * (M + K) + HEAD, HEAD),
-}
-
-
-@certifies(pf.FFALoRA, pf.FedSALoRA, pf.RoLoRA, by="bytes by formula")
-@pytest.mark.parametrize(("method", "numbers"), SENT.items(), ids=lambda v: getattr(v, "name", ""))
-def test_bytes_are_those_of_the_formulas(method, numbers):
-    ledger = fit(method).ledger
-    assert set(ledger["up_bytes"]) == {8 * numbers[0]}
-    assert set(ledger["down_bytes"]) == {8 * numbers[1]}
 
 
 @certifies(pf.FLoRA, pf.FedExLoRA, by="bytes of the stack, while its factors are smaller")
@@ -302,17 +269,6 @@ def test_products_by_qr_are_the_dense_ones(shape):
     assert torch.allclose(V.norm(dim=1) ** 2, values, rtol=1e-12)
     assert len(V) == min(s * r, m, k)
     assert product(0 * B[0], A[0])[0].shape == (m, 0)
-
-
-def test_other_factors_of_the_same_updates_leave_exact_means_alone():
-    B, A = torch.randn(3, M, R).double(), torch.randn(3, R, K).double()
-    turn = torch.randn(3, R, R).double()
-    same = B @ turn, torch.linalg.solve(turn, A)
-    ones = torch.ones(3).double()
-    exact = [U @ V for U, V in (mean_of_products(B, A, ones), mean_of_products(*same, ones))]
-    assert torch.allclose(*exact, rtol=0, atol=1e-9)
-    fedit = [b.mean(0) @ a.mean(0) for b, a in ((B, A), same)]
-    assert not torch.allclose(*fedit, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("method", EVERY, ids=lambda m: m.name)

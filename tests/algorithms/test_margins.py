@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 from certify import certifies
-from problems import balanced, fit_labels, labelled, two_layers
+from problems import fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
-from polyfed.base.errors import ModelError
 from polyfed.compute.layout import Layout
 
 STEPS = 3
@@ -56,21 +55,6 @@ def test_a_round_of_fedlc(decay):
     assert torch.allclose(run.server["w"], share @ torch.stack(trained), atol=1e-12)
 
 
-@certifies(pf.FedLC, by="identity with FedAvg")
-@certifies(pf.FedRoD, by="identity with FedAvg")
-def test_margins_that_are_equal_change_nothing():
-    for fed, lc, rod in (
-        (balanced(), pf.FedLC(0.2), pf.FedRoD(0.2)),
-        (labelled(), pf.FedLC(0.2, tau=0.0), pf.FedRoD(0.2, gamma=0.0)),
-    ):
-        plain = fit_labels(fed, pf.FedAvg(0.2)).server["w"]
-        for method in (lc, rod):
-            assert torch.allclose(fit_labels(fed, method).server["w"], plain, atol=1e-12)
-    for method in (pf.FedLC(0.2), pf.FedRoD(0.2)):
-        unlike = fit_labels(labelled(), method).server["w"]
-        assert (unlike - fit_labels(labelled(), pf.FedAvg(0.2)).server["w"]).abs().max() > 1e-3
-
-
 @certifies(pf.FedRoD, by="autograd on both losses, the personal one stopped at the body and the generic head")
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_two_rounds_of_fedrod(decay):
@@ -103,35 +87,6 @@ def test_two_rounds_of_fedrod(decay):
     assert torch.allclose(run.server["w"], w, atol=1e-12)
     expected = torch.stack([torch.cat([w[:-18], w[-18:] + p]) for p in personal])
     assert torch.allclose(run.personal, expected, atol=1e-12)
-
-
-def test_without_a_step_the_personal_model_is_the_generic_one():
-    run = fit_labels(labelled(), pf.FedRoD(0.2, personal_lr=0.0))
-    assert torch.equal(run.personal, run.server["w"].expand(3, -1))
-
-
-@certifies(pf.FedRoD, by="the optimum of a head on frozen features")
-def test_on_a_frozen_body_the_personal_head_fills_up_the_generic_one():
-    """min CE(h(f) + p(f), y) + 0.1/2 ||p||^2 over p alone: its gradient vanishes."""
-    run = fit_labels(labelled(), pf.FedRoD(0.0, personal_lr=1.0), rounds=40, local_steps=10, weight_decay=0.1)
-    for i in range(3):
-        x, y = labelled().train.client(i)
-        f = two_layers()[:2](x.double()).detach()
-        head, h = run.personal[i, -18:].clone().requires_grad_(), run.trained.task.w0[-18:]
-        loss = nn.functional.cross_entropy(f @ head[:15].view(3, 5).T + head[15:], y) + 0.05 * (head - h).square().sum()
-        assert torch.autograd.grad(loss, head)[0].norm() < 1e-9
-
-
-@pytest.mark.parametrize("method", [pf.FedLC(0.1), pf.FedRoD(0.1)])
-def test_what_has_no_classes_or_no_linear_end_is_refused(method):
-    with pytest.raises(ModelError, match="its last layer is Tanh"):
-        fit_labels(labelled(), method, model=nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double())
-    with pytest.raises(ModelError, match=r"its last layer is Linear.*bias=False.*expected a trained linear layer"):
-        fit_labels(labelled(), method, model=nn.Linear(4, 3, bias=False).double())
-    data = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))]
-    fed = pf.Federation.from_arrays(data, test=data)
-    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
-        fit_labels(fed, method, model=nn.Linear(4, 1).double(), loss="mse")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares
 from scipy.linalg import subspace_angles
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.pacfl import orthonormal, principal_angles, signature
-from polyfed.base.errors import ConfigError
 
 
 def subspace(rng, d, r):
@@ -139,14 +137,6 @@ def test_average_linkage_counts_every_pair_once(linkage, threshold, clusters):
     assert adjusted_rand_score(clusters, run.clusters) == 1
 
 
-@certifies(pf.PACFL, by="identity at a large threshold")
-def test_one_cluster_is_fedavg():
-    problem = LeastSquares(seed=3, clients=6, dim=5)
-    run = problem.fit(pf.PACFL(0.05, threshold=90.0), rounds=5)
-    assert len(set(run.clusters)) == 1
-    assert torch.allclose(run.personal, problem.fit(pf.FedAvg(0.05), rounds=5).personal, atol=1e-12)
-
-
 @certifies(pf.PACFL, by="identity with FedAvg")
 def test_every_cluster_is_a_federation_of_its_own():
     """The models are those of FedAvg run on each group alone."""
@@ -172,36 +162,6 @@ def test_the_order_of_arrival_does_not_move_anyone():
         before = np.where(met, now, -1)
     assert run is not None
     assert adjusted_rand_score(fed.clusters[before >= 0], before[before >= 0]) == 1
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_a_signature_is_sent_once(fraction):
-    """basis vectors of the input's dimension per class, in a client's first round; then a model each way."""
-    fed = planted()
-    frame = fit(fed, pf.PACFL(basis=3), fraction=fraction, rounds=6).ledger
-    p, first = 8 * (20 * 2 + 2), ~frame.duplicated("client")
-    assert (frame["down_bytes"] == p).all()
-    assert (frame["up_bytes"] == p + first * 8 * 20 * 3 * 2).all()
-
-
-def test_padding_does_not_enter_a_signature():
-    fed = planted()
-    a, b = (fit(fed, pf.PACFL(), batch_size=None, chunk=c, rounds=1).server["angles"] for c in (1, 12))
-    assert torch.allclose(a, b, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("basis", {"basis": 0}),
-        ("threshold", {"threshold": -1.0}),
-        ("angle", {"angle": "largest"}),
-        ("linkage", {"linkage": "ward"}),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(key, settings):
-    with pytest.raises(ConfigError, match=f"algorithm.{key} of PACFL"):
-        pf.PACFL(**settings)
 
 
 def test_newcomers_that_join_and_that_found_a_cluster_come_together():

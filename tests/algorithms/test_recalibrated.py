@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares
 from scipy.optimize import minimize
 
 import polyfed as pf
 from polyfed.algorithms._shared.recalibration import fitted
-from polyfed.base.errors import ModelError
 
 CLASSES = 3
 
@@ -36,26 +34,6 @@ def outputs(run, i, common=None):
     x, y = run.federation.train.client(i)
     w = run.personal[i] if common is None else common
     return run.trained.task.outputs(w, x.double()), y
-
-
-@certifies(pf.Recalibrated, by="identity")
-@pytest.mark.parametrize("weighted", [True, False])
-def test_the_common_model_is_fedavg(federation, weighted):
-    a = train(federation, pf.Recalibrated(0.1, weighted=weighted))
-    b = train(federation, pf.FedAvg(0.1, weighted=weighted))
-    assert torch.equal(a.server["w"], b.server["w"])
-    columns = ["round", "client", "down_bytes", "up_bytes"]
-    assert a.ledger[columns].equals(b.ledger[columns])
-
-
-@certifies(pf.Recalibrated, by="closed form")
-@pytest.mark.parametrize("slope", [False, True])
-def test_mean_probabilities_are_the_shares_of_the_classes(federation, slope):
-    run = train(federation, pf.Recalibrated(0.3, slope=slope))
-    for i in range(3):
-        z, y = outputs(run, i)
-        share = torch.bincount(y).double() / len(y)
-        assert torch.allclose(z.softmax(1).mean(0), share, atol=1e-10)
 
 
 @certifies(pf.Recalibrated, by="an independent optimiser")
@@ -120,19 +98,6 @@ def test_the_best_line_of_numbers():
         assert np.allclose(found, a * z.numpy() + c, atol=1e-8)
 
 
-@certifies(pf.Recalibrated, by="identity")
-def test_ranks_stay_as_they_are(federation):
-    """An intercept per client leaves AUC as it is: of two classes, from the same common model."""
-    two = pf.Federation.from_arrays(
-        [(x.numpy(), (y > 0).long().numpy()) for x, y in map(federation.train.client, range(3))],
-        [(x.numpy(), (y > 0).long().numpy()) for x, y in map(federation.test.client, range(3))],
-    )
-    fedavg = train(two, pf.FedAvg(0.1), rounds=3, outputs=2, metrics="auc,brier").final["test"]
-    own = train(two, pf.Recalibrated(0.1), outputs=2, metrics="auc,brier").final["test"]
-    assert np.allclose(own["auc"], fedavg["auc"], atol=1e-12)
-    assert not np.allclose(own["brier"], fedavg["brier"], atol=1e-3)
-
-
 def test_a_class_that_a_client_has_not_seen_counts_as_half_a_sample():
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(n, 4)), y) for n, y in ((20, np.ones(20, int)), (30, np.arange(30) % 3))]
@@ -151,16 +116,6 @@ def test_a_model_that_ranks_backwards_gets_no_slope(federation):
     for i in range(3):
         z, y = outputs(run, i)
         assert torch.allclose(z.softmax(1), (torch.bincount(y) / len(y)).double().expand(len(y), -1), atol=1e-10)
-
-
-def test_what_has_no_intercept_is_refused_in_one_line(federation):
-    with pytest.raises(ModelError, match="recalibrated: the model's last layer has no bias"):
-        LeastSquares(seed=3, clients=2, dim=5).fit(pf.Recalibrated(0.02), rounds=1)
-    squashed = torch.nn.Sequential(torch.nn.Linear(4, CLASSES), torch.nn.Sigmoid())
-    with pytest.raises(ModelError, match="the outputs do not move with the bias of the model's last layer"):
-        pf.fit(squashed, federation, pf.Recalibrated(0.1), rounds=1)
-    with pytest.raises(ModelError, match="knows the losses cross-entropy and mse, found cross_entropy"):
-        train(federation, pf.Recalibrated(0.1), loss=torch.nn.functional.cross_entropy)
 
 
 @pytest.mark.parametrize("slope", [False, True])

@@ -1,4 +1,4 @@
-"""q-FedAvg, TERM and AFL: their equations in numpy, FedAvg at zero, and the minimax point."""
+"""FedNova, FedExP, q-FedAvg, TERM and AFL: how updates are averaged, by their equations in numpy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,70 @@ from problems import LeastSquares, centres, fit_points
 from scipy.optimize import brentq
 
 import polyfed as pf
-from polyfed.base.errors import ConfigError
+
+THREE = np.array([[0.0, 2.0], [1.0, -1.0], [4.0, 0.5]])
+
+
+STEPS = np.array([1, 6, 3])
+
+
+@certifies(pf.FedNova, by="the fixed point in closed form")
+def test_fixed_point_under_unequal_steps():
+    """For f_i = 1/2 ||w - c_i||^2 a move is (1 - (1 - lr)^tau_i) (c_i - x). As lr falls, FedNova's point is the
+    optimum, the mean of the c_i, and FedAvg's is weighted by tau_i."""
+    share, apart = 1 - (1 - 0.1) ** STEPS, []
+    for method, weight in ((pf.FedNova(0.1), share / STEPS), (pf.FedAvg(0.1), share)):
+        found = fit_points(centres(THREE), method, 100, 2, local_steps=STEPS.tolist()).server["w"].numpy()
+        assert np.allclose(found, weight @ THREE / weight.sum(), atol=1e-10)
+        apart.append(np.linalg.norm(found - THREE.mean(0)))
+    assert apart[0] < apart[1] / 2
+
+
+@certifies(pf.FedNova, by="sums of a geometric series in numpy")
+@pytest.mark.parametrize("effective", ["norm", "steps"])
+def test_a_round_with_the_proximal_term(effective):
+    lr, mu = 0.1, 2.0
+    run = fit_points(centres(THREE), pf.FedNova(lr, mu=mu, effective=effective), 1, 2, local_steps=STEPS.tolist())
+    moves, norms = np.zeros((3, 2)), np.zeros(3)
+    for i in range(3):
+        for _ in range(STEPS[i]):
+            moves[i] -= lr * ((moves[i] - THREE[i]) + mu * moves[i])
+            norms[i] = (1 - lr * mu) * norms[i] + 1
+    scale = norms.mean() if effective == "norm" else STEPS.mean()
+    assert np.allclose(run.server["w"], scale * (moves / norms[:, None]).mean(0), atol=1e-12)
+
+
+@certifies(pf.FedExP, by="closed form: m orthogonal moves of one length")
+def test_orthogonal_moves_are_stretched_by_half_their_number():
+    """m moves lr e_i have the mean (lr/m) sum e_i, and sum ||D_i||^2 / (2 m ||D||^2) = m / 2. Deployed is the mean of
+    the two common models, before and after."""
+    for m in (1, 2, 6):
+        for averaged in (True, False):
+            run = fit_points(centres(3 * np.eye(m)), pf.FedExP(0.5, eps=0.0, averaged=averaged), 1, m)
+            expected = max(1, m / 2) * np.full(m, 1.5 / m)
+            assert np.allclose(run.server["w"], expected, atol=1e-14)
+            assert np.allclose(run.personal, expected / 2 if averaged else expected, atol=1e-14)
+
+
+@certifies(pf.FedExP, by="its equations in numpy, both kinds of weights")
+def test_rounds_of_fedexp_by_hand():
+    problem, eps, lr = LeastSquares(seed=4, clients=5, dim=4), 0.01, 0.03
+    share = np.array([len(y) for _, y in problem.data], dtype=float)
+    for weighted in (False, True):
+        p = share / share.sum() if weighted else np.full(5, 0.2)
+        x = np.zeros(4)
+        for _ in range(4):
+            w = np.stack([x] * 5)
+            for i in range(5):
+                for _ in range(3):
+                    w[i] -= lr * problem.gradient(i, w[i])
+            D = w - x
+            mean = p @ D
+            step = max(1, (p @ (D**2).sum(1)) / (2 * (mean @ mean + eps)))
+            x = x + step * mean
+        run = problem.fit(pf.FedExP(lr, eps=eps, weighted=weighted), rounds=4, steps=3)
+        assert np.allclose(run.server["w"], x, atol=1e-12)
+
 
 POINTS = np.array([[0.0, 0.5], [0.3, 0.0], [4.0, -1.0], [1.0, 1.0]])
 
@@ -30,15 +93,6 @@ def test_rounds_by_hand(q):
         x = x - (F[:, None] ** q * L * dw).sum(0) / h.sum()
     run = fit_points(centres(POINTS), pf.QFedAvg(lr, q=q), 3, 2, local_steps=4)
     assert np.allclose(run.server["w"], x, atol=1e-12)
-
-
-@certifies(pf.QFedAvg, by="identity with FedAvg at zero")
-def test_without_fairness_it_is_fedavg():
-    problem = LeastSquares(seed=3, clients=6, dim=5)
-    plain, weighted = (problem.fit(pf.FedAvg(0.05, weighted=w), rounds=5).personal for w in (False, True))
-    for form, expected in (("q", plain), ("afl", plain), ("term", weighted)):
-        found = problem.fit(pf.QFedAvg(0.05, q=0.0, form=form), rounds=5).personal
-        assert torch.allclose(found, expected, atol=1e-12)
 
 
 @certifies(pf.QFedAvg, by="TERM and AFL in numpy and scipy")
@@ -75,24 +129,6 @@ def test_the_step_on_afls_weights_does_not_depend_on_the_cohorts_share():
         x = x - weight[cohort] @ dw[cohort] / mass
     assert np.allclose(run.server["w"], x, atol=1e-12)
     assert np.allclose(run.server["weight"] / 4, weight, atol=1e-12)
-
-
-@pytest.mark.parametrize("more", [{"optimizer": "adam"}, {"optimizer": "momentum"}, {"clip_norm": 1.0}])
-def test_steps_that_stand_for_no_gradient_are_refused(more):
-    with pytest.raises(ConfigError, match="q-fedavg"):
-        fit_points(centres(POINTS), pf.QFedAvg(0.1), 1, 2, **more)
-    for form in ("term", "afl"):
-        fit_points(centres(POINTS), pf.QFedAvg(0.1, form=form), 1, 2, **more)
-
-
-@certifies(pf.QFedAvg, by="the minimax point")
-def test_strong_tilt_ends_at_the_least_largest_loss():
-    """Of 0, 0.2 and 1 on a line the point 0.5 has the smallest largest loss; the mean is 0.4."""
-    points = np.array([[0.0], [0.2], [1.0]])
-    tilted = fit_points(centres(points), pf.QFedAvg(0.05, q=50.0, form="term"), 100, 1).server["w"]
-    powers = fit_points(centres(points), pf.QFedAvg(1.0, q=20.0), 150, 1).server["w"]
-    assert abs(float(tilted) - 0.5) < 0.01
-    assert abs(float(powers) - 0.5) < 0.02
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e3])
