@@ -210,9 +210,7 @@ def _check_columns(sheets: list[Sheet], outcome: list[str], columns: Sequence[st
         raise ConfigError(f"column {twice[0]!r}: found in two roles, expected one each")
     for sheet in sheets:
         for name in (*columns, *outcome, *([cluster] if cluster else ())):
-            if name not in sheet.columns:
-                known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
-                raise DataError(f"{sheet.where}: no column {name!r}{known}")
+            sheet.need(name)
 
 
 def _arrays(

@@ -24,6 +24,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import SEED, dataset
 from polyfed.data.raw import Images
 from polyfed.data.readers import inside
+from polyfed_papers.matlab import read_mat
 
 Part = tuple[np.ndarray, np.ndarray]  # inputs and labels
 Samples = Annotated[int, Limits(ge=1)] | None
@@ -255,7 +256,7 @@ FIVE = {  # of a source: axes that are samples, channels, height and width; of e
 
 def _mat(path: Path, *names: str) -> list[np.ndarray]:
     """Arrays of a MATLAB file, those in a cell by its name and place."""
-    read, found = readers.read_mat(path, [name.split()[0] for name in names]), list[np.ndarray]()
+    read, found = read_mat(path, [name.split()[0] for name in names]), list[np.ndarray]()
     for key, *at in (name.split() for name in names):
         array = read[key]
         if at and array.dtype == object and array.shape == (2, 2):

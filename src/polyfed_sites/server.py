@@ -418,17 +418,7 @@ def _outline(
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}
     mark = " ".join(f"{key}:{_short(value)}" for key, value in about.items())
-    return Outline.of(
-        names,
-        sizes,
-        settled.inputs,
-        settled.outputs,
-        settled.classes,
-        settled.integers,
-        meta=meta,
-        digest=mark,
-        tokens=settled.tokens,
-    )
+    return Outline.of(names, sizes, settled, meta=meta, digest=mark)
 
 
 def _settings(e: Experiment, federation: Outline) -> tuple[Experiment, Training]:

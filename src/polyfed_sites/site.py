@@ -530,7 +530,7 @@ class Site:
         """What uplinks pass through, by the site's own plan and ledger."""
         s, p, join, counts = head.settled, e.training.privacy, head.joined, data["train"].counts
         sizes = {key: split.counts.tolist() for key, split in data.items()}
-        own = Outline.of([self.name], sizes, s.inputs, s.outputs, s.classes, s.integers, tokens=s.tokens)
+        own = Outline.of([self.name], sizes, s)
         assert p is not None
         plan = planned(e.method, task, own, p, work, Uniform(), join.rounds, wanted, join.cohort)
         if not plan.guards:

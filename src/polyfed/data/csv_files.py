@@ -199,6 +199,16 @@ class Sheet:
         """A place in the file, as errors name it."""
         return f"{self.where}, line {self.lines[row]}, column {column!r}"
 
+    def lacks(self, column: str, role: str = "") -> str:
+        """The line that names a column which is not there."""
+        known = f"{closest(column, self.columns)}; it has {', '.join(self.columns)}"
+        return f"{self.where}: no column {column!r}{role}{known}"
+
+    def need(self, column: str, role: str = "") -> None:
+        """Raise DataError unless the column is there."""
+        if column not in self.columns:
+            raise DataError(self.lacks(column, role), column)
+
     @cached_property
     def comma(self) -> bool:
         """True where numbers are written 1,5: then 1.234 is no number, for it may be a thousand."""
@@ -279,9 +289,7 @@ def repaired(
     for name in dict.fromkeys((*repairs, *(n for n in limits if n in sheet.columns))):
         if name == ENCODING:
             continue
-        if name not in sheet.columns:
-            known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
-            raise DataError(f"{sheet.where}: no column {name!r}, which columns.site repairs{known}", name)
+        sheet.need(name, ", which columns.site repairs")
         found, repair = sheet.texts(name), repairs.get(name)
         texts = _mapped(sheet, name, repair, strict) if isinstance(repair, Mapping) else found.all
         if name in limits:

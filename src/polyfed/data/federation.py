@@ -20,6 +20,7 @@ from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 from polyfed.data.csv_files import WHOLE, canonical, in_order, matched, numbers_of, places
+from polyfed.data.preparation import Settled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -511,17 +512,13 @@ class Outline(Federation):
         cls,
         names: Sequence[str],
         counts: Mapping[str, Sequence[int]],
-        shape: Sequence[int],
-        outputs: int,
-        classes: int | None,
-        integers: bool = False,
+        s: Settled,
         **known: Any,
     ) -> "Outline":
-        """From numbers of samples [n] by split, the shape of an input, and outputs or classes."""
-        tokens = known.get("tokens")
-        split = {key: _hollow(each, shape, outputs, classes, integers, tokens) for key, each in counts.items()}
-        validation = split.get("validation")
-        return cls(split["train"], split["test"], tuple(names), validation, classes, **known)
+        """From numbers of samples [n] by split, and what is settled."""
+        split = {key: _hollow(each, s) for key, each in counts.items()}
+        train, test, validation = split["train"], split["test"], split.get("validation")
+        return cls(train, test, tuple(names), validation, s.classes, tokens=s.tokens, **known)
 
     def _labels(self) -> np.ndarray | None:
         return None if self.labels is None else np.array(self.labels)
@@ -532,21 +529,14 @@ def loss_for(classes: int | None, tokens: int | None) -> str:
     return "tokens" if tokens is not None else "mse" if classes is None else "cross-entropy"
 
 
-def _hollow(
-    counts: Sequence[int],
-    shape: Sequence[int],
-    outputs: int,
-    classes: int | None,
-    integers: bool,
-    tokens: int | None,
-) -> Split:
-    total = int(sum(counts))
-    x = torch.zeros(1, dtype=torch.int64 if integers else torch.float32).view([1] * (1 + len(shape)))
-    if tokens is not None:  # one for each number of a sample's last axis, as ids and mask are
+def _hollow(counts: Sequence[int], s: Settled) -> Split:
+    total, shape = int(sum(counts)), s.inputs
+    x = torch.zeros(1, dtype=torch.int64 if s.integers else torch.float32).view([1] * (1 + len(shape)))
+    if s.tokens is not None:  # one for each number of a sample's last axis, as ids and mask are
         y = torch.zeros(1, 1).long().expand(total, shape[-1])
     else:
-        y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
-        y = y[:, 0] if classes is None and outputs == 1 else y
+        y = torch.zeros(1, 1).expand(total, s.outputs) if s.classes is None else torch.arange(total) % s.classes
+        y = y[:, 0] if s.classes is None and s.outputs == 1 else y
     return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
@@ -893,16 +883,20 @@ def _labels(
         notes.append(f"integer targets are taken for labels of {highest} classes; task='regression' makes them numbers")
     for split, pairs in parts.items():
         for i, (x, y) in enumerate(pairs):
-            wrong = y[~torch.isin(y, torch.tensor(labels))] if labels else y[(y < 0) | (y >= highest)]
-            if len(wrong):
-                allowed = ", ".join(map(str, labels)) if labels else f"0 to {max(highest - 1, 0)}"
-                raise DataError(f"client {names[i]!r}, {split}: found label {int(wrong[0])}, expected {allowed}")
-            if labels:
-                pairs[i] = (x, torch.searchsorted(torch.tensor(labels), y))
+            pairs[i] = (x, numbered(y, labels, highest, f"client {names[i]!r}, {split}"))
     empty = [] if labels else sorted(set(range(highest)) - set(seen))
     if empty:
         notes.append(f"no training sample has label {few(empty)}, of {highest} classes")
     return highest, labels, notes
+
+
+def numbered(y: Tensor, labels: Sequence[int] | None, classes: int, where: str) -> Tensor:
+    """Labels as numbers of classes: 0, 1, ... for the `labels`, in order, where there are some."""
+    wrong = y[~torch.isin(y, torch.tensor(labels))] if labels else y[(y < 0) | (y >= classes)]
+    if len(wrong):
+        allowed = ", ".join(map(str, labels)) if labels else f"0 to {max(classes - 1, 0)}"
+        raise DataError(f"{where}: found label {int(wrong[0])}, expected {allowed}")
+    return torch.searchsorted(torch.tensor(labels), y) if labels else y
 
 
 def _split(

@@ -129,19 +129,13 @@ class Preparation:
         DataError names file, line and column of a cell that is no number, or a gap or unseen where these are refused.
         """
         if self.raw is not None:
-            name = self.raw.column
-            if name not in sheet.columns:
-                near = closest(name, sheet.columns)
-                raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
+            sheet.need(name := self.raw.column)
             found = self.raw.codes(sheet.columns[name], sheet.folder).reshape(len(sheet.lines), -1)
             return found if found.dtype.kind == "f" else found.astype(np.float64)
         return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
 
     def _coded(self, sheet: Sheet, column: Input) -> np.ndarray:
-        name = column.name
-        if name not in sheet.columns:
-            near = closest(name, sheet.columns)
-            raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
+        sheet.need(name := column.name)
         missing = sheet.missing(name, self.gaps)
         if column.values is None:
             found = sheet.numbers(name)
@@ -165,9 +159,7 @@ class Preparation:
 
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
         """Targets [N], int64 positions among the classes or float64 numbers, from the column `name`."""
-        name = name or self.target
-        if name not in sheet.columns:
-            raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}", name)
+        sheet.need(name := name or self.target)
         found = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
         wrong = np.isnan(found) if self.labels is None else found < 0
         if wrong.any():

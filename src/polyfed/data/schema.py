@@ -20,7 +20,7 @@ from polyfed.compute.split import Split
 from polyfed.data import moments, readers
 from polyfed.data.audit import described
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
-from polyfed.data.federation import WEIGHTED, Federation, pair_of, token_labels, whole_labels
+from polyfed.data.federation import WEIGHTED, Federation, numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import Input, Preparation, Settled, Statistics
 from polyfed.data.prepare import Cut
 from polyfed.data.raw import Text, raw_of
@@ -238,12 +238,7 @@ class File:
                 return token_labels(y, settled.tokens, f"client {self.name!r}")
             if settled.classes is None:
                 return y if y.is_floating_point() else y.float()
-            y = y.long().reshape(len(y))
-            labels = torch.tensor(settled.numbered or range(settled.classes))
-            at = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
-            if (wrong := labels[at] != y).any():
-                raise DataError(f"client {self.name!r}: found label {int(y[wrong][0])}, which is none of the classes")
-            return at
+            return numbered(y.long().reshape(len(y)), settled.numbered, settled.classes, f"client {self.name!r}")
 
         x, y = self.train[0], cast(self.train[1])
         found = {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}

@@ -51,10 +51,8 @@ def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Datas
 def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
     """A federation from one CSV file per client; the options are those of `Federation.from_files`."""
     who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
-    columns = _asked(target, task, options)
-    check_sites(columns, [path.stem for path in paths])
-    dataset = load_tables(paths, columns, single=False)
-    return replace(dataset, group_names=who).partition(**options)
+    columns = _asked(target, task, options, [path.stem for path in paths])
+    return replace(load_tables(paths, columns, single=False), group_names=who).partition(**options)
 
 
 READERS[".csv"] = from_csv
@@ -81,11 +79,10 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     Federation
         The federation, with its samples in memory.
     """
-    columns = _asked(target, task, options)
     who = names_of([*frames], len(frames))
     if not who:
         raise DataError("frames: found none, expected one for each client")
-    check_sites(columns, who)
+    columns = _asked(target, task, options, who)
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
         sheet = sheet_of(frame, f"client {name!r}", name, columns.drop, columns.image)
@@ -95,10 +92,12 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     return replace(data, name="frames", group_names=who).partition(**options)
 
 
-def _asked(target: str | None, task: str, options: dict[str, Any]) -> Columns:
-    """The table [columns]; its keys are taken out of the options."""
+def _asked(target: str | None, task: str, options: dict[str, Any], sites: Sequence[str]) -> Columns:
+    """The table [columns] for these sites; its keys are taken out of the options."""
     given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
-    return Columns(target=target, task=task, **given)  # pyright: ignore
+    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    check_sites(columns, sites)
+    return columns
 
 
 def check_sites(columns: Columns, names: Sequence[str]) -> None:
@@ -200,9 +199,7 @@ class Table:
         if task == NEXT and not c.lacking:  # a text of no token is found where it is read
             return
         if c.lacking:
-            for sheet in c.lacking:
-                known = f"{closest(c.name, sheet.columns)}; it has {', '.join(sheet.columns)}"
-                yield f"{sheet.where}: no column {c.name!r}, the target{known}"
+            yield from (sheet.lacks(c.name, ", the target") for sheet in c.lacking)
         elif c.gap:
             where, cell = c.gap
             said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
@@ -420,8 +417,7 @@ class Table:
 
 def text_ids(sheet: Sheet, raw: Text) -> list[np.ndarray]:
     """The ids of each of a site's texts. Raises DataError for a text of no token."""
-    if raw.column not in sheet.columns:
-        raise DataError(f"{sheet.where}: no column {raw.column!r}{closest(raw.column, sheet.columns)}", raw.column)
+    sheet.need(raw.column)
     return raw.ids(sheet.columns[raw.column], lambda k: sheet.at(k, raw.column))
 
 
@@ -436,8 +432,7 @@ def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
 
 def whose_of(sheet: Sheet, column: str) -> np.ndarray:
     """[N] the number of each row's group within its site, cells matched as labels are: 00001 and 1 are one group."""
-    if column not in sheet.columns:
-        raise DataError(f"{sheet.where}: no column {column!r}, the groups{closest(column, sheet.columns)}", column)
+    sheet.need(column, ", the groups")
     if (gone := sheet.missing(column)).any():
         raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
     found, known = sheet.texts(column), dict[str, int]()
@@ -451,9 +446,7 @@ def _odd(c: Column) -> str:
 
 def weights_of(sheet: Sheet, column: str) -> np.ndarray:
     """[N] the weights of a site's rows. Raises DataError for one that is no number of 0 or more."""
-    if column not in sheet.columns:
-        known = f"{closest(column, sheet.columns)}; it has {', '.join(sheet.columns)}"
-        raise DataError(f"{sheet.where}: no column {column!r}, the weights{known}", column)
+    sheet.need(column, ", the weights")
     found = sheet.numbers(column)
     if len(wrong := np.flatnonzero(~(found >= 0))):
         cell = sheet.columns[column][wrong[0]][:40]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.arguments import answer, checked
-from polyfed.base.errors import DataError, closest
+from polyfed.base.errors import DataError
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation, names_of
 from polyfed.data.prepare import Cut, check_fraction
@@ -88,10 +88,8 @@ def _texts(given: Any, column: str, where: str) -> list[str]:
     if isinstance(given, list | tuple):
         found: list[Any] = [*given]  # pyright: ignore[reportUnknownArgumentType]
     else:
-        columns = sheet_of(given, where).columns
-        if column not in columns:
-            raise DataError(f"{where}: no column {column!r}{closest(column, columns)}; it has {', '.join(columns)}")
-        found = [*columns[column]]
+        (sheet := sheet_of(given, where)).need(column)
+        found = [*sheet.columns[column]]
     odd = next((t for t in found if not isinstance(t, str)), None)
     if odd is not None or not found:
         what = "no texts" if odd is None else f"a {type(odd).__name__}"
