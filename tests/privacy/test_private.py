@@ -343,6 +343,17 @@ def test_a_clip_follows_a_quantile_of_what_sites_send_within_the_budget(noise, t
     assert run.status == "finished"
 
 
+@pytest.mark.parametrize("inputs", [3_000, 10**5])
+def test_noise_that_sites_share_is_added_to_models_of_any_size(inputs):
+    """One step of FedAvg is one, by rounding relative to numbers that grow with the model."""
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(2, inputs)), rng.normal(size=2)) for _ in SIZES]
+    fed = pf.Federation.from_arrays(sites, names=[*SIZES], test_fraction=0)
+    how = settings(1, PRIVATE | {"noise": "shared"}, dtype="float64")
+    trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=0.05), how)
+    assert planned(trainer).rate == pytest.approx(0.05, rel=1e-9)
+
+
 @pytest.mark.parametrize(("noise", "steps"), [("shared", 1), ("server", 1), ("own", 1), ("own", 3)])
 def test_what_is_booked_is_the_budget(noise, steps, tmp_path):
     """A row that is used in three steps of a round is three releases of one entry."""

@@ -49,7 +49,10 @@ def swapped(folder):
     return folder
 
 
-@pytest.mark.parametrize("change", VERSIONS.values(), ids=VERSIONS)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(made, id=name, marks=pytest.mark.daily if "new" in name else ()) for name, made in VERSIONS.items()],
+)
 def test_no_version_of_a_file_has_a_new_budget_for_its_old_rows(change, tmp_path):
     policy, data = Policy(epsilon=1.0), written(tmp_path / "data")
     assert run(tmp_path / "run", data, policy, private(epsilon=1.0))[2] == ""
