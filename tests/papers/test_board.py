@@ -75,25 +75,10 @@ def counted(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedavg",
-        "ditto",
-        "fedrep",
-        "fedala",
-        "fedpac",
-        "apfl",
-        "fedem",
-        "fedrc",
-        "fedrod",
-        "pfedme",
-        "per-fedavg",
-        "fedlin",
-        "fedtrack",
-        "fedspa",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "fedavg", "ditto", "fedrep", "fedala", "fedpac", "apfl", "fedem", "fedrc", "fedrod", "pfedme", "per-fedavg",
+    "fedlin", "fedtrack", "fedspa",
+])  # fmt: skip
 def test_gradients_are_counted(name, counted):
     """Between one round and three, so that what a rehearsal takes is left out; a chunk of one waits for nobody."""
     data, kind = load("digits", flat=True).partition("iid", 4, seed=0), "mixture" if name in PARTS else "mlp"
@@ -169,6 +154,10 @@ def test_all_methods_are_there_or_left_out_by_name(tmp_path):
     assert not set(contenders(Bench(tmp_path))) & set(APART)
     assert set(SECOND) <= ours
     assert len(FULL) == 10
+    assert boards.worst_decile([0.5, 0.9, 0.1]) == 0.1, "a mean of whole clients"
+    assert boards.worst_decile([k / 20 for k in range(20)]) == pytest.approx(0.025)
+    fpfc = REGISTRY.find("fpfc")
+    assert made(fpfc, start(fpfc)).shared_layers == "body", "as in its paper"
 
 
 def test_a_row_beside_a_method_is_that_method_by_other_settings_and_asks_the_others_for_nothing(tmp_path, monkeypatch):
@@ -213,11 +202,6 @@ def test_settings_are_chosen_by_the_mean_of_three_draws(monkeypatch, tmp_path):
     assert not counted & set(asked)
 
 
-def test_fpfc_fuses_the_last_layer_on_the_boards_as_in_its_paper():
-    cls = REGISTRY.find("fpfc")
-    assert made(cls, start(cls)).shared_layers == "body"
-
-
 def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypatch):
     """A method of wide spread is in every first group, and stands where its mean puts it."""
     rng = np.random.default_rng(0)
@@ -234,11 +218,6 @@ def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypat
     shown = next(cell.values for cell in table.rows[0] if "over_local" in cell.values)
     expected = (gaps.mean() - half, gaps.mean() + half)
     assert (shown["over_local_low"], shown["over_local_high"]) == pytest.approx(expected)
-
-
-def test_the_worst_tenth_is_a_mean_of_whole_clients():
-    assert boards.worst_decile([0.5, 0.9, 0.1]) == 0.1
-    assert boards.worst_decile([k / 20 for k in range(20)]) == pytest.approx(0.025)
 
 
 def test_a_cell_has_one_digest_and_a_new_method_joins_by_one_file(tmp_path):

@@ -20,22 +20,8 @@ from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
 from polyfed_papers.fpfc.sensitivity import Uneven
-from polyfed_papers.recipes import Bench, find
+from polyfed_papers.recipes import Bench
 from polyfed_papers.recipes.recipe import grouping_of, joined
-
-NUMBERS = [f"fpfc/{kind}" for kind in (
-    "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",
-    "figure-e3", "figure-e4", "figure-e5", "figure-e6", "table1", "table2", "table3", "table-e1", "table-e2",
-    "table-e3", "table-e4",
-)]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_every_figure_and_table_has_its_number(name):
-    kind, number = name.removeprefix("fpfc/").split("figure" if "figure" in name else "table")
-    shown = number.removeprefix("-").upper().replace("E", "E.")
-    assert shown in find(name).title
-    assert not kind
 
 
 def problem(fpfc, model=None, federation=None, **work):
@@ -43,17 +29,14 @@ def problem(fpfc, model=None, federation=None, **work):
 
 
 def test_the_nine_methods():
-    """Eight lines where one layer makes LG-FedAvg FedAvg; all share the step size."""
+    """Eight lines where one layer makes LG-FedAvg FedAvg; all share the step size. Every printed table has nine
+    accuracies and five pairs of clusters and ARI."""
     one = problem(FPFC(0.2))
     shared = nine(replace(one, fpfc=FPFC(0.2, shared_layers="body")))
     assert tuple(shared) == METHODS
     assert set(METHODS) - set(nine(one)) == {"LG-FedAvg"}
     assert {m.lr for m in shared.values()} == {0.2}
     assert shared["FPFC-l1"].penalty == "l1"
-
-
-def test_what_is_printed_is_whole():
-    """Nine accuracies and five pairs of clusters and ARI for every table."""
     assert all(len(row) == len(METHODS) for row in table1.PRINTED.values())
     assert all(len(row) == len(table1.GROUPERS) for row in table1.GROUPS.values())
 

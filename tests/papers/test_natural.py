@@ -36,25 +36,21 @@ def test_hars_zip_is_read_as_it_is_and_its_checksum_compared(tmp_path, monkeypat
     assert not any("differs" in note for note in load("har", tmp_path).notes)
 
 
-def test_what_is_wrong_with_har_is_named(tmp_path, refused):
+LABELS, ROWS = "train/y_train.txt", "train/X_train.txt"
+
+
+@pytest.mark.parametrize(("file", "text", "words"), [
+    (LABELS, "1\n7\n2\n", ["labels from 1 to 7", "1 to 6"]), (LABELS, "1\n2\n", ["train", "[3, 2, 3] lines"]),
+    (LABELS, "1\n2 3\n4\n", [LABELS, "cannot be read"]), (ROWS, "1 2 3\n", [ROWS, "[1, 3]", "561 a line"]),
+    (ROWS, None, [ROWS, "No such file"]),
+])  # fmt: skip
+def test_what_is_wrong_with_har_is_named(file, text, words, tmp_path, refused):
     folder = har(tmp_path)
-    (folder / "train/y_train.txt").write_text("1\n7\n2\n")
-    with refused(folder, "labels from 1 to 7", "1 to 6"):
-        load("har", tmp_path)
-    (folder / "train/y_train.txt").write_text("1\n2\n")
-    with refused("train", "[3, 2, 3] lines"):
-        load("har", tmp_path)
-    (folder / "train/y_train.txt").write_text("1\n2 3\n4\n")
-    with refused(folder, "train/y_train.txt", "cannot be read"):
-        load("har", tmp_path)
-    (folder / "train/X_train.txt").write_text("1 2 3\n")
-    with refused("train/X_train.txt", "[1, 3]", "561 a line"):
-        load("har", tmp_path)
-    (folder / "train/X_train.txt").unlink()
-    with refused("train/X_train.txt", "No such file"):
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
+    with refused(folder, *words):
         load("har", tmp_path)
     path = tmp_path / "UCI HAR Dataset.zip"
-    zipped(har(tmp_path), path)
+    zipped(folder, path)
     path.write_bytes(path.read_bytes()[:-40])
     with refused(path, "not a zip"):
         load("har", tmp_path)
@@ -128,34 +124,33 @@ def test_the_last_samples_of_a_role_are_held_out(tmp_path):
     assert fed.test.y.tolist() == [8, 9]
 
 
-def test_what_is_wrong_with_leafs_files_is_named(tmp_path, refused):
+def grey(value, pixels=784):
+    return {"f0": ([[value] * pixels], [1])}
+
+
+LEAF = [  # users, a change of the file's text, and what is said of it
+    ({"f0": written(1, 62)}, str, ["'f0'", "labels from 0 to 61"]), (grey(0.5, 783), str, ["'f0'", "784 pixels"]),
+    (grey(255.0), str, ["'f0'", "from 0 to 1"]),
+    (grey(0.5), lambda t: t.replace('"num_samples": [1]', '"num_samples": [2]'), ["'f0'", "num_samples says 2"]),
+    (grey(0.5), lambda t: t.replace('"user_data": {"f0"', '"user_data": {"f1"'), ["user 'f0'", "KeyError"]),
+    (grey(0.5), lambda t: t[: len(t) // 2], ["expected JSON with LEAF's users"]),
+    (grey(0.5), lambda t: "[1, 2]", ["expected JSON with LEAF's users"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("users", "change", "words"), LEAF)
+def test_what_is_wrong_with_a_file_of_leaf_is_named(users, change, words, tmp_path, refused):
+    path = leaf(tmp_path / "femnist/data/all_data/all_data_0.json", users)
+    path.write_text(change(path.read_text()))
+    with refused(path, *words):
+        load("femnist", tmp_path)
+
+
+def test_what_is_wrong_with_leafs_folders_is_named(tmp_path, refused):
     with refused("femnist", "all_data_*.json", tmp_path, "preprocess.sh"):
         load("femnist", tmp_path)
-    path = leaf(tmp_path / "femnist/data/all_data/all_data_0.json", {"f0": written(1, 62)})
-    with refused(path, "'f0'", "labels from 0 to 61"):
-        load("femnist", tmp_path)
-    leaf(path, {"f0": ([[0.5] * 783], [1])})
-    with refused(path, "'f0'", "784 pixels"):
-        load("femnist", tmp_path)
-    leaf(path, {"f0": ([[255.0] * 784], [1])})
-    with refused(path, "'f0'", "from 0 to 1"):
-        load("femnist", tmp_path)
-    leaf(path, {"f0": written(1)})
-    whole = path.read_text()
-    path.write_text(whole.replace('"num_samples": [1]', '"num_samples": [2]'))
-    with refused(path, "'f0'", "num_samples says 2"):
-        load("femnist", tmp_path)
-    path.write_text(whole.replace('"user_data": {"f0"', '"user_data": {"f1"'))
-    with refused(path, "user 'f0'", "KeyError"):
-        load("femnist", tmp_path)
-    path.write_text(whole[: len(whole) // 2])
-    with refused(path, "expected JSON with LEAF's users"):
-        load("femnist", tmp_path)
-    path.write_text("[1, 2]")
-    with refused(path, "expected JSON with LEAF's users"):
-        load("femnist", tmp_path)
-    leaf(path, {"f0": written(1)})
-    leaf(path.with_name("all_data_1.json"), {"f0": written(1)})
+    for k in (0, 1):
+        leaf(tmp_path / f"femnist/data/all_data/all_data_{k}.json", {"f0": written(1)})
     with refused("all_data_1.json", "'f0' is there twice"):
         load("femnist", tmp_path)
     leaf(tmp_path / "shakespeare/all_data.json", {"R": (["too short"], ["a"])})
@@ -199,25 +194,24 @@ def test_checksums_of_svhn_and_counts_of_all_are_compared(tmp_path, monkeypatch)
     assert not any("differs" in note for note in load("digit-5", tmp_path).notes)
 
 
-def test_what_is_wrong_with_digit_five_is_named(tmp_path, refused):
+SVHN = "svhn_train_32x32.mat"
+
+
+@pytest.mark.parametrize(("table", "words"), [
+    ({"X": np.zeros((30, 30, 3, 2)), "y": np.ones((2, 1))}, ["[2, 3, 30, 30]", "28 or 32"]),
+    ({"X": np.zeros((32, 32, 3, 2)), "y": np.array([[1], [11]])}, ["2 labels from 0 to 10"]),
+    ({"x": np.zeros(2)}, ["'X' is missing; it has x"]), (None, ["not a readable MATLAB file"]),
+])  # fmt: skip
+def test_what_is_wrong_with_digit_five_is_named(table, words, tmp_path, refused):
     root = five(tmp_path)
+    good = (root / SVHN).read_bytes()
+    (root / SVHN).write_bytes(good[: len(good) // 2]) if table is None else savemat(root / SVHN, table)
+    with refused(root / SVHN, *words):
+        load("digit-5", tmp_path)
     with refused("samples: found 3, expected at most 2 for 2 clients of mnist"):
         load("digit-5", tmp_path, clients=2, samples=3)
-    good = (root / "svhn_train_32x32.mat").read_bytes()
-    (root / "svhn_train_32x32.mat").write_bytes(good[: len(good) // 2])
-    with refused(root / "svhn_train_32x32.mat", "not a readable MATLAB file"):
-        load("digit-5", tmp_path)
-    savemat(root / "svhn_train_32x32.mat", {"X": np.zeros((30, 30, 3, 2)), "y": np.ones((2, 1))})
-    with refused("svhn_train_32x32.mat", "[2, 3, 30, 30]", "28 or 32"):
-        load("digit-5", tmp_path)
-    savemat(root / "svhn_train_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.array([[1], [11]])})
-    with refused("svhn_train_32x32.mat", "2 labels from 0 to 10"):
-        load("digit-5", tmp_path)
-    savemat(root / "svhn_train_32x32.mat", {"x": np.zeros(2)})
-    with refused("svhn_train_32x32.mat", "'X' is missing; it has x"):
-        load("digit-5", tmp_path)
+    (root / SVHN).write_bytes(good)
     (root / "syn_number.mat").unlink()
-    (root / "svhn_train_32x32.mat").write_bytes(good)
     with refused("digit-5", "syn_number.mat", tmp_path, "POLYFED_DATA"):
         load("digit-5", tmp_path)
 

@@ -48,10 +48,6 @@ def test_what_is_finished_is_read_back(tmp_path):
     assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
     assert np.array_equal(metric_of(again, "FedAvg")[:2], metric_of(first, "FedAvg"))
     assert sorted(set(curves(again)["seed"])) == [0, 1, 2]
-
-
-def test_other_settings_are_refused(tmp_path):
-    small(Bench(tmp_path, seeds=1))
     with pytest.raises(ConfigError, match="another local-steps"):
         small(Bench(tmp_path, seeds=1), local_steps=3)
 
@@ -94,13 +90,6 @@ def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
     said = cli("reproduce", "fpfc/table1", "--scale", "middle")
     assert (said.status, len(said.err.splitlines())) == (2, 1)
     assert "expected small or paper for fpfc/table1" in said.err
-
-
-def test_a_value_is_computed_once(tmp_path):
-    bench, calls = Bench(tmp_path), []
-    for _ in range(2):
-        assert bench.once("x", lambda: calls.append(1) or {"a": np.float64(0.5)}) == {"a": 0.5}
-    assert len(calls) == 1
 
 
 def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
@@ -155,22 +144,19 @@ def test_methods_may_depend_on_the_seed(tmp_path, monkeypatch):
 
 
 def test_a_claim_is_decided_by_the_paired_interval():
+    """Over splits of the same samples it is wider, by Nadeau and Bengio: with a quarter tested, s^2 (1/4 + 1/3) in the
+    place of s^2/4."""
     a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
-    gap = stats.ttest_rel(a, b).confidence_interval(0.95)
-    found = ordered("a above b", a, b)
+    test, mean = stats.ttest_rel(a, b), (a - b).mean()
+    gap, found = test.confidence_interval(0.95), ordered("a above b", a, b)
     assert found.holds is True
+    assert found.p == pytest.approx(test.pvalue)
+    half = (gap.high - mean) * (7 / 3) ** 0.5
     assert f"{gap.low:+.3g} to {gap.high:+.3g}" in found.evidence
+    assert f"{mean - half:+.3g} to {mean + half:+.3g}" in ordered("", a, b, share=0.25).evidence
     assert ordered("b above a", b, a).holds is False
     assert ordered("noise", a, a + np.array([0.1, -0.1, 0.1, -0.1])).holds is None
     assert ordered("one seed", a[:1], b[:1]).holds is None
-
-
-def test_a_claim_over_splits_of_the_same_samples_is_wider():
-    """Nadeau and Bengio: with a quarter tested, s^2 (1/4 + 1/3) in the place of s^2/4."""
-    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
-    gap, plain = (a - b).mean(), stats.ttest_rel(a, b).confidence_interval(0.95)
-    half = (plain.high - gap) * (7 / 3) ** 0.5
-    assert f"{gap - half:+.3g} to {gap + half:+.3g}" in ordered("", a, b, share=0.25).evidence
 
 
 def test_claims_are_corrected_over_their_table_and_edges_are_marked():
@@ -185,19 +171,18 @@ def test_claims_are_corrected_over_their_table_and_edges_are_marked():
     assert claims_table([low]).rows[0][3].text == "not decided, edge"
 
 
-def test_a_claims_p_is_that_of_the_paired_t_test():
-    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
-    assert ordered("", a, b).p == pytest.approx(stats.ttest_rel(a, b).pvalue)
-
-
 def test_a_recipe_says_how_many_edges_are_left(tmp_path):
-    """A choice that ended inside, one whose trials were too few, and the same when both are read back."""
+    """A choice that ended inside, one whose trials were too few, and the same when both are read back; nothing that is
+    kept is computed twice."""
+    calls = []
     for _ in range(2):
         bench = Bench(tmp_path)
         ladder = [Ladder((0.1, 0.2, 0.3))]
         assert bench.choose("inside", lambda at: -abs(at[0] - 0.2), ladder, 3) == (0.2,)
         assert bench.choose("cut", lambda at: at[0], ladder, 3) == (0.3,)
+        assert bench.once("x", lambda: calls.append(1) or {"a": np.float64(0.5)}) == {"a": 0.5}
         assert bench.tuning() == ["tuned by validation: 2 choices of 3 trials; edges left: 1 (cut)"]
+    assert len(calls) == 1
     found = replace(find("fedslr/table2"), run=lambda bench: Outcome(notes=["a"])).outcome(bench)
     assert found.notes == ["a", *bench.tuning()]
 
@@ -208,24 +193,30 @@ def test_paper_and_ours_stand_side_by_side():
     assert [c.text for c in table.rows[0]] == ["m", "84.97", "85.00 ± 7.07"]
 
 
-def test_an_unknown_recipe_is_named(cli):
-    said = cli("reproduce", "fpfc/tabel1")
-    assert said.status == 2
-    assert "fpfc/table1" in said.err
-    assert len(said.err.splitlines()) == 1
+FPFC_PAPER = "1 3 4 5 6 7 8 9 e1 e2 e3 e4 e5 e6", "1 2 3 e1 e2 e3 e4"
+NUMBERS = {  # of figures and tables; Figure 1 of FedSLR is a drawing
+    "fpfc": [f"{kind}{'-' * n.startswith('e')}{n}" for kind, of in zip(("figure", "table"), FPFC_PAPER, strict=True)
+             for n in of.split()],
+    "fedslr": [*(f"table{k}" for k in range(1, 10)), *(f"figure{k}" for k in (2, 3, 4, 5))],
+}  # fmt: skip
 
 
-def test_the_list_names_every_recipe(cli):
-    listed = cli("reproduce").out
-    assert all(name in listed for name in ALL)
-    assert all(name in listed for r in recipes().values() for name in r.also)
+@pytest.mark.parametrize("paper", NUMBERS)
+def test_every_figure_and_table_has_its_number(paper):
+    for kind in NUMBERS[paper]:
+        number = re.sub("^(figure|table)-?", "", kind).upper().replace("E", "E.")
+        assert number in find(f"{paper}/{kind}").title
 
 
-def test_a_name_means_one_recipe():
+def test_a_name_means_one_recipe_and_the_list_has_every_one(cli):
     names = [n for r in recipes().values() for n in (r.name, *r.also)]
     assert len(set(names)) == len(names)
     assert all(find(n) is r for r in recipes().values() for n in r.also)
     assert find("fedslr/table8") is find("fedslr/table7")
+    listed, unknown = cli("reproduce").out, cli("reproduce", "fpfc/tabel1")
+    assert all(name in listed for name in names)
+    assert (unknown.status, len(unknown.err.splitlines())) == (2, 1)
+    assert "fpfc/table1" in unknown.err
 
 
 def test_another_name_shares_the_folder(cli, monkeypatch, tmp_path):
@@ -275,18 +266,13 @@ def test_a_recipe_says_what_it_is(name):
 
 def test_all_small_sizes_together_take_three_hours_at_most():
     """One of them for CIFAR-10 in FedACS's Table 2 and for 500 clients in its Figure 1 (d). Boards and adapters are no
-    paper's.
-    """
+    paper's: a small board takes half an hour and a full one an evening, with three draws to choose by and ten seeds;
+    the full one with the larger budget takes a day and is not run here."""
     papers = [name for name in ALL if not name.startswith(("board/", "adapters/"))]
     assert len(papers) == len(ALL) - 4 - 5
     assert sum(find(name).minutes["small"] for name in papers) <= 180
-
-
-def test_a_small_board_takes_half_an_hour_and_a_full_one_an_evening():
-    """Three draws to choose by and ten seeds; the full one with the larger budget takes a day and is not run here."""
-    assert find("board/small").minutes["small"] <= 30
-    assert find("board/full").minutes["small"] <= 3 * 60
-    assert find("board/full").minutes["paper"] <= 16 * 60
+    full = find("board/full").minutes
+    assert (find("board/small").minutes["small"] <= 30, full["small"] <= 180, full["paper"] <= 960) == (True,) * 3
 
 
 HEAVY = {
@@ -302,14 +288,9 @@ RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "
 
 
 OFTEN = (
-    "board/clusters",
-    "fedacs/quantile-path",
-    "fedcet/figure1",
-    "fedslr/table3",
-    "flamby/heart",
-    "fpfc/figure3",
+    "board/clusters", "fedacs/quantile-path", "fedcet/figure1", "fedslr/table3", "flamby/heart", "fpfc/figure3",
     "fpfc/progress",
-)
+)  # fmt: skip
 SELDOM = [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL if n not in OFTEN]
 
 

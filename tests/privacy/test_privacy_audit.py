@@ -85,24 +85,27 @@ def test_noise_that_guesses_do_not_miss_is_missed_by_its_moments(wrong, second, 
     assert found.broken
 
 
-def test_a_round_without_noise_is_found(monkeypatch):
+def one_round_silent(patch):
     draw = Guard._noise
 
     def forgotten(self, gaussian, secret, like, round, *more):
         return torch.zeros_like(like) if round.t == 3 else draw(self, gaussian, secret, like, round, *more)
 
-    monkeypatch.setattr(Guard, "_noise", forgotten)
-    assert audit(Privacy(**CLAIM), 20, 1000).broken
+    patch.setattr(Guard, "_noise", forgotten)
 
 
-def test_a_run_without_noise_is_found(monkeypatch):
-    monkeypatch.setattr(Gaussian, "draw", lambda self, key, n: np.zeros(n, dtype=np.int64))
-    assert audit(Privacy(**CLAIM), 20, 1000).broken
-
-
-def test_clipping_that_is_left_out_is_found(monkeypatch):
+def unclipped(patch):
     clipped = Stacked.clipped
-    monkeypatch.setattr(Stacked, "clipped", lambda self, w, batch, clip: clipped(self, w, batch, 6 * clip))
+    patch.setattr(Stacked, "clipped", lambda self, w, batch, clip: clipped(self, w, batch, 6 * clip))
+
+
+def silent(patch):
+    patch.setattr(Gaussian, "draw", lambda self, key, n: np.zeros(n, dtype=np.int64))
+
+
+@pytest.mark.parametrize("wrong", [one_round_silent, silent, unclipped])
+def test_noise_or_clipping_that_is_left_out_is_found(wrong, monkeypatch):
+    wrong(monkeypatch)
     assert audit(Privacy(**CLAIM), 20, 1000).broken
 
 

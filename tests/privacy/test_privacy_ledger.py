@@ -17,27 +17,26 @@ def entry(k: int, site: str = "bern", rho: float = PART, digest: str = "a") -> E
     return Entry(site, "hospitals", f"run {k}.0", digest, rho)
 
 
-def test_a_spent_budget_is_refused_by_name(tmp_path):
-    ledger = Ledger(tmp_path / "ledger")
-    for k in range(4):
-        ledger.book([entry(k)], BUDGET)
-    with pytest.raises(
-        Spent, match=r"client 'bern': its privacy budget of epsilon 2 at delta 1e-05 is spent \(epsilon 2"
-    ):
-        ledger.book([entry(4)], BUDGET)
-    ledger.book([entry(4, site="oslo")], BUDGET)
-
-
-def test_it_is_over_runs_and_on_disk_before_book_returns(tmp_path):
-    first = Ledger(tmp_path / "ledger")
+def test_it_is_over_runs_and_on_disk_before_book_returns_and_a_spent_budget_is_refused_by_name(tmp_path):
+    path = tmp_path / "sub" / "ledger"
+    first = Ledger(path)
+    assert path.stat().st_mode & 0o777 == 0o600, "for its user alone"
     first.book([entry(0), entry(1)], BUDGET)
-    assert len((tmp_path / "ledger").read_text().splitlines()) == 2
-    second = Ledger(tmp_path / "ledger")
+    assert len(path.read_text().splitlines()) == 2
+    second = Ledger(path)
     second.book([entry(2)], BUDGET)
     first.book([entry(3)], BUDGET)
-    with pytest.raises(Spent):
-        first.book([entry(4)], BUDGET)
-    assert Ledger(tmp_path / "ledger").spent("bern", "hospitals") == pytest.approx(4 * PART)
+    spent, said = (
+        path.read_bytes(),
+        r"client 'bern': its privacy budget of epsilon 2 at delta 1e-05 is spent \(epsilon 2",
+    )
+    for ledger in (first, Ledger(path)):
+        with pytest.raises(Spent, match=said):
+            ledger.book([entry(4)], BUDGET)
+        ledger.book([entry(k) for k in range(4)], BUDGET)  # the same messages are answered again
+        assert ledger.spent("bern", "hospitals") == pytest.approx(4 * PART)
+    assert path.read_bytes() == spent
+    first.book([entry(4, site="oslo")], BUDGET)
 
 
 def test_the_same_message_again_costs_nothing_and_another_request_does(tmp_path):
@@ -47,16 +46,6 @@ def test_the_same_message_again_costs_nothing_and_another_request_does(tmp_path)
     assert ledger.spent("bern", "hospitals") == PART
     ledger.book([entry(0, digest="b")], BUDGET)
     assert ledger.spent("bern", "hospitals") == 2 * PART
-
-
-def test_the_same_message_is_answered_again_once_all_is_spent(tmp_path):
-    ledger = Ledger(tmp_path / "ledger")
-    for k in range(4):
-        ledger.book([entry(k)], BUDGET)
-    before = (tmp_path / "ledger").read_bytes()
-    for again in (ledger, Ledger(tmp_path / "ledger")):
-        again.book([entry(k) for k in range(4)], BUDGET)
-    assert (tmp_path / "ledger").read_bytes() == before
 
 
 def test_all_sites_of_a_message_are_booked_or_none(tmp_path):
@@ -101,11 +90,6 @@ def test_an_older_ledger_put_back_is_noticed(tmp_path):
     path.write_text(before)
     with pytest.raises(RunError, match="shorter than it was"):
         ledger.book([entry(2)], BUDGET)
-
-
-def test_it_is_for_its_user_alone(tmp_path):
-    Ledger(tmp_path / "sub" / "ledger")
-    assert (tmp_path / "sub" / "ledger").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -16,7 +16,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.runs.privacy import Privacy
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Training
-from polyfed_privacy.accounts import epsilon_of, rho_of, shared_cost
+from polyfed_privacy.accounts import epsilon_of, rho_of
 from polyfed_privacy.guard import Guard
 from polyfed_privacy.ledger import Ledger
 from polyfed_privacy.noise import Gaussian
@@ -166,6 +166,11 @@ def test_numbers_that_a_sum_does_not_hold_are_refused_at_the_client():
         prepare(net(hidden=None), federation(scale=1e8), pf.FedAvg(lr=1e4), settings(2, {"sums": "secure"})).run()
 
 
+WIDE_CLIP = PRIVATE | {"sums": "open", "unit": "site", "noise": "server", "clip": 1e6}  # noise beyond the integers
+SMALL_EPSILON = PRIVATE | {"sums": "open", "noise": "own", "epsilon": 1e-9, "delta": 1e-300}
+IDLE = {"clip": 0.05, "unit": "site", "delta": 1e-6, "noise": "server", "absent": 1, "per": "run"}  # without epsilon
+
+
 @pytest.mark.parametrize(
     ("given", "privacy", "line"),
     [
@@ -183,11 +188,13 @@ def test_numbers_that_a_sum_does_not_hold_are_refused_at_the_client():
         ({}, {**PRIVATE, "delta": 0.02}, "privacy.delta: found 0.02, expected less than 1 in 104 rows"),
         ({"local_steps": 2}, PRIVATE, "privacy.noise: shared adds noise once"),
         ({"batch_size": 8}, PRIVATE, "privacy.noise: shared adds noise once"),
+        ({}, WIDE_CLIP, r"privacy\.clip: found 1e\+06, expected less than "),
+        ({}, SMALL_EPSILON, r"privacy\.epsilon: found 1e-09, expected a larger one"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_said_before_training(given, privacy, line):
     with pytest.raises(ConfigError, match=line):
-        prepare(net(), federation(), pf.FedAvg(), settings(privacy=privacy, **given))
+        prepare(net(), federation(), pf.FedAvg(), settings(privacy=privacy, **given)).run()
 
 
 @pytest.mark.parametrize(
@@ -203,6 +210,11 @@ def test_what_cannot_be_had_is_said_before_training(given, privacy, line):
         ({**PRIVATE, "quantile": 0.5}, "privacy.unit.*site"),
         ({"epsilonn": 1.0}, r"privacy.epsilonn: unknown key \(did you mean 'epsilon'\?\)"),
         ({"threshold": 1}, "privacy.threshold"),
+        *(
+            ({"sums": "secure", k: v}, f"privacy.epsilon .*found None, expected a number, where {k} is given")
+            for k, v in IDLE.items()
+        ),
+        ({"sums": "secure", "noise": "own"}, "privacy.epsilon .*found None, expected a number, where noise is given"),
     ],
 )
 def test_bad_settings_are_one_line(table, line):
@@ -231,18 +243,15 @@ def test_an_uplink_made_of_samples_beside_gradients_is_refused():
         prepare(net(), federation(), pf.PerFedAvg(order="exact"), how)
 
 
-def test_what_stays_at_home_costs_nothing():
-    """Ditto's personal solve is plain: its releases are FedAvg's."""
+def test_a_row_is_used_once_in_every_pass_of_batches():
+    """Batches of one pass share no row, so a pass is one release, however many steps it has. What stays at home costs
+    nothing: Ditto's personal solve is plain, and its releases are FedAvg's."""
+    how = settings(10, PRIVATE | {"noise": "own"}, local_steps=None, local_epochs=2, batch_size=4)
+    assert planned(prepare(net(), federation(), pf.FedAvg(), how)).releases == 20
     how = settings(10, PRIVATE | {"noise": "own"}, local_steps=3)
     found = [planned(prepare(net(), federation(), m, how)) for m in (pf.FedAvg(), pf.Ditto())]
     assert found[0].releases == found[1].releases == 30
     assert found[1].home == {"personal"}
-
-
-def test_a_row_is_used_once_in_every_pass_of_batches():
-    """Batches of one pass share no row, so a pass is one release, however many steps it has."""
-    how = settings(10, PRIVATE | {"noise": "own"}, local_steps=None, local_epochs=2, batch_size=4)
-    assert planned(prepare(net(), federation(), pf.FedAvg(), how)).releases == 20
 
 
 # the noise is what the account says
@@ -295,16 +304,10 @@ def _batch(task, fed, i):
 @pytest.mark.parametrize(
     ("noise", "absent", "unit"),
     [
-        ("shared", 0, "row"),
-        ("shared", 1, "row"),
-        ("server", 0, "row"),
-        ("own", 0, "row"),
-        ("shared", 0, "site"),
-        ("shared", 1, "site"),
-        ("server", 0, "site"),
-        ("shared", 1, "quantile"),
+        ("shared", 0, "row"), ("shared", 1, "row"), ("server", 0, "row"), ("own", 0, "row"), ("shared", 0, "site"),
+        ("shared", 1, "site"), ("server", 0, "site"), ("shared", 1, "quantile"),
     ],
-)
+)  # fmt: skip
 def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
     """Halved noise, one of four sites without its own, noise before the clip: each misses by more than this allows."""
     x, _, _ = noise_of(noise, absent, unit)
@@ -366,10 +369,6 @@ def test_what_is_booked_is_the_budget(noise, steps, tmp_path):
     assert len(lines) == 7 * len(SIZES)
     with pytest.raises(RunError, match="its privacy budget of epsilon 2 at delta 1e-05 is spent"):
         prepare(net(), federation(), pf.FedAvg(), how).run()
-
-
-def test_the_sum_of_the_sites_noise_is_accounted_as_a_sum():
-    assert shared_cost(1000, 1000, 4, 10**5) == pytest.approx(1000**2 / (2 * 4 * 1000**2))
 
 
 def test_nothing_leaves_that_is_not_booked(monkeypatch):
@@ -475,34 +474,3 @@ def test_a_step_is_known_for_one_however_large_the_model_and_its_rehearsal(input
     trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=1.0), settings(1, PRIVATE))
     assert planned(trainer).rate == pytest.approx(1.0, rel=1e-9)
     assert trainer.run().status == "finished"
-
-
-@pytest.mark.parametrize(
-    ("privacy", "line"),
-    [
-        ({"unit": "site", "noise": "server", "clip": 1e6}, r"privacy\.clip: found 1e\+06, expected less than "),
-        ({"noise": "own", "epsilon": 1e-9, "delta": 1e-300}, r"privacy\.epsilon: found 1e-09, expected a larger one"),
-    ],
-)
-def test_noise_beyond_the_integers_is_refused_before_training(privacy, line):
-    with pytest.raises(ConfigError, match=line):
-        prepare(net(), federation(), pf.FedAvg(), settings(1, PRIVATE | {"sums": "open"} | privacy)).run()
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"clip": 0.05},
-        {"unit": "site"},
-        {"delta": 1e-6},
-        {"noise": "server"},
-        {"noise": "own"},
-        {"absent": 1},
-        {"per": "run"},
-    ],
-    ids=lambda given: next(iter(given)),
-)
-def test_without_epsilon_a_setting_that_then_does_nothing_is_refused(given):
-    (key,) = given
-    with pytest.raises(ConfigError, match=rf"privacy.epsilon .*found None, expected a number, where {key} is given"):
-        Privacy(sums="secure", **given)

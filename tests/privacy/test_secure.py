@@ -41,12 +41,16 @@ def numbers() -> dict[str, np.ndarray]:
     return {name: rng.integers(0, 2**64, D, dtype=np.uint64) for name in NAMES}
 
 
-def exchange(sites: Sites, c: Context, absent: str | None = None, between=lambda name: None) -> np.ndarray:
+def asked(sites: Sites, c: Context, who: tuple[str, ...] = NAMES) -> Server:
+    """A server that has these sites' first answers."""
     q, server = numbers(), Server(c, D)
-    for name in c.cohort:
-        if name != absent:
-            server.take(name, sites[name].mask(c, q[name]))
-    opened = {}
+    for name in who:
+        server.take(name, sites[name].mask(c, q[name]))
+    return server
+
+
+def exchange(sites: Sites, c: Context, absent: str | None = None, between=lambda name: None) -> np.ndarray:
+    server, opened = asked(sites, c, tuple(name for name in c.cohort if name != absent)), {}
     for name in server.present:
         between(name)
         opened[name] = sites[name].open(c, server.present, server.sealed(name))
@@ -55,61 +59,40 @@ def exchange(sites: Sites, c: Context, absent: str | None = None, between=lambda
 
 @pytest.mark.parametrize("absent", [None, *NAMES])
 def test_the_sum_is_exact_with_everybody_and_with_each_absent_in_turn(absent):
-    q = numbers()
-    found = exchange(Sites(), context(), absent)
-    assert (found == sum(q[name] for name in NAMES if name != absent)).all()
-
-
-def test_the_bits_depend_on_neither_keys_nor_masks():
-    assert (exchange(Sites(), context()) == exchange(Sites(), context(5, b"other"))).all()
-
-
-@pytest.mark.parametrize("absent", [None, "oslo"])
-def test_a_site_killed_between_the_exchanges_goes_on(absent):
+    """Whatever the keys, the context and so the masks; also of sites that are killed between the two exchanges."""
+    total = sum(q for name, q in numbers().items() if name != absent)
     sites = Sites()
-    found = exchange(sites, context(), absent, between=sites.again)
-    assert (found == sum(q for name, q in numbers().items() if name != absent)).all()
+    assert (exchange(sites, context(), absent) == total).all()
+    assert (exchange(sites, context(5, b"other"), absent, between=sites.again) == total).all()
 
 
-def test_the_same_request_has_the_same_answer_bit_for_bit():
-    sites, q = Sites(), numbers()["bern"]
-    first = sites["bern"].mask(context(), q)
-    again = sites.again("bern").mask(context(), q)
-    assert (first.words == again.words).all()
-    assert first.commitments == again.commitments
-
-
-def test_without_the_last_share_nothing_is_seen():
+def test_the_same_request_has_the_same_answer_bit_for_bit_and_it_says_nothing():
     """What the server holds after the first exchange, and one site's words, are no numbers of anybody's."""
     sites, zero = Sites(), np.zeros(20_000, dtype=np.uint64)
-    found = sites["bern"].mask(context(), zero).words
-    bits = np.unpackbits(found.view(np.uint8)).mean()
+    first, again = sites["bern"].mask(context(), zero), sites.again("bern").mask(context(), zero)
+    assert (first.words == again.words).all()
+    assert first.commitments == again.commitments
+    bits = np.unpackbits(first.words.view(np.uint8)).mean()
     assert abs(bits - 0.5) < 5 * 0.5 / (64 * 20_000) ** 0.5
 
 
-@pytest.mark.parametrize("other", [context(digest=b"other"), context(cohort=NAMES[:3])])
-def test_one_exchange_is_answered_for_one_message_and_one_cohort(other):
+@pytest.mark.parametrize(("other", "more", "said"), [
+    (context(digest=b"other"), 0, "for another cohort or message"),
+    (context(cohort=NAMES[:3]), 0, "for another cohort or message"), (context(), 1, "with other numbers"),
+])  # fmt: skip
+def test_one_exchange_is_answered_for_one_message_one_cohort_and_the_same_numbers(other, more, said):
     """Two models under one mask, or a round begun again without a lost site: the difference would be open."""
     sites, q = Sites(), numbers()["bern"]
     sites["bern"].mask(context(), q)
-    with pytest.raises(Refusal, match="asked a second time for one exchange, for another cohort or message"):
-        sites.again("bern").mask(other, q)
-
-
-def test_other_numbers_for_one_context_are_refused():
-    sites, q = Sites(), numbers()["bern"]
-    sites["bern"].mask(context(), q)
-    with pytest.raises(Refusal, match="with other numbers"):
-        sites["bern"].mask(context(), q + np.uint64(1))
+    with pytest.raises(Refusal, match=f"asked a second time for one exchange, {said}" if not more else said):
+        sites.again("bern").mask(other, q + np.uint64(more))
 
 
 def test_a_sum_is_opened_once_and_for_one_set_of_sites():
-    sites, c, q = Sites(), context(), numbers()
-    server = Server(c, D)
-    for name in NAMES:
-        server.take(name, sites[name].mask(c, q[name]))
-    sites["bern"].open(c, NAMES, server.sealed("bern"))
-    sites["bern"].open(c, NAMES, server.sealed("bern"))
+    sites, c = Sites(), context()
+    server = asked(sites, c)
+    for _ in range(2):
+        sites["bern"].open(c, NAMES, server.sealed("bern"))
     with pytest.raises(Refusal, match="for other sites"):
         sites["bern"].open(c, NAMES[:3], server.sealed("bern"))
 
@@ -117,15 +100,12 @@ def test_a_sum_is_opened_once_and_for_one_set_of_sites():
 def test_an_older_copy_of_a_vault_hides_no_other_numbers_by_one_mask_that_is_opened():
     """What bern has forgotten it answers anew, and differently; the others have opened the first answer's mask."""
     sites, c, q = Sites(), context(), numbers()
-    first, second = Server(c, D), Server(c, D)
-    for name in NAMES:
-        first.take(name, sites[name].mask(c, q[name]))
+    first, second = asked(sites, c), Server(c, D)
     for name in NAMES:
         sites[name].open(c, NAMES, first.sealed(name))
     sites.memory["bern"].clear()
-    other = sites["bern"].mask(c, q["bern"] + np.uint64(1))
-    kept = sites["oslo"].mask(c, q["oslo"])
-    second.take("bern", other), second.take("oslo", kept)
+    second.take("bern", sites["bern"].mask(c, q["bern"] + np.uint64(1)))
+    second.take("oslo", sites["oslo"].mask(c, q["oslo"]))
     with pytest.raises(Refusal, match="asked a second time for one exchange, for other sites"):
         sites["riga"].open(c, NAMES, first.sealed("riga") | second.sealed("riga"))
 
@@ -160,56 +140,43 @@ def test_too_few_or_others_are_not_opened(present, line):
         sites["bern"].open(c, present, {})
 
 
-@pytest.mark.parametrize("cohort", [("bern", "oslo"), ("bern", "bern", "oslo"), ("oslo", "riga", "wien")])
-def test_a_cohort_below_the_sites_own_least_is_refused(cohort):
-    with pytest.raises(Refusal, match="asked for a sum over"):
-        Sites()["bern"].mask(context(cohort=cohort), numbers()["bern"])
-    with pytest.raises(Refusal, match="asked for a sum over 4 sites, expected at least 5"):
-        Sites(least=5)["bern"].mask(context(), numbers()["bern"])
-
-
-def test_a_site_whose_key_was_not_checked_is_no_peer():
-    with pytest.raises(Refusal, match="'paris' has no key that was checked"):
-        Sites()["bern"].mask(context(cohort=(*NAMES, "paris")), numbers()["bern"])
-
-
-def test_repeated_keys_are_refused():
-    sites = Sites()
+@pytest.mark.parametrize(("cohort", "least", "said"), [
+    (("bern", "oslo"), 3, "asked for a sum over"), (("bern", "bern", "oslo"), 3, "asked for a sum over"),
+    (("oslo", "riga", "wien"), 3, "asked for a sum over"), (NAMES, 5, "a sum over 4 sites, expected at least 5"),
+    ((*NAMES, "paris"), 3, "'paris' has no key that was checked"),
+])  # fmt: skip
+def test_a_cohort_below_the_sites_own_least_or_with_keys_that_were_not_checked_is_refused(cohort, least, said):
+    sites = Sites(least)
+    with pytest.raises(Refusal, match=said):
+        sites["bern"].mask(context(cohort=cohort), numbers()["bern"])
     sites.private["oslo"] = sites.private["riga"]
     with pytest.raises(Refusal, match="two sites with one public key"):
         sites.again("bern")
 
 
 def test_who_lies_is_named():
-    sites, c, q = Sites(), context(), numbers()
-    server = Server(c, D)
-    for name in NAMES[:3]:
-        server.take(name, sites[name].mask(c, q[name]))
+    sites, c = Sites(), context()
+    server = asked(sites, c, NAMES[:3])
     opened = {name: sites[name].open(c, NAMES[:3], server.sealed(name)) for name in NAMES[:3]}
-    wrong = opened["oslo"]._replace(keys={"wien": bytes(32)})
-    with pytest.raises(RunError, match=r"site 'oslo': its key with 'wien' is not the one"):
-        server.sum(opened | {"oslo": wrong})
-    wrong = opened["riga"]._replace(shares=opened["riga"].shares | {"bern": bytes(32)})
-    with pytest.raises(RunError, match=r"site 'riga': its share of 'bern' is not the one"):
-        server.sum(opened | {"riga": wrong})
-    with pytest.raises(RunError, match=r"site 'riga' left between the two exchanges"):
-        server.sum({name: o for name, o in opened.items() if name != "riga"})
-    with pytest.raises(Refusal, match="the share of 'oslo' is not as 'oslo' sealed it"):
-        _spoiled(sites, c, server)
-
-
-def _spoiled(sites: Sites, c: Context, server: Server) -> None:
+    for name, change, said in (
+        ("oslo", {"keys": {"wien": bytes(32)}}, "its key with 'wien' is not the one"),
+        ("riga", {"shares": opened["riga"].shares | {"bern": bytes(32)}}, "its share of 'bern' is not the one"),
+        ("riga", None, "left between the two exchanges"),
+    ):
+        wrong = {} if change is None else {name: opened[name]._replace(**change)}
+        with pytest.raises(RunError, match=rf"site '{name}'(:)? {said}"):
+            server.sum({n: o for n, o in opened.items() if n != name} | wrong)
     sealed = server.sealed("bern")
-    sites["bern"].open(c, NAMES[:3], sealed | {"oslo": sealed["oslo"][:-1] + bytes([sealed["oslo"][-1] ^ 1])})
+    spoiled = sealed["oslo"][:-1] + bytes([sealed["oslo"][-1] ^ 1])
+    with pytest.raises(Refusal, match="the share of 'oslo' is not as 'oslo' sealed it"):
+        sites["bern"].open(c, NAMES[:3], sealed | {"oslo": spoiled})
 
 
 def test_with_everybody_there_a_threshold_of_second_answers_is_enough():
-    sites, c, q = Sites(), context(), numbers()
-    server = Server(c, D)
-    for name in NAMES:
-        server.take(name, sites[name].mask(c, q[name]))
+    sites, c = Sites(), context()
+    server = asked(sites, c)
     opened = {name: sites[name].open(c, NAMES, server.sealed(name)) for name in NAMES[:3]}
-    assert (server.sum(opened) == sum(q.values())).all()
+    assert (server.sum(opened) == sum(numbers().values())).all()
     with pytest.raises(RunError, match="found 2, expected at least 3"):
         server.sum({name: opened[name] for name in NAMES[:2]})
 
@@ -218,10 +185,13 @@ def test_with_everybody_there_a_threshold_of_second_answers_is_enough():
     ("name", "words"),
     [("bern", np.zeros(D - 1, dtype=np.uint64)), ("bern", np.zeros(D)), ("paris", np.zeros(D, dtype=np.uint64))],
 )
-def test_masked_words_of_another_shape_or_sender_are_refused(name, words):
-    answer = Sites()["bern"].mask(context(), numbers()["bern"])
+def test_masked_words_of_another_shape_or_sender_or_a_second_time_are_refused(name, words):
+    answer, server = Sites()["bern"].mask(context(), numbers()["bern"]), Server(context(), D)
     with pytest.raises(RunError, match=f"site {name!r}"):
-        Server(context(), D).take(name, answer._replace(words=words))
+        server.take(name, answer._replace(words=words))
+    server.take("bern", answer)
+    with pytest.raises(RunError, match="site 'bern'"):
+        server.take("bern", answer)
 
 
 # what a site answers, whatever it is asked
@@ -271,38 +241,26 @@ def test_what_was_not_answered_is_not_opened():
             sites["bern"].open(context(), NAMES, {})
 
 
-def test_an_answer_is_taken_once():
-    sites, server = Sites(), Server(context(), D)
-    answer = sites["bern"].mask(context(), numbers()["bern"])
-    server.take("bern", answer)
-    with pytest.raises(RunError, match="site 'bern'"):
-        server.take("bern", answer)
-
-
 PARTS = {
     "run": "run 2", "what": "train 1.0", "cohort": NAMES[:3], "digest": b"another model", "least": 4, "limbs": 2,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", Context._fields)
-def test_an_exchange_that_differs_in_any_part_has_masks_keys_and_shares_of_its_own(part):
-    """A site that is asked for both, also by way of an older copy of its vault, hides no two messages by one mask."""
-    unlike(context(), context()._replace(**{part: PARTS[part]}))
+RUN_ON = [({"run": "run", "what": "1"}, {"run": "run1", "what": ""}),
+          ({"what": "1", "least": 3}, {"what": "13", "least": 0, "limbs": 1})]  # fmt: skip
 
 
-def test_the_parts_of_an_exchange_do_not_run_into_each_other():
-    unlike(context()._replace(run="run", what="1"), context()._replace(run="run1", what=""))
-    unlike(context()._replace(what="1", least=3), context()._replace(what="13", least=0, limbs=1))
-
-
-def unlike(one: Context, other: Context) -> None:
+@pytest.mark.parametrize(("one", "other"), [*(({}, {part: PARTS[part]}) for part in Context._fields), *RUN_ON])
+def test_an_exchange_that_differs_in_any_part_has_masks_keys_and_shares_of_its_own(one, other):
+    """A site that is asked for both, also by way of an older copy of its vault, hides no two messages by one mask. The
+    parts do not run into each other."""
+    one, other = context()._replace(**one), context()._replace(**other)
     sites, zero = Sites(), np.zeros(200, dtype=np.uint64)
     a = sites["bern"].mask(one, zero)
     sites.memory["bern"].clear()
     b = sites.again("bern").mask(other, zero)
     assert (a.words == b.words).mean() < 0.02
-    peers = (set(one.cohort) & set(other.cohort)) - {"bern"}
-    for name in peers:
+    for name in (set(one.cohort) & set(other.cohort)) - {"bern"}:
         assert a.pairs[name] != b.pairs[name]
         assert a.commitments[name] != b.commitments[name]
         assert sum(x == y for x, y in zip(a.sealed[name], b.sealed[name], strict=True)) < 8, "one key for two shares"

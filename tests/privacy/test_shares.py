@@ -39,32 +39,20 @@ def test_shares_add_up_to_shares_of_the_sum():
     assert [int.from_bytes(found.shares[h], "big") for h in HOLDERS] == [1494, 1942, 2578, 3402]
 
 
-def test_a_holder_that_lies_is_named():
+WRONG = bytes(31) + b"\x05"
+
+
+@pytest.mark.parametrize(("shares", "told", "said"), [
+    ({"riga": bytes(32)}, {}, "site 'riga': its share of 'bern' is not the one that 'bern' committed to"),
+    ({"oslo": WRONG}, {"oslo": commitment("bern", "oslo", WRONG)}, "site 'bern': its shares do not give the secret"),
+    *(({"oslo": bytes(n)}, {}, f"site 'oslo': its share of 'bern' has {n} bytes, expected 32") for n in (0, 31, 33)),
+    ({"riga": None, "wien": None}, {}, "found 2, expected at least 3"),
+])  # fmt: skip
+def test_a_holder_or_a_dealer_that_lies_is_named_and_too_few_are_refused(shares, told, said):
     found = dealt()
-    wrong = dict(found.shares) | {"riga": bytes(32)}
-    with pytest.raises(RunError, match=r"site 'riga': its share of 'bern' is not the one that 'bern' committed to"):
-        join("bern", wrong, HOLDERS, 3, found.commitments)
-
-
-def test_a_dealer_that_lies_is_named():
-    found = dealt()
-    wrong = bytes(31) + b"\x05"
-    told = found.commitments | {"oslo": commitment("bern", "oslo", wrong)}
-    with pytest.raises(RunError, match=r"site 'bern': its shares do not give the secret"):
-        join("bern", dict(found.shares) | {"oslo": wrong}, HOLDERS, 3, told)
-
-
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_share_of_a_wrong_length_is_refused(length):
-    found = dealt()
-    with pytest.raises(RunError, match=f"site 'oslo': its share of 'bern' has {length} bytes, expected 32"):
-        join("bern", dict(found.shares) | {"oslo": bytes(length)}, HOLDERS, 3, found.commitments)
-
-
-def test_too_few_shares_are_refused():
-    found = dealt()
-    with pytest.raises(RunError, match="found 2, expected at least 3"):
-        join("bern", {h: found.shares[h] for h in HOLDERS[:2]}, HOLDERS, 3, found.commitments)
+    given = {name: share for name, share in (dict(found.shares) | shares).items() if share is not None}
+    with pytest.raises(RunError, match=said):
+        join("bern", given, HOLDERS, 3, found.commitments | told)
     with pytest.raises(RunError, match="threshold: found 5"):
         split("bern", SECRET, HOLDERS, 5, [bytes(32)] * 4)
 
