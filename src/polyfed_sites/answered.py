@@ -12,10 +12,7 @@ NAME = "answered.jsonl"
 
 
 class Answered:
-    """The questions in a vault.
-
-    vault: the folder     file: digest of the site's file, which questions are about     policy: has the most runs on it
-    """
+    """The questions in a vault, which are about the file with the digest `file`."""
 
     def __init__(self, vault: Path, file: str, policy: Policy):
         self.path, self.file, self.policy = vault / NAME, file, policy

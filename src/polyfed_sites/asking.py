@@ -19,13 +19,10 @@ Wrong = Callable[[str, Message[R]], str]  # (a site's name, its answer) -> what 
 
 
 class Transport(Protocol):
-    """Carries messages to sites, by name.
+    """Carries messages to sites, by name."""
 
-    most: bytes of tensors that are accepted in a reply     run: what sites know the run by
-    """
-
-    most: int
-    run: str
+    most: int  # bytes of tensors that are accepted in a reply
+    run: str  # what sites know the run by
 
     def sites(self) -> Sequence[str]:
         """Names of the sites that are connected now."""
@@ -42,10 +39,8 @@ class Transport(Protocol):
     def pull(
         self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
     ) -> dict[str, bytes | str]:
-        """Replies (or the reason why there is none) of these sites as they come.
-
-        Returns when `enough` (default: all) of `names` have answered or failed, or when `seconds` are over; whoever has
-        done neither is not in the result and may be pulled later.
+        """Replies (or why there is none) once `enough` of these sites (default: all) have answered or failed, or after
+        `seconds`; who is not among them may be pulled later.
         """
         ...
 
@@ -53,10 +48,7 @@ class Transport(Protocol):
 
 
 class Asking:
-    """Asks sites and collects their answers, each at most twice.
-
-    seconds: how long all of them are waited for; after that, `say` says who is missing, and waiting goes on
-    """
+    """Asks sites and collects their answers, each at most twice; after `seconds`, `say` says who is missing."""
 
     def __init__(self, transport: Transport, seconds: float | None = None, say: Callable[[str], None] = lambda _: None):
         self.transport, self.seconds, self.say = transport, seconds, say
@@ -94,19 +86,14 @@ class Asking:
     def answers(
         self,
         messages: Mapping[str, Message[Request]],
-        what: str,
-        kind: type[R],
+        what: str,  # that is asked for, in words
+        kind: type[R],  # of the answers; another one answers an earlier message
         wrong: Wrong[R] = lambda *_: "",
-        enough: int | None = None,
-        one: bool = False,
-        take: Callable[[str, Message[R]], Message[R]] | None = None,
+        enough: int | None = None,  # answers that will do once `seconds` are over; None: all
+        one: bool = False,  # the first answer will do
+        take: Callable[[str, Message[R]], Message[R]] | None = None,  # what is kept of answers, which come one by one
     ) -> tuple[dict[str, Message[R]], dict[str, str]]:
-        """The answers to messages that were sent, and why others are missing.
-
-        what: that is asked for, in words     kind: of the answers; another one answers an earlier message
-        enough: how many answers will do once `seconds` are over (default: all)     one: whether the first answer will
-        do     take: what is kept of an answer; answers then come one by one
-        """
+        """The answers to messages that were sent, and why others are missing."""
         needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message[R]](), dict[str, str]()
         waiting, again = dict(messages), dict[str, str]()
         start = time.monotonic()

@@ -26,11 +26,7 @@ from polyfed_sites.wire import Message
 
 
 class Client:
-    """One client's numbers in a run.
-
-    data: its samples by split, of which "train" is trained on     vault: where its private tensors are kept
-    guard: what its uplinks pass through under [privacy], of which there are then `sums` alone, by kind of exchange
-    """
+    """One client's numbers in a run."""
 
     def __init__(
         self,
@@ -41,8 +37,8 @@ class Client:
         work: Work,
         seed: int,
         vault: Vault,
-        guard: Guard | None = None,
-        sums: Mapping[tuple[int, int], Wanted] | None = None,
+        guard: Guard | None = None,  # what its uplinks pass through under [privacy]
+        sums: Mapping[tuple[int, int], Wanted] | None = None,  # which alone are then sent, by kind of exchange
     ):
         self.guard, self.sums = guard, sums or {}
         self.name, self.task, self.data, self.algorithm, self.vault = name, task, data, algorithm, vault

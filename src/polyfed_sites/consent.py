@@ -37,20 +37,15 @@ RAW = {
 class Consent:
     """What an operator lets leave the site.
 
-    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature", ...
-    metrics: how good models are on this site's samples. "own": the server receives and writes down this site's numbers.
-        "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
-        more; that is the server's program and no cryptography. "none": they stay here
-    ask: shown the text before anything is sent; True goes on. None: yes, to whatever the policy allows
-    agreed: digests of the terms that the operator has agreed to, who is not asked then; others are refused
-    dry: nothing is answered: the text is shown though the vault may remember a yes, and a refusal is raised
+    metrics: how good models are here. "own": the server writes down this site's numbers; "aggregate": only their mean
+    over two or more sites that say so, by its program and no cryptography; "none": they stay here
     """
 
-    allow: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()  # what is made of samples and not of training: "pooled", "labels", ...
     metrics: Literal["none", "aggregate", "own"] = "own"
-    ask: Callable[[str], bool] | None = None
-    agreed: frozenset[str] = frozenset()
-    dry: bool = False
+    ask: Callable[[str], bool] | None = None  # shown the text before anything is sent; None: whatever the policy allows
+    agreed: frozenset[str] = frozenset()  # digests of terms that the operator, who is not asked then, has agreed to
+    dry: bool = False  # nothing is answered: the text is shown though the vault may remember a yes
 
     def check(self, needs: Mapping[str, str]) -> None:
         """Raise Refusal for what is made of samples, asked for, and not allowed."""
@@ -60,21 +55,16 @@ class Consent:
 
 
 class Terms(NamedTuple):
-    """What a text is made of.
-
-    about: the site and its file     work: how long it trains, in words     up: tensors by exchange
-    needs: what is made of samples, and what it is     policy: in words
-    private: what is hidden, and from whom; empty where replies are open
-    """
+    """What a text is made of."""
 
     title: str
     about: Joined
-    work: Sequence[str]
-    up: Mapping[str, Mapping[str, Form]]
-    needs: Mapping[str, str]
+    work: Sequence[str]  # how long it trains, in words
+    up: Mapping[str, Mapping[str, Form]]  # tensors by exchange
+    needs: Mapping[str, str]  # what is made of samples, and what it is
     discloses: Mapping[str, str]
-    policy: str
-    private: Sequence[str] = ()
+    policy: str  # in words
+    private: Sequence[str] = ()  # what is hidden, and from whom; empty where replies are open
 
 
 def words(terms: Terms, consent: Consent) -> str:

@@ -20,15 +20,13 @@ from polyfed_sites.wire import Message, misfit
 
 @dataclass(frozen=True)
 class Door:
-    """What may leave by a site's policy, and by the consent of its operator.
-
-    hide: makes the numbers of an answer a part of a sum, where sums are secure     rows: of the part that scores are of
-    """
+    """What may leave by a site's policy, and by the consent of its operator."""
 
     policy: Policy
     consent: Consent
+    # makes the numbers of an answer a part of a sum, where sums are secure
     hide: Callable[[Message[Any], Message[Strict]], Message[Strict]] | None = None
-    rows: int = 0
+    rows: int = 0  # of the part that scores are of
 
     def out(
         self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None

@@ -35,39 +35,31 @@ LARGEST = float(np.finfo(np.float32).max)  # of a score
 
 
 class RemoteEngine:
-    """Runs clients through a transport.
-
-    names, counts: of the clients, [n] training samples     work, seed: of the run; they decide in which order replies
-    are added up     run: what sites know the run by     expected: (round, exchange) -> the forms of what is sent up;
-    None: all that counts is that replies are alike     accepts: a reply's tensors -> what is wrong with their numbers
-    metrics: what is asked for in an evaluation     seconds, say: as for `Asking`     quorum: how many replies will do
-    once `seconds` are over; None: all     durable: whether the run has checkpoints, to which it may go back
-    log: takes lines about every exchange     sums: under [privacy], by exchange, what replies are sums of
-    opener: opens secure sums, of which replies are a part then
-    """
+    """Runs clients through a transport."""
 
     here = False
 
     def __init__(
         self,
         names: Sequence[str],
-        counts: np.ndarray,
+        counts: np.ndarray,  # [n] training samples
         transport: Transport,
-        work: Work,
+        work: Work,  # with the seed it decides in which order replies are added up
         seed: int,
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
         *,
-        run: str = "",
+        run: str = "",  # what sites know it by
+        # the forms of what is sent up, by round and exchange; None: all that counts is that replies are alike
         expected: Callable[[int, int], Mapping[str, Form]] | None = None,
-        accepts: Callable[[State], str] | None = None,
+        accepts: Callable[[State], str] | None = None,  # what is wrong with a reply's numbers
         metrics: Sequence[Metric] = (),
-        seconds: float | None = None,
-        quorum: int | None = None,
-        durable: bool = True,
+        seconds: float | None = None,  # as for `Asking`
+        quorum: int | None = None,  # replies that will do once `seconds` are over; None: all
+        durable: bool = True,  # the run has checkpoints, to which it may go back
         say: Callable[[str], None] = lambda _: None,
-        log: Callable[[str], None] = lambda _: None,
-        sums: Callable[[int, int], Wanted] | None = None,
-        opener: Opener | None = None,
+        log: Callable[[str], None] = lambda _: None,  # takes lines about every exchange
+        sums: Callable[[int, int], Wanted] | None = None,  # under [privacy], by exchange, what replies are sums of
+        opener: Opener | None = None,  # of secure sums, of which replies are a part then
     ):
         self.sums, self.opener = sums, opener
         self._sum: Sum | None = None  # the secure one that is under way

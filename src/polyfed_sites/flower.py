@@ -92,19 +92,15 @@ class Delivery:
 
 
 class Hub:
-    """Who is connected at the server's port, and what is asked of whom, for any number of runs.
-
-    keys: the federation's     say: takes one line per event     host, port: where to listen     shown: makes the page
-    at `path`, which shows all of it
-    """
+    """Who is connected at the server's port, and what is asked of whom, for any number of runs."""
 
     def __init__(
         self,
         keys: Keys,
         say: Say,
         host: str = "0.0.0.0",
-        port: int | None = None,
-        shown: "Callable[[Hub], str] | None" = None,
+        port: int | None = None,  # of the keys' address
+        shown: "Callable[[Hub], str] | None" = None,  # makes the page at `path`, which shows all of it
     ):
         self.keys, self.say, self.port, self.shown = keys, say, port or split(keys.address)[1], shown
         self.path = f"/status/{keys.word()}"
@@ -337,11 +333,7 @@ class Hub:
 
 
 class Flower:
-    """A transport (see sites/asking.py): one run's part of a hub.
-
-    run: what sites know it by; given before anything is sent     folder: of the run
-    most: bytes of tensors that a site may send at once     audit: where questions and answers are written down
-    """
+    """One run's part of a hub, as a `Transport`; `run` is given before anything is sent."""
 
     def __init__(self, hub: Hub, folder: Path, most: int = MOST, audit: Audit | None = None):
         self.hub, self.folder, self.run, self.most, self.audit = hub, folder, "", most, audit

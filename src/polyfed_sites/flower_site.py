@@ -41,20 +41,16 @@ class Shown:
 
 
 class Attendance:
-    """One site at one server.
-
-    answer: (a run's name, a message) -> the reply     over: whether the last message has been answered
-    folder: where `polyfed status` looks     server: host:port, where it is not the key's
-    """
+    """One site at one server."""
 
     def __init__(
         self,
         key: SiteKey,
-        answer: Callable[[str, bytes], bytes],
-        over: Callable[[], bool],
-        folder: Path,
+        answer: Callable[[str, bytes], bytes],  # (a run's name, a message) -> the reply
+        over: Callable[[], bool],  # whether the last message has been answered
+        folder: Path,  # where `polyfed status` looks
         say: Say,
-        server: str | None = None,
+        server: str | None = None,  # host:port, where it is not the key's
     ):
         self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
         self.server = split(server or key.server)

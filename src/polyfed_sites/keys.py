@@ -115,10 +115,7 @@ class Keys:
         self._signing, self._register, self._seen = (folder / name for name in ("ca.key", "sites.json", "seen.json"))
 
     def make(self, address: str, also: Sequence[str] = (), days: int = SERVER) -> None:
-        """A server certificate for the host in `address` and other names of it; the authority too, unless there is one.
-
-        address: host:port at which the sites reach the server
-        """
+        """A server certificate for the host in `address` and its other names; the authority too, unless it is there."""
         host, _ = split(address)
         names = dict.fromkeys([host, *map(host_of, also), "localhost", "127.0.0.1"])
         register = self._load() if self._register.exists() else {"sites": {}}
@@ -152,9 +149,8 @@ class Keys:
         write(self.authority, certificate.public_bytes(s.Encoding.PEM))
 
     def add(self, site: str, to: Path, days: int = SITE, rotate: bool = False, passphrase: bytes | None = None) -> Path:
-        """Make a site's key: its file in the folder `to`. Only the public half stays here.
-
-        rotate: a second one, beside which the older one is accepted for `SOON` days     passphrase: it is encrypted by
+        """Make a site's key, its file in the folder `to`; if `rotate`, a second one, beside which the older one is
+        accepted for `SOON` days. Only the public half stays here.
         """
         if not NAME.fullmatch(site):
             raise ConfigError(f"{site!r} cannot be the name of a site; letters, digits, '.', '-' and '_', 64 at most")
@@ -188,9 +184,8 @@ class Keys:
         return path
 
     def revoke(self, site: str, key: str | None = None, why: str = "") -> list[str]:
-        """A running server drops the site within seconds; its keys are never accepted again, and stay in the register.
-
-        key: the mark of one key alone     why: is written down     Returns the marks of what was revoked.
+        """A running server drops the site within seconds; its keys, or the one of this mark, are never accepted again,
+        and stay in the register. Returns the marks of what was revoked.
         """
         register, marks = self._load(), [e.mark for e in self.sites().get(site, ())]
         if not marks:
@@ -217,9 +212,7 @@ class Keys:
         }
 
     def came(self, mark: str, address: str) -> list[str]:
-        """Write down where a key comes from, if the folder can be written; returns where it came from before, if from
-        elsewhere alone.
-        """
+        """Note where a key comes from, if it can be written; where it came from before, if from elsewhere alone."""
         self._came = self.seen() | self._came
         before = self._came.get(mark, [])
         if address in before:
@@ -365,10 +358,7 @@ def private() -> Generator[None]:
 
 
 def write(path: Path, data: bytes, *, once: bool = False) -> None:
-    """A file that is there whole or not at all, for this user only, whoever else writes it at the same time.
-
-    once: what is there already stays
-    """
+    """A file that is there whole or not at all, for this user only; if `once`, what is there already stays."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(".draft", f".{path.name}.", path.parent)

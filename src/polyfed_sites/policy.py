@@ -180,9 +180,7 @@ class Policy(Table):
     def terms(
         self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool, read: bool = True
     ) -> None:
-        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site
-        read: whether an operator reads them, and so the others' keys
-        """
+        """Refuse the terms of an experiment; its scores leave if `scores`, and an operator has read it if `read`."""
         t, c, counts = e.training, join.columns, about.counts
         self.least("least_rows", counts.train, f"training on {counts.train} rows")
         self.batch(t.batch_size, counts.train)
@@ -266,9 +264,7 @@ class Policy(Table):
         return {name: float(f"{stepped(value):.{self.digits}g}") for name, value in metrics.items()}
 
     def clipped(self, sent: State, received: State) -> State:
-        """What is sent, its change no longer than `clip` times what was received; by tensor, about the one received
-        under its name or else about 0.
-        """
+        """What is sent, each tensor's change from the one received, or else from 0, no longer than `clip` allows."""
         if self.clip is None:
             return sent
         longest = self.clip * max(1.0, sum(norm(t.double()) ** 2 for t in received.values()) ** 0.5)

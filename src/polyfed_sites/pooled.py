@@ -27,17 +27,14 @@ def pooled(
     asking: Asking,
     joins: Mapping[str, m.Join],
     settled: Settled,
-    blank: Preparation,
+    blank: Preparation,  # that is settled, without statistics
     said: Mapping[str, m.Joined],
-    peers: Mapping[str, m.Peer],
-    opener: Opener | None = None,
+    peers: Mapping[str, m.Peer],  # where sums are secure
+    opener: Opener | None = None,  # the same
 ) -> tuple[Settled, np.ndarray]:
     """What is settled with everybody's medians, means and deviations; and [3, n] messages, bytes down and bytes up.
 
     The sums are those of `moments` and `median` over the sites' rows in their order, to the bit.
-
-    joins: what each site has joined for     blank: the preparation that is settled, without statistics
-    said: by the sites, of their files     peers, opener: where sums are secure
     """
     bill, train = np.zeros((3, len(said))), {name: about.counts.train for name, about in said.items()}
     numbers = [i.name for i in blank.inputs if i.values is None]

@@ -155,10 +155,7 @@ class Book:
     # parts of a file
 
     def cut(self, file: File, ids: np.ndarray, words: str, least: int) -> None:
-        """Leave rows in the parts that they were in when the same was asked before; few new ones are trained on.
-
-        ids: [n] of the file's rows     words: what the cut is asked by
-        """
+        """Leave rows [n] in the parts that they were in when the same was asked before; few new ones are trained on."""
         before = {kind: rows for kind, what, rows, _ in self.asked if what == words and kind in file.rows}
         if not before or file.language is not None:
             return

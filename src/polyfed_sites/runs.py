@@ -12,11 +12,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)  # of a run, which names a f
 
 
 class Runs:
-    """Sites by run.
-
-    name: of the site     site: makes the site of a run, by the name of the folder of its vault in that of all; "": that
-    itself     many: whether there may be several
-    """
+    """A site's `Site`s by run, each made by the name of its vault in the folder of all; "": that folder itself."""
 
     def __init__(self, name: str, site: Callable[[str], Site], many: bool = False):
         self.name, self.site, self.many = name, site, many

@@ -70,23 +70,16 @@ def serve(
     transport: Transport,
     out: Path,
     *,
-    sites: Sequence[str] | int | None = None,
+    sites: Sequence[str] | int | None = None,  # who takes part, or how many; None: whoever is there with the first
     resume: bool = False,
-    wait: float | None = None,
-    quorum: int | None = None,
-    most_share: float = 1.0,
+    wait: float | None = None,  # seconds for replies; None: for ever
+    quorum: int | None = None,  # replies with which a round goes on once `wait` is over; None: all
+    most_share: float = 1.0,  # of all training rows, that one site may have
     say: Callable[[str], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
-    trained: Callable[[Result], None] = lambda _: None,
+    trained: Callable[[Result], None] = lambda _: None,  # called with the whole run, before sites hear that it is over
 ) -> Result:
     """Train with sites that are reached through a transport, which whoever made it closes.
-
-    experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
-    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join, or how many, the
-    first that connect; None: those that are connected when the first one is     wait: seconds that replies are waited
-    for; None: for ever     quorum: how many are enough for a round to go on once `wait` is over; None: all
-    most_share: of all training rows, that one site may have     say: takes lines for the operator     callbacks: as for
-    `fit`     trained: called with the run once its folder is complete, before the sites hear that it is over
 
     Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
     DataError or RunError, before the first round where possible, in a line that names the site at fault.
@@ -122,11 +115,7 @@ def is_over(folder: Path) -> bool:
 
 
 class Server:
-    """One run's server, step by step.
-
-    experiment: whose one method is trained     transport: carries messages     store: the run's folder
-    wait, quorum, say: as for `serve`
-    """
+    """One run's server, step by step, as `serve` takes the steps."""
 
     def __init__(
         self,
@@ -207,7 +196,7 @@ class Server:
         p, head = self.experiment.settings.privacy, self.heads[self.names[0]]
         if p is None or p.sums == "open":
             return None
-        return Opener(self.asking, self.names, head, p, self.store.path / OPENED)
+        return Opener(self.asking, head, p, self.store.path / OPENED)
 
     def settle(self) -> None:
         """What must be the same for all."""

@@ -69,11 +69,7 @@ from polyfed_sites.wire import Message, misfit, request
 
 Sums = Mapping[tuple[int, int], Wanted]
 WAYS = 255  # thresholds at a time in the server's search for a median
-QUESTIONS = {
-    "counts": 9,
-    "sums": 2,
-    "squares": 1,
-}  # different ones: the search for medians; fillings, means; deviations
+QUESTIONS = {"counts": 9, "sums": 2, "squares": 1}  # different ones: for medians; for fillings, means; for deviations
 LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 LEDGER = "privacy.ledger"  # beside the vaults: what runs have spent of a file's privacy
@@ -90,45 +86,34 @@ ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
 class Begun(NamedTuple):
-    """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it
-    terms: digits that stand for what it has joined for     rounds: trainings that it answers, repeats included
-    answered: what it has answered in the run
-    """
+    """A site's part of a settled experiment."""
 
     head: m.Begin
     experiment: Experiment
     client: Client
-    forms: Forms
+    forms: Forms  # of what may leave
     preparation: Preparation | None
-    most: int
-    terms: str
-    rounds: int
+    most: int  # bytes of tensors in a message to it
+    terms: str  # digits that stand for what it has joined for
+    rounds: int  # trainings that it answers, repeats included
     answered: Answered
 
 
 class Site:
-    """One site and its data.
-
-    data, vault: its CSV or npz file, or folder of images, and the folder of its private state of one run
-    say: takes lines for the operator's log: no path, no cell of the file, no value of a column
-    show: takes the terms for the operator's eyes alone, which may have all of these; None: as `say`
-    warn: takes the reasons of failures, for these eyes too; None: as `show`
-    policy: what it answers at most, whatever it consents to     sign: makes a signature by the site's key, which secure
-    sums need     backbone: where pretrained weights are here
-    """
+    """One site and its data."""
 
     def __init__(
         self,
         name: str,
-        data: Path,
-        vault: Path,
+        data: Path,  # its CSV or npz file, or folder of images
+        vault: Path,  # the folder of its private state of one run
         consent: Consent,
-        say: Callable[[str], None] = lambda _: None,
-        show: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = lambda _: None,  # logs a line: no path, no cell of the file, no value of a column
+        show: Callable[[str], None] | None = None,  # the terms, for the operator's eyes alone; None: as `say`
         policy: Policy = Policy(),  # noqa: B008  (immutable)
-        sign: Callable[[bytes], bytes] | None = None,
-        backbone: Path | None = None,
-        warn: Callable[[str], None] | None = None,
+        sign: Callable[[bytes], bytes] | None = None,  # by the site's key, which secure sums need
+        backbone: Path | None = None,  # where pretrained weights are here
+        warn: Callable[[str], None] | None = None,  # why something failed, for the operator's eyes; None: as `show`
     ):
         self.hidden = Hidden(Path(vault), name, sign, policy)
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say

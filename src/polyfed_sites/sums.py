@@ -153,11 +153,7 @@ class Noted(dict[str, bytes]):
 
 
 class Hidden:
-    """A site's end of the sums of a run.
-
-    folder: its vault     sign: makes a signature by the site's key; None: it has none     policy: has the fewest sites
-    that it sums with, and how many of a cohort may be missing
-    """
+    """A site's end of the sums of a run, in the folder of its vault; `sign` makes a signature by its key."""
 
     def __init__(self, folder: Path, name: str, sign: Callable[[bytes], bytes] | None, policy: Policy):
         self.folder, self.name, self.sign, self.policy = folder, name, sign, policy
@@ -309,17 +305,12 @@ def _bytes(of: Mapping[str, str]) -> dict[str, bytes]:
 
 @dataclasses.dataclass
 class Opener:
-    """The server's end of all sums of a run.
-
-    asking: how sites are asked     names: of all sites     join: what one of them has joined for     privacy: settings
-    path: of the file that says for whom each sum was opened
-    """
+    """The server's end of all sums of a run."""
 
     asking: Asking
-    names: Sequence[str]
-    join: m.Join
+    join: m.Join  # what one of the sites has joined for
     privacy: Privacy
-    path: Path
+    path: Path  # of the file that says for whom each sum was opened
 
     def __post_init__(self) -> None:
         self.run = run_of(self.join)

@@ -121,10 +121,7 @@ def _summed(t: Tensor, like: Tensor) -> Tensor:
 
 
 def few(new: Tensor, known: Tensor, least: int, eps: float) -> tuple[Tensor, Tensor]:
-    """[u] bool: units that fewer than `least` rows reach; that differ from known ones or from each other by so few.
-
-    new, known: [buckets, units]     eps: of the numbers that they were made of
-    """
+    """[u] bool: units [buckets, u] that fewer than `least` rows reach; that differ from others by so few."""
     alone = _dominated(new, least) & (new.abs().sum(0) > 0)
     pool, pairs, old = torch.cat([known, new], 1), list[tuple[int, int]](), known.shape[1]
     ways = _ways(pool, least)
@@ -173,10 +170,7 @@ class Units:
         self.seed = int.from_bytes(book.key()[:6], "little")
 
     def kept_back(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
-        """[layer, next layer, units] that stay as they were received; on the disk before an answer leaves.
-
-        asks: digest of the question     rows: [n] digests
-        """
+        """[layer, next layer, units] that stay as they were received; on the disk before an answer leaves."""
         with self.book.held():
             path = self.book.folder / ANSWERED
             answered = dict(journal.pairs(path))
@@ -252,10 +246,7 @@ def _like(t: Tensor, was: Tensor | None) -> bool:
 
 
 def withheld(sent: State, received: State, layout: Layout, units: Sequence[Any]) -> State:
-    """What is sent, with these units as they were received; a change, or a gradient, is 0 there.
-
-    Raises Refusal for tensors of which it is not known where the units are.
-    """
+    """What is sent, with these units as received (a change or gradient is 0); Refusal where they cannot be found."""
     if not units:
         return sent
     mask = _mask(layout, units)

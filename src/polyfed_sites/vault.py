@@ -25,10 +25,7 @@ START: Version = (-1, -1)  # before the first exchange
 
 
 class Vault:
-    """Versions of one site's private tensors in one folder.
-
-    run: what identifies the run (its configuration and clients); a vault of another run is refused
-    """
+    """Versions of one site's private tensors in one folder; a vault of another run is refused."""
 
     def __init__(self, folder: Path, run: str, site: str):
         self.folder, self.site, self.run = folder, site, run

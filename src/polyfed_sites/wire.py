@@ -87,12 +87,7 @@ Version = Annotated[
 
 
 class Join(Strict):
-    """The terms of an experiment, for one site; answered after the operator's consent.
-
-    cut, test, validation: as in `Cut`
-    rounds, evaluations: how many there are at most     steps: local steps of the site, where they are not epochs
-    keys: public ones that sites sign with, where sums are secure     cohort: sites in a round
-    """
+    """The terms of an experiment, for one site; answered after the operator's consent."""
 
     kind: Literal["join"] = "join"
     versions: Annotated[dict[Word, Word], Field(max_length=100)]
@@ -101,15 +96,15 @@ class Join(Strict):
     algorithm: Table
     model: Table
     columns: Annotated[Columns, _table(Columns, lambda c: Columns(**c)), PlainSerializer(lambda c: c.given)]
-    cut: Annotated[int, Field(ge=0, le=MOST)]
+    cut: Annotated[int, Field(ge=0, le=MOST)]  # seed of the division of rows, with these shares
     test: Share
     validation: Share
     needs: Annotated[list[Made], Field(max_length=2)]
-    rounds: Count
-    evaluations: Count
-    steps: int | None
-    keys: dict[Word, Annotated[str, Field(max_length=1000)]] = Field(default={})
-    cohort: Count = 0
+    rounds: Count  # at most
+    evaluations: Count  # at most
+    steps: int | None  # local ones of the site, where they are not epochs
+    keys: dict[Word, Annotated[str, Field(max_length=1000)]] = Field(default={})  # that sites of secure sums sign with
+    cohort: Count = 0  # sites in a round
 
 
 class Peer(Strict):
@@ -167,16 +162,14 @@ class Turn(Strict):
 
 
 class Train(Turn):
-    """t: round     phase: exchange within it     n: clients     scale: factor of the step sizes
-    cohort: who is asked, where the site must know
-    """
+    """One exchange of a round."""
 
     kind: Literal["train"] = "train"
-    t: Count
-    phase: Count
-    n: Annotated[Count, Field(ge=1)]
-    scale: Amount
-    cohort: Names = Field(default=[])
+    t: Count  # round
+    phase: Count  # exchange within it
+    n: Annotated[Count, Field(ge=1)]  # clients
+    scale: Amount  # factor of the step sizes
+    cohort: Names = Field(default=[])  # who is asked, where the site must know
 
 
 class Evaluate(Turn):
@@ -194,9 +187,7 @@ class End(Turn):
 
 
 class Open(Strict):
-    """Asks for what opens a sum. what, cohort, digest, least, limbs: as in `secure.Context`
-    present: who has answered     sealed: their shares for this site
-    """
+    """Asks for what opens a sum of a `secure.Context`."""
 
     kind: Literal["open"] = "open"
     what: Word
@@ -204,8 +195,8 @@ class Open(Strict):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     least: Count
     limbs: Literal[1, 2]
-    present: Names
-    sealed: ByName
+    present: Names  # who has answered
+    sealed: ByName  # their shares for this site
 
 
 class Counts(Strict):
@@ -381,11 +372,7 @@ def pack(head: Mapping[str, Any], tensors: State) -> bytes:
 
 
 def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:
-    """The head and the tensors in `data`.
-
-    most: bytes of tensors that are accepted     who: from whom it is, for errors
-    Raises RunError, in one line, for anything that `pack` would not have made.
-    """
+    """The head and the tensors, of `most` bytes, in what `who` has sent; RunError for what `pack` has not made."""
     try:
         size = int.from_bytes(data[:8], "little")
         if not 2 <= size <= min(HEAD, len(data) - 8):

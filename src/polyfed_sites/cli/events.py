@@ -14,9 +14,7 @@ NAME = "events.log"
 
 
 class Events:
-    """Called with a line, says and notes it. folder: where the file is, as soon as there is one
-    quiet: what nobody is asked and nothing failed by is not shown     who: goes before each line on the screen
-    """
+    """Called with a line, notes it and, unless `quiet`, says it with `who` before it."""
 
     def __init__(self, folder: Path, quiet: bool = False, who: str = ""):
         self.path, self.quiet, self.who = folder / NAME, quiet, who

@@ -50,11 +50,7 @@ def server(o: Server) -> int:
 
 
 class Wanted:
-    """Which sites take part in a run, by its name: names, or a number.
-
-    given: the options     runs: their names, where all are known     Raises ConfigError for what would be waited for in
-    vain.
-    """
+    """Which sites take part in a run, by its name: names, or a number; what would be waited for in vain is refused."""
 
     def __init__(self, given: "list[str] | tuple[()]", keys: Keys, runs: list[str] | None):
         self.known, self.folder = sorted({name for name, _ in keys.accepted().values()}), keys.folder
@@ -138,10 +134,7 @@ def _report(folder: Path, run: Result) -> None:
 
 
 class Queue:
-    """Runs at one port, each in a thread and a folder of its own, some of them at once.
-
-    o.experiment: files, and folders that are looked at again for as long as the server runs
-    """
+    """Runs at one port, each in a thread and a folder of its own; folders of experiments are looked at again."""
 
     def __init__(self, o: Server, hub: Hub, folder: Path, wanted: Wanted):
         self.o, self.hub, self.folder, self.wanted = o, hub, folder, wanted
