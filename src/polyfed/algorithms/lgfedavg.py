@@ -44,7 +44,7 @@ class LGFedAvg(Partial):
         w = split(some(self.shared(task.layout), self, task.layout), w0)[0]
         if self.deployed == "after":
             return Server({"w": w})
-        return Server({"w": w, "before": w.clone()}, {"fresh": torch.zeros(n, device=w0.device) > 0})
+        return Server({"w": w, "before": w.clone()}, {"fresh": torch.zeros(n, dtype=torch.bool, device=w0.device)})
 
     def init_client(self, task, w0):
         state = super().init_client(task, w0)

@@ -4,7 +4,6 @@ A float that meets a tensor of booleans or integers becomes float32 in torch, an
 rounding, 1e-9 of a setting, does not show in settings such as 0.5, and hardly in results.
 """
 
-import copy
 import dataclasses
 import traceback
 from contextlib import suppress
@@ -13,23 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from instances import METHODS, kind_of, model, steps
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import polyfed as pf
-import polyfed.algorithms
 from polyfed.base.errors import ConfigError
-from polyfed.core.algorithm import REGISTRY
-from polyfed.models.memory import Memory
-from polyfed.models.mixture import Mixture
 from polyfed.threats import ATTACKS, RULES
 
-METHODS = [cls for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 STARTS = {  # draw a start, in float32 for both precisions: that it is one start is a row of the conformance table
     ("clusters.py", "starts"), ("fedtgp.py", "init_server"), ("pfedhn.py", "init_server"), ("fedspa.py", "_drawn"),
 }  # fmt: skip
+RNG = np.random.default_rng(0)
+SITES = [(RNG.normal(size=(n, 1, 6, 6)), RNG.integers(0, 3, n)) for n in (9, 5, 12, 7, 6, 8, 10)]
+FED = pf.Federation.from_arrays(SITES, SITES, classes=3)
 
 
 class Narrow(TorchFunctionMode):
@@ -44,7 +41,7 @@ class Narrow(TorchFunctionMode):
         if any(isinstance(t, torch.Tensor) and t.dtype in LOW for t in tree_leaves(out)):
             ours = [f for f in traceback.extract_stack() if "polyfed" in f.filename]
             if STARTS.isdisjoint((Path(f.filename).name, f.name) for f in ours):
-                self.found.add(f"{ours[-1].filename.rpartition('polyfed/')[2]}:{ours[-1].lineno} {ours[-1].line}")
+                self.found |= {f"{f.filename.rpartition('polyfed/')[2]}:{f.lineno} {f.line}" for f in ours[-1:]} or {""}
         return out
 
 
@@ -65,39 +62,34 @@ def uneven(thing, turned: bool):
     return thing
 
 
-@pytest.fixture(scope="module")
-def federation() -> pf.Federation:
-    rng = np.random.default_rng(0)
-    sites = [(rng.normal(size=(n, 4)), rng.integers(0, 3, n)) for n in (9, 5, 12, 7, 6, 8, 10)]
-    return pf.Federation.from_arrays(sites, sites, classes=3)
-
-
-def narrow(federation, method, **settings) -> set[str]:
+def narrow(method, **settings) -> set[str]:
     """Lines that make a number of less than double precision in a short float64 run."""
-    torch.manual_seed(0)
-    norm = [nn.LayerNorm(5)] if method.name == "fedbn" else []
-    model = nn.Sequential(nn.Linear(4, 5), *norm, nn.ReLU(), nn.Linear(5, 3)).double()
-    if method.adapter:
-        model = pf.models.adapted(model, f"lora:r=2,train={method.adapter}")
-    if method.name in ("fedem", "fedrc"):
-        model = Mixture(model, copy.deepcopy(model), classes=3 if method.name == "fedrc" else None).double()
-    if method.name == "knn-per":
-        model = Memory(model, rows=7, k=3).double()
+    net, how = model(kind_of(method)).double(), {"local_steps": steps(method), "batch_size": 4, "rounds": 3} | settings
     with pytest.MonkeyPatch.context() as patch, Narrow() as seen:
         patch.setenv("POLYFED_NATIVE", "0")  # torch's operators are watched
-        run = pf.fit(model, federation, method, dtype=torch.float64, batch_size=4, rounds=3, workers=1, **settings)
+        run = pf.fit(net, FED, method, dtype=torch.float64, workers=1, **how)
         run.findings  # noqa: B018
     assert run.personal.dtype == torch.float64
     return seen.found
 
 
-@pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.name)
-def test_no_number_of_a_float64_run_goes_through_float32(cls, federation):
-    assert [narrow(federation, uneven(cls(), turned), fraction=0.7) for turned in (False, True)] == [set(), set()]
+@pytest.mark.parametrize("name", METHODS)
+def test_no_number_of_a_float64_run_goes_through_float32(name):
+    late = pf.Asynchronous(pf.Delays("uniform", 0, 20)) if name in ("fedasync", "fedbuff") else pf.Uniform(0.7)
+    turns = (False, True) if "(" not in name else (False,)
+    assert [narrow(uneven(METHODS[name], turned), schedule=late) for turned in turns] == [set()] * len(turns)
 
 
-def test_nor_under_attack_and_a_robust_rule(federation):
+def test_nor_under_attack_and_a_robust_rule():
     for attack in ATTACKS.values():
-        assert narrow(federation, pf.FedAvg(), attack=uneven(attack(ratio=0.5), False)) == set(), attack
+        assert narrow(pf.FedAvg(), attack=uneven(attack(ratio=0.5), False)) == set(), attack
     for rule in RULES.values():
-        assert narrow(federation, pf.FedAvg(), robust=uneven(rule(), False)) == set(), rule
+        assert narrow(pf.FedAvg(), robust=uneven(rule(), False)) == set(), rule
+
+
+def test_a_detour_through_float32_is_found():
+    with Narrow() as seen:
+        x = torch.rand(3, dtype=torch.float64) / (torch.arange(1, 4).double() * 0.1)
+        assert not seen.found
+        x / (torch.arange(1, 4) * 0.1)
+    assert seen.found
