@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from direct import Direct
+from direct import Direct, Raw, raw
 
+from polyfed.base.errors import PolyfedError
 from polyfed.face import Run, fit
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
@@ -18,6 +19,8 @@ from polyfed_sites.server import serve
 from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo", "riga")
+FEDAVG = 'name = "fedavg"\nlr = 0.1'
+CLIENT, POOLED = ('[columns]\nstandardise = "client"', '[columns]\nstandardise = "pooled"')
 ALL = Consent(frozenset({"pooled", "labels", "signature", "prototypes", "mass", "moments", "mean"}))
 # all that the default policy keeps from so small files, so that the numbers are those of one machine
 OPEN = Policy(
@@ -92,6 +95,10 @@ class Sites:
     def answer(self, name: str, data: bytes) -> bytes:
         return self.member(name).answer(data)
 
+    def error(self, name: str, question: Raw) -> str:
+        """Why a site does not answer, "" where it does."""
+        return raw(self.answer(name, question.pack())).head.get("error", "")
+
     def direct(self, kind: Callable[..., Direct] = Direct) -> Direct:
         return kind(self.names, self.answer)
 
@@ -100,6 +107,65 @@ class Sites:
         from safetensors.torch import load_file
 
         return torch.cat([t.flatten() for t in load_file(self.place / "vaults" / name / "model.safetensors").values()])
+
+
+class Between(Direct):
+    """The sites, with somebody in between.
+
+    asked: (name, question) -> the question that the site is given     said: (name, question, reply) -> the reply, or
+    bytes, that the server is given     heard: [(name, question, reply)]
+    """
+
+    def __init__(self, sites: Sites, said: Callable = lambda _, __, reply: reply, asked: Callable = lambda _, q: q):
+        super().__init__(sites.names, self._passed)
+        self.at, self.change_reply, self.change_question, self.heard = sites, said, asked, []
+
+    def _passed(self, name: str, data: bytes) -> bytes:
+        question = self.change_question(name, raw(data))
+        answer = self.at.answer(name, question.pack())
+        reply = self.change_reply(name, question, raw(answer))
+        self.heard.append((name, question, reply))
+        return reply if isinstance(reply, bytes) else reply.pack()
+
+    def asked(self, name: str = "oslo") -> list[Raw]:
+        return [question for who, question, _ in self.heard if who == name]
+
+    def said(self, name: str = "oslo") -> list[Raw]:
+        return [reply for who, _, reply in self.heard if who == name]
+
+    def first(self, kind: str, name: str = "oslo", **head: object) -> Raw:
+        """A site's first question of a kind."""
+        return next(q for q in self.asked(name) if q.head.items() >= {"kind": kind, **head}.items())
+
+
+def study(place: Path, method: str = FEDAVG, columns: str = CLIENT, **top: object) -> tuple[Path, Path, Sites]:
+    """(an experiment file, the folder of the sites' files, the sites)"""
+    data = folder(place / "data")
+    return experiment(place / "study.toml", method, columns, **top), data, Sites(place, data)
+
+
+def tables(path: Path, head: str, row: Callable[..., str], n: int = 60) -> Path:
+    """A file of n rows for each of two sites. row: (generator, row, site) -> a line"""
+    path.mkdir()
+    for k, name in enumerate(NAMES[:2]):
+        rng = np.random.default_rng(k)
+        (path / f"{name}.csv").write_text("\n".join([head, *(row(rng, i, k) for i in range(n))]) + "\n")
+    return path
+
+
+def listened(
+    place: Path, data: Path, policy: Policy, columns: str, method: str = FEDAVG, consent: Consent = ALL,
+    hands: tuple[Callable, ...] = (), **top: object,
+) -> tuple[Between, Sites, str]:  # fmt: skip
+    """(what passed in a run of two sites, the sites, how it ended)"""
+    place.mkdir(exist_ok=True)
+    sites = Sites(place, data, consent, NAMES[:2], policy)
+    wire = Between(sites, *hands)
+    try:
+        at_sites(experiment(place / "study.toml", method, columns, **top), sites, wire)
+    except PolyfedError as e:
+        return wire, sites, str(e)
+    return wire, sites, ""
 
 
 def at_sites(file: Path, sites: Sites, transport: Direct | None = None, out: str = "run", **how: object) -> Result:

@@ -5,15 +5,13 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import six_hospitals as six
-from direct import Direct, raw
-from hospitals import OPEN, Sites, at_sites, experiment, on_one_machine, same
+from hospitals import FEDAVG, OPEN, Between, Sites, at_sites, experiment, on_one_machine, same
 
 from polyfed.base.part import Part
 from polyfed.data.audit import QUANTILES, withheld
 from polyfed.studies.predict import Predictor
 
 NAMES = tuple(six.SIZES)
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
 UNREPAIRED = six.REPAIRS.partition("[columns.site.graz]")[0] + '[columns.site.koeln]\nencoding = "latin-1"\n'
 
 
@@ -26,16 +24,10 @@ def data(tmp_path_factory):
 
 def asked(sites, file):
     """The kinds of messages that each site was sent, and what it answered to an audit."""
-    kinds, told = {name: [] for name in sites.names}, {}
-
-    def answer(name, message):
-        reply = sites.answer(name, message)
-        kinds[name].append(raw(message).head["kind"])
-        if kinds[name][-1] == "audit":
-            told[name] = raw(reply).head["columns"]
-        return reply
-
-    return at_sites(file, sites, Direct(sites.names, answer)), kinds, told
+    wire = Between(sites)
+    result = at_sites(file, sites, wire)
+    kinds = {name: [q.head["kind"] for q in wire.asked(name)] for name in sites.names}
+    return result, kinds, {n: r.head["columns"] for n, q, r in wire.heard if q.head["kind"] == "audit"}
 
 
 def test_the_audit_without_rows_finds_what_it_finds_with_them(tmp_path, data):
@@ -86,14 +78,10 @@ def test_repairs_at_sites_are_those_of_one_machine_and_each_site_hears_its_own(t
     """Models to the bit; and a site's export reads its own raw rows."""
     text = six.REPAIRS.replace('target = "outcome"', 'target = "outcome"\nstandardise = "client"')
     file = experiment(tmp_path / "study.toml", FEDAVG, text, rounds=2)
-    sites, heard = Sites(tmp_path, data, names=NAMES), {}
-
-    def answer(name, message):
-        heard.setdefault(name, b"")
-        heard[name] += message
-        return sites.answer(name, message)
-
-    there = at_sites(file, sites, Direct(NAMES, answer))
+    sites = Sites(tmp_path, data, names=NAMES)
+    wire = Between(sites)
+    there = at_sites(file, sites, wire)
+    heard = {name: b"".join(q.pack() for q in wire.asked(name)) for name in NAMES}
     same(on_one_machine(file, data), there, sites)
     assert b"18.02" in heard["lyon"]
     assert not any(b"18.02" in heard[name] for name in NAMES if name != "lyon")

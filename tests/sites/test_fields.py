@@ -73,7 +73,7 @@ def counted(place: Path) -> int:
 def asked_twice(server, place, data, kind, change, policy=PRIVATE):
     """(the first answer, the second, lines that the second is counted by) of a site that has answered all before."""
     site, whole = Site("oslo", data / "oslo.csv", place / "oslo", ALL, policy=policy), []
-    for earlier in server.asked:
+    for earlier in server.asked():
         whole.append(site.answer(earlier.pack()))
         if earlier.head["kind"] == kind:
             before = counted(place)
@@ -177,7 +177,7 @@ CONTEXTS = ("unchanged", "round", "vault", "agreement", "file version")
 def test_the_same_question_in_another_context_has_other_noise(context, data, tmp_path):
     server, _, end = run(tmp_path / "run", data, PRIVATE, private(), rounds=2)
     assert not end
-    begin, train = server.of("begin"), server.of("train")
+    begin, train = server.first("begin"), server.first("train")
     sites = [Site("oslo", data / "oslo.csv", tmp_path / "a" / "oslo", ALL, policy=PRIVATE)]
     found = []
     for k in range(2):

@@ -13,74 +13,54 @@ from types import SimpleNamespace
 import pytest
 import torch
 from direct import Direct, Raw, raw
-from hospitals import NAMES, Sites, at_sites, experiment, folder
+from hospitals import NAMES, Between, Sites, at_sites, study
 
 from polyfed.base.errors import DataError, Diverged, PolyfedError
 from polyfed.runs import stop
 from polyfed_sites.listening import Listening
 
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
-CLIENT = '[columns]\nstandardise = "client"'
-
-
-@pytest.fixture
-def study(tmp_path):
-    """(experiment file, the sites) for further settings."""
-
-    def make(**top):
-        file = experiment(tmp_path / "study.toml", FEDAVG, CLIENT, **top)
-        return file, Sites(tmp_path, folder(tmp_path / "data"))
-
-    return make
+QUIET = {"evaluate-every": 0}
 
 
 def from_riga(sites, kind, change):
-    """The sites' answers, of which riga's of a kind are changed."""
+    """Riga's answers of a kind are changed."""
 
-    def answer(name, message):
-        reply = sites.answer(name, message)
-        return change(raw(reply)).pack() if name == "riga" and raw(message).head["kind"] == kind else reply
+    def said(name, question, reply):
+        return change(reply) if name == "riga" and question.head["kind"] == kind else reply
 
-    return Direct(NAMES, answer)
+    return Between(sites, said)
 
 
-def test_who_sends_numbers_that_no_other_sends_is_named_and_not_the_site_that_then_diverges(study):
+def test_who_sends_numbers_that_no_other_sends_is_named_and_not_the_site_that_then_diverges(tmp_path):
     """Finite, and small enough to be added up; the next round begins with them."""
-    file, sites = study(**{"evaluate-every": 0})
-    sent = []
+    file, _, sites = study(tmp_path, **QUIET)
 
-    def answer(name, message):
-        asked, reply = raw(message), raw(sites.answer(name, message))
-        if name == "riga" and asked.head.get("t") == 0:
-            sent.append(reply.tensors["w"])
-            return reply._replace(tensors={"w": torch.full_like(reply.tensors["w"], 1e15)}).pack()
-        if name == "bern" and asked.head.get("t") == 1:
-            return Raw({"kind": "diverged", "t": 1, "phase": 0}).pack()
-        return reply.pack()
+    def said(name, question, reply):
+        if name == "riga" and question.head.get("t") == 0:
+            return reply._replace(tensors={"w": torch.full_like(reply.tensors["w"], 1e15)})
+        diverged = name == "bern" and question.head.get("t") == 1
+        return Raw({"kind": "diverged", "t": 1, "phase": 0}) if diverged else reply
 
     with pytest.raises(Diverged, match=r"round 1: client 'bern' diverged .* round 0, exchange 0: riga sent"):
-        at_sites(file, sites, Direct(NAMES, answer))
+        at_sites(file, sites, Between(sites, said))
     log = (sites.place / "run" / "log.txt").read_text()
-    norms = "round 0, exchange 0: norms of what was sent: "
-    assert norms in log
+    assert "round 0, exchange 0: norms of what was sent: " in log
     assert "riga 3.74e+15; median" in log
 
 
-def test_a_site_that_says_it_diverged_costs_itself_the_round_where_fewer_will_do(study):
-    file, sites = study(**{"evaluate-every": 0})
+def test_a_site_that_says_it_diverged_costs_itself_the_round_where_fewer_will_do(tmp_path):
+    file, _, sites = study(tmp_path, **QUIET)
 
-    def answer(name, message):
-        asked, reply = raw(message).head, sites.answer(name, message)
-        said = Raw({"kind": "diverged", "t": asked.get("t"), "phase": 0})
-        return said.pack() if name == "riga" and asked.get("t") == 1 else reply
+    def said(name, question, reply):
+        diverged = name == "riga" and question.head.get("t") == 1
+        return Raw({"kind": "diverged", "t": 1, "phase": 0}) if diverged else reply
 
-    there = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0)
-    assert there.rounds == 3
+    assert at_sites(file, sites, Between(sites, said), quorum=2, wait=0.0).rounds == 3
     assert "round 1: riga is missing: diverged (NaN or infinity)" in sites.lines
 
 
-def test_the_rows_of_each_site_are_shown_and_one_sites_share_may_be_bounded(study):
-    file, sites = study(rounds=1)
+def test_the_rows_of_each_site_are_shown_and_one_sites_share_may_be_bounded(tmp_path):
+    file, _, sites = study(tmp_path, rounds=1)
     many = lambda reply: reply.saying(counts=reply.head["counts"] | {"train": 10**8})  # noqa: E731
     with pytest.raises(DataError, match=r"riga: says that it has 100,000,000 training rows, 100\.0%"):
         at_sites(file, sites, from_riga(sites, "join", many), most_share=0.9)
@@ -88,9 +68,9 @@ def test_the_rows_of_each_site_are_shown_and_one_sites_share_may_be_bounded(stud
     assert "3 sites have joined: bern (17 rows), oslo (24 rows), riga (13 rows)" in sites.lines
 
 
-def test_a_run_is_reported_before_its_sites_hear_that_it_is_over(study):
+def test_a_run_is_reported_before_its_sites_hear_that_it_is_over(tmp_path):
     """One that fails at the end leaves a finished run, whose folder is complete."""
-    file, sites = study(rounds=1)
+    file, _, sites = study(tmp_path, rounds=1)
     seen = []
     fails = from_riga(sites, "end", lambda _: Raw({"kind": "failed", "error": "no"}))
     with pytest.raises(PolyfedError, match="the end: 2 of 3 sites have answered"):
@@ -98,10 +78,10 @@ def test_a_run_is_reported_before_its_sites_hear_that_it_is_over(study):
     assert seen == [True]
 
 
-def test_a_run_that_goes_on_with_other_sites_is_refused_by_their_names(study):
-    file, sites = study(rounds=1)
+def test_a_run_that_goes_on_with_other_sites_is_refused_by_their_names(tmp_path):
+    file, data, sites = study(tmp_path, rounds=1)
     at_sites(file, sites)
-    two = Sites(sites.place, sites.place / "data", names=NAMES[:2])
+    two = Sites(tmp_path, data, names=NAMES[:2])
     with pytest.raises(PolyfedError, match=r"its sites are bern, oslo, riga, found bern, oslo$"):
         at_sites(file, two, resume=True)
 
@@ -185,10 +165,9 @@ class Silent(Direct):
 
 
 @pytest.mark.parametrize("kind", ["connecting", "join", "pooled", "labels", "begin", "train", "evaluate", "end"])
-def test_a_server_obeys_a_signal_whatever_it_waits_for(study, monkeypatch, kind):
+def test_a_server_obeys_a_signal_whatever_it_waits_for(tmp_path, monkeypatch, kind):
     """And goes on from there, to the end, when it is started again."""
-    file, sites = study()
-    experiment(file, FEDAVG, rounds=2, **{"class-weights": "balanced"})  # standardised by sums of all
+    file, _, sites = study(tmp_path, columns="", rounds=2, **{"class-weights": "balanced"})  # standardised by sums
     monkeypatch.setattr(stop, "GRACE", 0.1)
     silent = sites.direct(Silent)
     silent.kind = kind

@@ -4,16 +4,28 @@ import json
 
 import numpy as np
 import pytest
-from direct import Direct, raw
-from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_one_machine, same
+from direct import raw
+from hospitals import (
+    ALL,
+    CLIENT,
+    FEDAVG,
+    NAMES,
+    OPEN,
+    POOLED,
+    Between,
+    Sites,
+    at_sites,
+    experiment,
+    folder,
+    on_one_machine,
+    same,
+    study,
+)
 
 from polyfed.base.errors import ConfigError, PolyfedError, Refusal
 from polyfed_sites.consent import Consent
 from polyfed_sites.site import Site
 from polyfed_sites.wire import FORMAT
-
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
-CLIENT = '[columns]\nstandardise = "client"'
 
 
 def changed(data, name, change):
@@ -50,9 +62,8 @@ MISMATCHES = {
 
 @pytest.mark.parametrize(("change", "columns", "said"), MISMATCHES.values(), ids=MISMATCHES)
 def test_files_that_do_not_fit_are_refused_naming_site_and_column(change, columns, said, tmp_path):
-    data = folder(tmp_path / "data")
+    file, data, sites = study(tmp_path, columns=f"{CLIENT}\n{columns}")
     changed(data, "riga", change)
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, f"{CLIENT}\n{columns}"), Sites(tmp_path, data)
     with pytest.raises(PolyfedError, match=said) as error:
         at_sites(file, sites)
     assert "\n" not in str(error.value)
@@ -60,19 +71,25 @@ def test_files_that_do_not_fit_are_refused_naming_site_and_column(change, column
     assert not [*(tmp_path / "vaults").glob("[!r]*/*")], "no vault, but what was asked of the rows"
 
 
-def test_other_kinds_of_files_are_refused(tmp_path):
-    data = folder(tmp_path / "data")
-    x = np.zeros((6, 4), np.float32)
-    np.savez(tmp_path / "data" / "riga.npz", x=x, y=np.arange(6) % 2)
-    (data / "riga.csv").unlink()
-    file = experiment(tmp_path / "study.toml", FEDAVG, "")
-    with pytest.raises(PolyfedError, match="site 'riga': has an npz file, site 'bern' has a CSV file"):
-        at_sites(file, Sites(tmp_path, data))
+def arrays(place, of):
+    """A folder of npz files of six samples; of: a site's name -> its inputs"""
+    place.mkdir(exist_ok=True)
     for name in NAMES:
-        np.savez(data / f"{name}.npz", x=x[:, : 3 if name == "oslo" else 4], y=np.arange(6) % 2)
-        (data / f"{name}.csv").unlink(missing_ok=True)
+        np.savez(place / f"{name}.npz", x=of(name), y=np.arange(6) % 2)
+    return place
+
+
+def test_other_kinds_of_files_are_refused(tmp_path):
+    file, data, sites = study(tmp_path, columns="")
+    arrays(data, lambda name: np.zeros((6, 3 if name == "oslo" else 4), np.float32))
+    (data / "riga.csv").unlink()
+    sites.data = {name: data / f"{name}.{'npz' if name == 'riga' else 'csv'}" for name in NAMES}
+    with pytest.raises(PolyfedError, match="site 'riga': has an npz file, site 'bern' has a CSV file"):
+        at_sites(file, sites)
+    sites = Sites(tmp_path, data)
+    sites.data = {name: data / f"{name}.npz" for name in NAMES}
     with pytest.raises(PolyfedError, match=r"site 'oslo': inputs are of shape \[3\] per sample, those of 'bern' \[4\]"):
-        at_sites(file, Sites(tmp_path, data))
+        at_sites(file, sites)
 
 
 def test_arrays_and_their_own_test_samples(tmp_path):
@@ -89,10 +106,7 @@ def test_arrays_and_their_own_test_samples(tmp_path):
 
 @pytest.mark.parametrize("scope", ["client", "pooled"])
 def test_arrays_at_sites_are_not_standardised(tmp_path, scope):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in NAMES:
-        np.savez(data / f"{name}.npz", x=np.eye(6, 4, dtype=np.float32), y=np.arange(6) % 2)
+    data = arrays(tmp_path / "data", lambda name: np.eye(6, 4, dtype=np.float32))
     file = experiment(tmp_path / "study.toml", FEDAVG, f'[columns]\nstandardise = "{scope}"')
     with pytest.raises(PolyfedError, match=f"columns.standardise: found '{scope}', expected none for npz files"):
         at_sites(file, Sites(tmp_path, data))
@@ -100,16 +114,14 @@ def test_arrays_at_sites_are_not_standardised(tmp_path, scope):
 
 
 def test_another_version_or_name_is_refused(tmp_path):
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    file, data, sites = study(tmp_path)
 
-    def other(name, message):
-        asked = raw(message)
-        asked.head["versions"]["torch"] = "1.0" if name == "riga" else asked.head["versions"]["torch"]
-        return sites.answer(name, asked.pack())
+    def asked(name, question):
+        question.head["versions"] |= {"torch": "1.0"} if name == "riga" else {}
+        return question
 
     with pytest.raises(PolyfedError, match=r"\(riga: has torch .*, the server has 1.0; install the same\)"):
-        at_sites(file, sites, Direct(NAMES, other))
+        at_sites(file, sites, Between(sites, asked=asked))
     sites.members["riga"] = Site("rome", data / "riga.csv", tmp_path / "v", ALL, policy=OPEN)
     with pytest.raises(PolyfedError, match=r"\(riga: calls itself 'rome'\)"):
         at_sites(file, sites)
@@ -117,52 +129,41 @@ def test_another_version_or_name_is_refused(tmp_path):
 
 def test_another_version_of_polyfed_or_of_its_messages_is_refused_at_either_end(tmp_path):
     """Before the head is read: it may have other fields in another version."""
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
-    other = FORMAT + 1
-    then = f"found messages of format {other}, expected {FORMAT}; install the same version of polyfed at the server"
+    file, _, sites = study(tmp_path)
+    then = (
+        f"found messages of format {FORMAT + 1}, expected {FORMAT}; install the same version of polyfed at the server"
+    )
     then += " and at every site"
 
-    def asked(name, message):
-        return sites.answer(name, raw(message).saying(format=other, more=1).pack() if name == "riga" else message)
+    def other(name, question, reply=None):
+        message = reply or question
+        return message.saying(format=FORMAT + 1, more=1) if name == "riga" else message
 
-    def answered(name, message):
-        reply = sites.answer(name, message)
-        return raw(reply).saying(format=other, more=1).pack() if name == "riga" else reply
+    def old(name, question):
+        return question.saying(versions=question.head["versions"] | {"polyfed": "0.0.9"})
 
-    def old(name, message):
-        found = raw(message)
-        found.head["versions"]["polyfed"] = "0.0.9"
-        return sites.answer(name, found.pack())
-
-    for answer, said in (
-        (asked, rf"\(riga: the server: {then}\)"),
-        (answered, rf"\(riga: {then}\)"),
-        (old, r"\(bern: has polyfed \S+, the server has 0\.0\.9; install the same; oslo: "),
-    ):
+    for wire, said in (
+        (Between(sites, asked=other), rf"\(riga: the server: {then}\)"), (Between(sites, other), rf"\(riga: {then}\)"),
+        (Between(sites, asked=old), r"\(bern: has polyfed \S+, the server has 0\.0\.9; install the same; oslo: "),
+    ):  # fmt: skip
         with pytest.raises(PolyfedError, match=said):
-            at_sites(file, sites, Direct(NAMES, answer))
+            at_sites(file, sites, wire)
 
 
 def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(tmp_path, put):
     """The same bits as on one machine; another version, or none, is refused naming site, package and versions."""
-    data = folder(tmp_path / "data")
-    file = experiment(tmp_path / "study.toml", 'name = "halfway"', f'{CLIENT}\n[model]\nname = "tanh"', metrics="hits")
+    file, data, sites = study(tmp_path, 'name = "halfway"', f'{CLIENT}\n[model]\nname = "tanh"', metrics="hits")
     put()
-    sites = Sites(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
-    def other(name, message):
-        asked = raw(message)
-        versions = asked.head["versions"]
+    def other(name, question):
+        versions = question.head["versions"]
         assert versions.keys() == {"polyfed", "torch", "acme-fed"}
-        asked.head["versions"] = (versions | {"acme-fed": "0.9"}) if name == "riga" else versions | {"other": "2.0"}
-        return sites.answer(name, asked.pack())
+        return question.saying(versions=versions | ({"acme-fed": "0.9"} if name == "riga" else {"other": "2.0"}))
 
-    with pytest.raises(
-        PolyfedError, match=r"riga: has acme-fed 1\.0, the server has 0\.9; install the same"
-    ) as refused:
-        at_sites(file, Sites(tmp_path, data), Direct(NAMES, other), out="again")
+    again, said = Sites(tmp_path, data), r"riga: has acme-fed 1\.0, the server has 0\.9; install the same"
+    with pytest.raises(PolyfedError, match=said) as refused:
+        at_sites(file, again, Between(again, asked=other), out="again")
     assert "oslo: other is not installed, the server has 2.0; install the same" in str(refused.value)
 
 
@@ -177,9 +178,15 @@ def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(
     ],
 )
 def test_experiments_that_sites_cannot_run_are_refused(method, data, top, said, tmp_path):
-    file = experiment(tmp_path / "study.toml", method, f"{CLIENT}\n{data}", **top)
+    file, _, sites = study(tmp_path, method, f"{CLIENT}\n{data}", **top)
     with pytest.raises(ConfigError, match=said):
-        at_sites(file, Sites(tmp_path, folder(tmp_path / "data")))
+        at_sites(file, sites)
+
+
+def test_a_site_that_is_named_twice_is_refused(tmp_path):
+    file, data, _ = study(tmp_path)
+    with pytest.raises(ConfigError, match="sites: found 'bern' twice"):
+        at_sites(file, Sites(tmp_path, data, names=("bern", "oslo", "bern")))
 
 
 # consent
@@ -194,8 +201,7 @@ def test_experiments_that_sites_cannot_run_are_refused(method, data, top, said, 
     ],
 )
 def test_what_is_made_of_samples_needs_to_be_allowed(method, columns, top, what, tmp_path):
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", method, columns, **top), Sites(tmp_path, data)
+    file, data, sites = study(tmp_path, method, columns, **top)
     sites.consent["oslo"] = Consent(ALL.allow - {what})
     with pytest.raises(PolyfedError, match=rf"oslo: '{what}' is made of samples \(.*not allowed here; --allow {what}"):
         at_sites(file, sites)
@@ -208,26 +214,19 @@ def test_what_is_made_of_samples_needs_to_be_allowed(method, columns, top, what,
 
 
 def test_nothing_leaves_a_site_whose_operator_says_no(tmp_path):
-    data, sent, shown = folder(tmp_path / "data"), [], []
-    file, sites = experiment(tmp_path / "study.toml", 'name = "scaffold"', CLIENT), Sites(tmp_path, data)
+    file, _, sites = study(tmp_path, 'name = "scaffold"')
+    shown, wire = [], Between(sites)
     sites.consent["bern"] = Consent(ask=lambda text: bool(shown.append(text)))
-
-    def answer(name, message):
-        reply = sites.answer(name, message)
-        sent.append(raw(reply)) if name == "bern" else None
-        return reply
-
     with pytest.raises(PolyfedError, match=r"\(bern: its operator did not consent, so nothing was sent\)"):
-        at_sites(file, sites, Direct(NAMES, answer))
-    assert {m.head["kind"] for m in sent} == {"failed"}
-    assert not any(m.tensors for m in sent)
+        at_sites(file, sites, wire)
+    assert {m.head["kind"] for m in wire.said("bern")} == {"failed"}
+    assert not any(m.tensors for m in wire.said("bern"))
     words = ("train 17, test 4", "values of pain: mild, severe", "dw: float32 [12], 48 bytes: the change of the model")
     assert all(word in shown[0] for word in words)
 
 
 def test_metrics_leave_as_the_operators_say(tmp_path):
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    file, data, sites = study(tmp_path)
     own = at_sites(file, Sites(tmp_path / "own", data)).final["train"]["loss"]
     sites.consent |= {"bern": Consent(metrics="none"), "oslo": Consent(metrics="own")}
     sites.consent["riga"] = Consent(metrics="aggregate")
@@ -244,43 +243,31 @@ def test_metrics_leave_as_the_operators_say(tmp_path):
 
 def test_an_error_of_the_file_leaves_no_cell_of_it(tmp_path):
     """The operator sees file, line and cell; the server and the site's log have the column."""
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, f'{CLIENT}\ncategories = {{pain = ["mild"]}}'), None
-    file.write_text(file.read_text() + 'unseen = "refuse"\n')
-    sites = Sites(tmp_path, data)
-    with pytest.raises(
-        PolyfedError, match="bern: its file does not fit, column 'pain'; the site's screen says why"
-    ) as error:
+    file, data, sites = study(tmp_path, columns=f'{CLIENT}\ncategories = {{pain = ["mild"]}}\nunseen = "refuse"')
+    said = "bern: its file does not fit, column 'pain'; the site's screen says why"
+    with pytest.raises(PolyfedError, match=said) as error:
         at_sites(file, sites)
     assert "severe" not in str(error.value)
     assert any(f"{data / 'bern.csv'}, line" in line and "severe" in line for line in sites.lines)
-    assert "bern: its file does not fit, column 'pain'; the site's screen says why" in sites.log
+    assert said in sites.log
     assert not any(str(tmp_path) in line or "severe" in line for line in sites.log)
 
 
 def test_a_server_cannot_search_a_file_by_asking_for_sums(tmp_path):
     """What medians, means and deviations take, and no more; the same questions again are answered again."""
-    data, asked = folder(tmp_path / "data"), []
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, ""), Sites(tmp_path, data)
-
-    def answer(name, message):
-        if name == "oslo" and raw(message).head["kind"] == "pooled":
-            asked.append(message)
-        return sites.answer(name, message)
-
-    at_sites(file, sites, Direct(NAMES, answer))
+    file, data, sites = study(tmp_path, columns="")
+    wire = Between(sites)
+    at_sites(file, sites, wire)
+    asked = [m for m in wire.asked() if m.head["kind"] == "pooled"]
     assert len(asked) <= 12
-    assert not any("error" in raw(sites.answer("oslo", m)).head for m in asked)
-    first, refused = raw(asked[0]), []
-    for k in range(9):
-        reply = sites.answer("oslo", first._replace(tensors={"at": first.tensors["at"] + k + 1}).pack())
-        refused.append(raw(reply).head.get("error", ""))
+    assert not any(sites.error("oslo", m) for m in asked)
+    first, at = asked[0], asked[0].tensors["at"]
+    refused = [sites.error("oslo", first._replace(tensors={"at": at + k + 1})) for k in range(9)]
     assert "is asked for more sums than it has agreed to" in refused[-1]
-    many = {"at": first.tensors["at"].repeat(2, 1)}
     fresh = Sites(tmp_path / "fresh", data)
     fresh.members["oslo"] = Site("oslo", data / "oslo.csv", tmp_path / "v", ALL, policy=OPEN)
     fresh.members["oslo"]._file = sites.members["oslo"]._file
-    assert "more sums" in raw(fresh.answer("oslo", first._replace(tensors=many).pack())).head["error"]
+    assert "more sums" in fresh.error("oslo", first._replace(tensors={"at": at.repeat(2, 1)}))
 
 
 # consent binds what comes after it
@@ -291,16 +278,10 @@ def heard(tmp_path):
     """(a new site for oslo's file, what oslo was sent in a run): its column age is dropped, and never has a gap."""
 
     def make(columns="", consent=ALL, **top):
-        data, sent = folder(tmp_path / "data"), []
-        file = experiment(tmp_path / "study.toml", FEDAVG, f'[columns]\nstandardise = "pooled"\n{columns}', **top)
-        sites = Sites(tmp_path, data)
-
-        def answer(name, message):
-            sent.append(message) if name == "oslo" else None
-            return sites.answer(name, message)
-
-        at_sites(file, sites, Direct(NAMES, answer))
-        return Site("oslo", data / "oslo.csv", tmp_path / "v", consent, policy=OPEN), [raw(m) for m in sent]
+        file, data, sites = study(tmp_path, columns=f"{POOLED}\n{columns}", **top)
+        wire = Between(sites)
+        at_sites(file, sites, wire)
+        return Site("oslo", data / "oslo.csv", tmp_path / "v", consent, policy=OPEN), wire.asked()
 
     return make
 
@@ -321,19 +302,14 @@ def test_a_site_whose_operator_says_no_answers_nothing_that_follows(heard):
     assert "did not consent" in said(member, first(sent, kind="labels"))
 
 
-def test_sums_and_labels_need_to_have_been_in_the_text(heard):
+def test_sums_and_labels_need_to_have_been_in_the_text_and_values_are_counted_in_columns_with_gaps_alone(heard):
     member, sent = heard(**{"class-weights": "balanced"})
-    for message in (first(sent, kind="pooled"), first(sent, kind="labels")):
+    counts = first(sent, kind="pooled", what="counts")
+    for message in (counts, first(sent, kind="labels")):
         joined = message.head["joined"] | {"needs": []}
         assert "which it has not joined for" in said(member, message.saying(joined=joined))
-
-
-def test_values_are_counted_in_columns_with_gaps_alone(heard):
-    member, sent = heard()
-    asked = first(sent, kind="pooled", what="counts")
-    assert not said(member, asked)
-    other = asked.saying(columns=["age"])
-    assert "asked to count values of 'age', a column without gaps" in said(member, other)
+    assert not said(member, counts)
+    assert "asked to count values of 'age', a column without gaps" in said(member, counts.saying(columns=["age"]))
 
 
 def test_nothing_is_made_of_a_column_that_is_dropped(heard):
@@ -374,39 +350,25 @@ def test_an_operator_is_asked_once_in_a_run(tmp_path):
 
 def test_the_text_has_the_shapes_of_a_model_that_is_left_open(tmp_path):
     """It is the default for the site's own samples: for images, the lenet."""
-    data, rng = tmp_path / "data", np.random.default_rng(0)
-    data.mkdir()
-    for name in NAMES:
-        np.savez(data / f"{name}.npz", x=rng.normal(size=(6, 12, 12)).astype(np.float32), y=np.arange(6) % 2)
-    sites = Sites(tmp_path, data)
+    rng = np.random.default_rng(0)
+    sites = Sites(tmp_path, arrays(tmp_path / "data", lambda name: rng.normal(size=(6, 12, 12)).astype(np.float32)))
     run = at_sites(experiment(tmp_path / "study.toml", FEDAVG, rounds=1, **{"evaluate-every": 0}), sites)
     shown = next(line for line in sites.lines if line.startswith("What leaves the site 'riga'"))
     assert f"w: float32 [{run.trained.task.p}]" in shown
 
 
-def test_a_site_that_is_named_twice_is_refused(tmp_path):
-    file = experiment(tmp_path / "study.toml", FEDAVG, CLIENT)
-    sites = Sites(tmp_path, folder(tmp_path / "data"), names=("bern", "oslo", "bern"))
-    with pytest.raises(ConfigError, match="sites: found 'bern' twice"):
-        at_sites(file, sites)
-
-
 def test_another_backbone_at_one_site_is_refused_by_its_name(tmp_path):
     """A frozen tensor of riga's is another; its start, which is what it trains, is the server's."""
-    sites = Sites(tmp_path, folder(tmp_path / "data"))
-
-    def answer(name, message):
-        said = sites.answer(name, message)
-        found = raw(said)
-        if name == "riga" and found.head["kind"] == "begun":
-            found.head["frozen"]["1.base.weight"] = "0" * 16
-            return found.pack()
-        return said
-
     model = '[model]\nname = "mlp"\nhidden = [5]\nadapter = "lora:r=2"'
-    file = experiment(tmp_path / "study.toml", FEDAVG, f"{CLIENT}\n{model}")
+    file, _, sites = study(tmp_path, columns=f"{CLIENT}\n{model}")
+
+    def said(name, question, reply):
+        if name == "riga" and reply.head["kind"] == "begun":
+            reply.head["frozen"]["1.base.weight"] = "0" * 16
+        return reply
+
     with pytest.raises(PolyfedError, match=r"riga: its frozen 1\.base\.weight is not that of the server's model"):
-        at_sites(file, sites, Direct(NAMES, answer))
+        at_sites(file, sites, Between(sites, said))
 
 
 def test_a_dry_run_answers_nothing_also_where_the_site_would_not_join(heard):

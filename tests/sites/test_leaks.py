@@ -6,8 +6,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from direct import Direct, raw
-from hospitals import ALL, OPEN, Sites, at_sites, experiment, folder
+from direct import raw
+from hospitals import ALL, OPEN, Between, Sites, at_sites, experiment, folder
 from safetensors.torch import load_file
 
 import polyfed.algorithms
@@ -40,22 +40,17 @@ def windows(values: np.ndarray, size: int = 4) -> set[bytes]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
-    data, sent = folder(tmp_path / "data"), {name: [] for name in NAMES}
-    received = dict.fromkeys(NAMES, b"")
+    data = folder(tmp_path / "data")
     sites = Sites(tmp_path, data, names=NAMES)
-
-    def answer(name, message):
-        received[name] += message
-        sent[name].append(sites.answer(name, message))
-        return sent[name][-1]
-
+    wire = Between(sites)
     tables = '[columns]\nstandardise = "client"\n[model]\nname = "mlp"\nhidden = [5]'
     if words := REGISTRY[method].adapter:
         tables += f'\nadapter = "lora:r=2,train={words}"'
     file = experiment(tmp_path / "study.toml", f'name = "{method}"', tables, rounds=2)
-    at_sites(file, sites, Direct(NAMES, answer))
+    at_sites(file, sites, wire)
     for name in NAMES:
-        whole, messages = b"".join(sent[name]), [raw(m) for m in sent[name]]
+        messages = wire.said(name)
+        whole, received = (b"".join(m.pack() for m in of) for of in (messages, wire.asked(name)))
         assert all(m.head.keys() <= HEADS for m in messages), "a head says more"
         assert not any(m.head.get("peer") for m in messages), "a key is for secure sums"
         consented = next(text for text in sites.lines if text.startswith(f"What leaves the site {name!r}"))
@@ -72,7 +67,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
         if method not in KEPT:
             states = [load_file(path) for path in begun.vault.folder.glob("0*.safetensors")]
             private = [w for state in states for t in state.values() for w in windows(t.numpy(), 6)]
-            assert not any(w in whole and w not in received[name] for w in private), "private tensors"
+            assert not any(w in whole and w not in received for w in private), "private tensors"
 
 
 PLANTED = {  # by kind of request: what a site does to answer it
@@ -90,16 +85,12 @@ ERRORS = [errors.ConfigError, errors.DataError, errors.ModelError, errors.Method
 
 def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leave(tmp_path, monkeypatch):
     """Whatever fails, in whichever answer, and however its words name a cell and a path: the screen alone has them."""
-    data, sent = folder(tmp_path / "data"), {}
+    data, policy = folder(tmp_path / "data"), replace(OPEN, audit="quantiles")
     file = experiment(tmp_path / "study.toml", 'name = "fedavg"', rounds=1, **{"class-weights": "balanced"})
-    policy = replace(OPEN, audit="quantiles")
     sites = Sites(tmp_path, data, names=NAMES, policy=policy)
-
-    def answer(name, message):
-        sent[raw(message).head["kind"]] = message
-        return sites.answer(name, message)
-
-    at_sites(file, sites, Direct(NAMES, answer))
+    wire = Between(sites)
+    at_sites(file, sites, wire)
+    sent = {question.head["kind"]: question.pack() for _, question, _ in wire.heard}
     assert sent.keys() == PLANTED.keys()
     assert len(PLANTED) == len(get_args(Request)) - 1, "every kind of request, but open, which reads no sample"
     path, cell = data / "riga.csv", "severe-4711"

@@ -5,57 +5,31 @@ import time
 
 import numpy as np
 import pytest
-import torch
-from direct import Direct, raw
-from hospitals import ALL, OPEN, Sites, at_sites, experiment
+from direct import raw
+from hospitals import ALL, OPEN, Sites, listened, tables
 
-from polyfed.base.errors import PolyfedError
 from polyfed_sites.policy import Policy
 from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo")
 CLIENT = '[columns]\nstandardise = "client"\n'
+FULL = {"batch-size": "full", "local-steps": 1, "local-epochs": "none", "rounds": 1, "evaluate-every": 0}
 
 
 @pytest.fixture
 def data(tmp_path):
     """60 patients at each site, with ages and a mark that one patient alone has."""
-    (tmp_path / "data").mkdir()
-    for k, name in enumerate(NAMES):
-        rng, lines = np.random.default_rng(k), ["age,mark,outcome"]
-        for i in range(60):
-            age = rng.normal(60, 9)
-            lines.append(f"{age:.1f},{rng.normal() + 40 * (i == 7):.2f},{'ill' if age > 60 else 'well'}")
-        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    return tmp_path / "data"
 
+    def row(rng, i, k):
+        age = rng.normal(60, 9)
+        return f"{age:.1f},{rng.normal() + 40 * (i == 7):.2f},{'ill' if age > 60 else 'well'}"
 
-class Server(Direct):
-    """A server that keeps what it has asked oslo, to ask it again with other words."""
-
-    def __init__(self, sites: Sites):
-        super().__init__(sites.names, self.heard)
-        self.at, self.asked = sites, []
-
-    def heard(self, name: str, message: bytes) -> bytes:
-        self.asked += [raw(message)] if name == "oslo" else []
-        return self.at.answer(name, message)
-
-    def of(self, kind: str):
-        return next(m for m in self.asked if m.head["kind"] == kind)
+    return tables(tmp_path / "data", "age,mark,outcome", row)
 
 
 def run(place, data, policy, tables=CLIENT, **top):
-    """(the server, its sites, how the run ended)"""
-    place.mkdir(exist_ok=True)
-    sites, end = Sites(place, data, names=NAMES, policy=policy), ""
-    server = Server(sites)
-    full = {"batch-size": "full", "local-steps": 1, "local-epochs": "none", "rounds": 1, "evaluate-every": 0}
-    try:
-        at_sites(experiment(place / "study.toml", 'name = "fedavg"\nlr = 1.0', tables, **full | top), sites, server)
-    except PolyfedError as e:
-        end = str(e)
-    return server, sites, end
+    """(what passed in a run, the sites, how it ended)"""
+    return listened(place, data, policy, tables, 'name = "fedavg"\nlr = 1.0', **FULL | top)
 
 
 PRIVATE = '[privacy]\nepsilon = {epsilon}\ndelta = {delta}\nclip = 1.0\nnoise = "{noise}"\n'
@@ -71,23 +45,6 @@ def step(asked, reply, rows):
     return words.double() / 2.0**30 / (rows if name == "w.weighted" else 1) - asked.tensors["w"]
 
 
-@pytest.mark.parametrize("more", [{"scale": 100.0}, {"n": 3}, {"cohort": ["oslo"]}])
-def test_another_question_has_other_noise_and_is_booked(more, data, tmp_path):
-    """Noise that two answers share would be their difference."""
-    server, sites, end = run(tmp_path / "run", data, OPEN, private(), rounds=2)
-    assert not end
-    first, oslo = server.of("train"), sites.members["oslo"]
-    fresh = Site("oslo", data / "oslo.csv", tmp_path / "again" / "oslo", ALL, policy=OPEN)
-    assert "error" not in raw(fresh.answer(server.of("begin").pack())).head
-    rows = raw(fresh.answer(server.of("join").pack())).head["counts"]["train"]
-    answers = [step(first, raw(fresh.answer(q.pack())), rows) for q in (first, first, first.saying(**more))]
-    booked = (tmp_path / "again" / "privacy.ledger").read_text().splitlines()
-    assert torch.equal(answers[0], answers[1])
-    assert len({json.loads(line)["digest"] for line in booked}) == len(booked) == 2
-    assert (answers[0] - answers[2] / more.get("scale", 1.0)).abs().min() > 1e-6, "no number of the noise is shared"
-    assert oslo.finished
-
-
 def test_two_answers_tell_of_a_patient_no_more_than_chance(data, tmp_path):
     """Ill or well, at epsilon 0.1: noise that two step sizes share told it 20 of 20 times."""
     text = (data / "oslo.csv").read_text().splitlines()
@@ -100,8 +57,8 @@ def test_two_answers_tell_of_a_patient_no_more_than_chance(data, tmp_path):
     def told(ill, epsilon, place):
         """What two answers that had one noise would tell, and how many releases are booked."""
         site, server = Site("oslo", files[ill], place / "oslo", ALL, policy=OPEN), asked[epsilon]
-        site.answer(server.of("begin").pack())
-        train = server.of("train")
+        site.answer(server.first("begin").pack())
+        train = server.first("train")
         found = [step(train, raw(site.answer(train.saying(scale=k).pack())), 48) for k in (1.0, 100.0)]
         return (found[1] - found[0]) / 99, (place / "privacy.ledger").read_text().count("digest")
 
@@ -127,7 +84,7 @@ def test_two_answers_tell_of_a_patient_no_more_than_chance(data, tmp_path):
 def test_an_epsilon_that_holds_less_than_the_policy_says_is_refused_by_the_key(key, policy, how, asked, data, tmp_path):
     server, _, end = run(tmp_path / "run", data, Policy(epsilon=1.0, **policy), private(**how))
     assert f"oslo: is asked for {asked}; its policy has {key} = " in end
-    assert {m.head["kind"] for m in server.asked} == {"join"}
+    assert {m.head["kind"] for m in server.asked()} == {"join"}
     assert not (tmp_path / "run" / "vaults" / "privacy.ledger").exists()
     assert run(tmp_path / "fits", data, Policy(epsilon=1.0), private())[2] == ""
 
@@ -136,7 +93,7 @@ def test_an_epsilon_that_holds_less_than_the_policy_says_is_refused_by_the_key(k
 def test_a_model_beyond_the_policy_is_refused_before_it_is_built(hidden, data, tmp_path):
     sites = Sites(tmp_path, data, names=NAMES, policy=Policy())
     server, _, _ = run(tmp_path / "run", data, Policy())
-    asked = server.of("join")
+    asked = server.first("join")
     start = time.process_time()
     said = raw(sites.answer("oslo", asked.saying(model={"name": "mlp", "hidden": hidden}).pack())).head["error"]
     assert time.process_time() - start < 5
@@ -150,30 +107,22 @@ def test_noise_that_cannot_be_drawn_is_one_line_before_training(data, tmp_path):
     tables = private(noise="server").replace("clip = 1.0", 'clip = 1e6\nunit = "site"')
     server, _, end = run(tmp_path / "run", data, OPEN, tables)
     assert "privacy.clip: found 1e+06, expected less than " in end
-    assert "train" not in {m.head["kind"] for m in server.asked}
+    assert "train" not in {m.head["kind"] for m in server.asked()}
 
 
 # joining
 
 
-NAMED = "id,name,age,ward,outcome\n"
-
-
 @pytest.fixture
 def patients(tmp_path):
     """60 patients of whole names and ages, two of them with a word that no other has."""
-    folder = tmp_path / "patients"
-    folder.mkdir()
-    for k, site in enumerate(NAMES):
-        rng = np.random.default_rng(k)
-        ages = 20 + 60 * rng.random(60)
-        cells = [
-            (i, "Jane Doe" if i == 7 else f"P{i}", "" if i % 9 == 4 else f"{age:.1f}", "AB"[i % 2], age > 50)
-            for i, age in enumerate(ages)
-        ]
-        lines = [f"{i},{name},{age},{ward},{'ill' if ill else 'well'}" for i, name, age, ward, ill in cells]
-        (folder / f"{site}.csv").write_text(NAMED + "\n".join(lines) + "\n")
-    return folder
+
+    def row(rng, i, k):
+        age = 20 + 60 * rng.random()
+        name, outcome = "Jane Doe" if i == 7 else f"P{i}", "ill" if age > 50 else "well"
+        return f"{i},{name},{'' if i % 9 == 4 else f'{age:.1f}'},{'AB'[i % 2]},{outcome}"
+
+    return tables(tmp_path / "patients", "id,name,age,ward,outcome", row)
 
 
 DROPPED = '[columns]\nstandardise = "client"\ndrop = ["id", "name"]\n'
@@ -207,7 +156,7 @@ def test_joining_tells_of_no_text_that_few_rows_hold_whether_it_is_there(k, ther
     server, _, end = run(tmp_path / "run", patients, FREE, DROPPED)
     assert not end
     site = Site("oslo", patients / "oslo.csv", tmp_path / "v" / "oslo", ALL, policy=FREE)
-    asked, open_ = server.of("join"), {"drop": ["id"]}
+    asked, open_ = server.first("join"), {"drop": ["id"]}
     mine, other = (told(site, asked, questions(text, column)[k] | open_) for text in (there, absent))
     assert mine == other.replace(absent, there)
 
@@ -215,26 +164,22 @@ def test_joining_tells_of_no_text_that_few_rows_hold_whether_it_is_there(k, ther
 @pytest.mark.parametrize("repair", ["1 / (x - 59.8)", "x * x", "(x + 1e16) - 1e16"])
 def test_arithmetic_that_tells_values_apart_is_refused_by_the_key(repair, patients, tmp_path):
     server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
-    columns = server.of("join").head["columns"]
-    said = raw(
-        sites.answer("oslo", server.of("join").saying(columns=columns | {"site": {"oslo": {"age": repair}}}).pack())
-    )
-    assert (
-        "is asked for arithmetic that tells single values of 'age' from others; its policy has least-count = 5"
-        in str(said.head)
-    )
+    columns = server.first("join").head["columns"]
+    question = server.first("join").saying(columns=columns | {"site": {"oslo": {"age": repair}}})
+    said = "is asked for arithmetic that tells single values of 'age' from others; its policy has least-count = 5"
+    assert said in sites.error("oslo", question)
 
 
 def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(patients, tmp_path):
     server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
-    said = raw(sites.answer("oslo", server.of("join").pack())).head
+    said = raw(sites.answer("oslo", server.first("join").pack())).head
     age = said["file"]["columns"]["age"]
     assert age["cells"] == said["counts"]["train"] == 48
     assert age["gaps"] == 5, "of 5 or 6 training rows"
     assert age["numbers"] % 5 == 0 or age["numbers"] == age["cells"] - age["gaps"]
     assert "gaps = " not in "\n".join(sites.lines)
-    columns = server.of("join").head["columns"] | {"gaps": ["59.8"], "categories": {"ward": ["A", "B"]}}
-    sites.answer("oslo", server.of("join").saying(columns=columns).pack())
+    columns = server.first("join").head["columns"] | {"gaps": ["59.8"], "categories": {"ward": ["A", "B"]}}
+    sites.answer("oslo", server.first("join").saying(columns=columns).pack())
     text = [line for line in sites.lines if "What leaves the site" in line][-1]
     assert 'gaps = ["59.8"]' in text
     assert 'categories = {"ward": ["A", "B"]}' in text

@@ -64,7 +64,7 @@ def test_no_version_of_a_file_has_a_new_budget_for_its_old_rows(change, tmp_path
     (tmp_path / "run" / "run").rename(tmp_path / "out")
     server, _, end = run(tmp_path / "run", data, policy, private(epsilon=1.0))
     assert "oslo: client 'oslo': its privacy budget of epsilon 1 at delta 1e-05 is spent (epsilon 1 so far)" in end
-    assert "train" not in {m.head["kind"] for m in server.asked}
+    assert "train" not in {m.head["kind"] for m in server.asked()}
     assert ledger.read_text() == booked
 
 
@@ -102,7 +102,7 @@ def test_parts_that_differ_by_a_few_rows_are_refused_by_the_key_and_those_asked_
     data = written(tmp_path / "data")
     server, _, end = run(tmp_path / "run", data, Policy())
     assert not end
-    asked, vault = server.of("join"), tmp_path / "run" / "vaults"
+    asked, vault = server.first("join"), tmp_path / "run" / "vaults"
     site = Site("oslo", data / "oslo.csv", vault / "again", ALL)
     nested = [joined(site, asked, test=(12 - k) / ROWS) for k in range(1, 5)]
     assert [m["kind"] for m in nested] == ["failed"] * 4
@@ -133,10 +133,10 @@ def test_joins_agreements_and_cells_are_counted_over_versions_and_vaults(key, ca
     for k in range(6):
         written(data, lambda lines, k=k: [*lines, ""] if k % 2 else lines[::-1])
         site = Site("oslo", data / "oslo.csv", tmp_path / "counted" / f"vault{k}", ALL, policy=policy)
-        joined_for = server.of("join").head | {"algorithm": {"name": "fedavg", "lr": 0.1 + k}}
-        begin = server.of("begin").saying(joined={k: v for k, v in joined_for.items() if k != "format"})
+        joined_for = server.first("join").head | {"algorithm": {"name": "fedavg", "lr": 0.1 + k}}
+        begin = server.first("begin").saying(joined={k: v for k, v in joined_for.items() if k != "format"})
         said.append(raw(site.answer(begin.pack())).head)
-        for asked in server.asked if said[-1]["kind"] == "begun" else []:
+        for asked in server.asked() if said[-1]["kind"] == "begun" else []:
             if asked.head["kind"] == "evaluate" and asked.head["base"] == [-1, -1]:
                 said.append(raw(site.answer(asked.pack())).head)
     errors = [head.get("error") for head in said if head["kind"] == "failed"]

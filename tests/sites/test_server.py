@@ -3,16 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
-from direct import Direct, Raw, raw
-from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
+from direct import Direct, Raw
+from hospitals import CLIENT, FEDAVG, POOLED, Between, Sites, at_sites, experiment, folder, on_one_machine, same, study
 
 from polyfed.base.errors import RunError
 from polyfed.core.schedule import Replay
 from polyfed.face import Run
 from polyfed_sites.wire import Train
 
-CLIENT = '[columns]\nstandardise = "client"'
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
 METHODS = {
     "fedavg": FEDAVG,
     "fpfc": 'name = "fpfc"\nlam = 0.05',
@@ -72,15 +70,13 @@ class Scrambled(Direct):
 @pytest.mark.parametrize("method", ["fedavg", "fedbuff", "fedasync", "ditto", "fpfc"])
 def test_replies_taken_as_they_come_are_replayed_to_the_bit(method, tmp_path):
     """By the order in the ledger, on one machine; evaluations in between take the place of messages under way."""
-    data = folder(tmp_path / "data")
-    columns = '[columns]\nstandardise = "client"\n[schedule]\nname = "asynchronous"'
-    file = experiment(tmp_path / "study.toml", f'name = "{method}"', columns, rounds=9, **{"evaluate-every": 4})
-    sites = Sites(tmp_path, data)
+    columns = f'{CLIENT}\n[schedule]\nname = "asynchronous"'
+    file, data, sites = study(tmp_path, f'name = "{method}"', columns, rounds=9, **{"evaluate-every": 4})
     there = at_sites(file, sites, sites.direct(Scrambled))
     assert len(there.ledger) == 9
     assert there.ledger["staleness"].max() > 0, "no reply was late"
     found = Replay.of(there.ledger)
-    plain = experiment(tmp_path / "plain.toml", f'name = "{method}"', '[columns]\nstandardise = "client"', rounds=9)
+    plain = experiment(tmp_path / "plain.toml", f'name = "{method}"', CLIENT, rounds=9)
     same(on_one_machine(plain, data, schedule=found), there, sites)
 
 
@@ -97,8 +93,7 @@ class Silent(Direct):
 
 
 def test_a_round_goes_on_with_a_quorum_and_the_site_comes_back(tmp_path):
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", 'name = "scaffold"', CLIENT), Sites(tmp_path, data)
+    file, data, sites = study(tmp_path, 'name = "scaffold"')
     there = at_sites(file, sites, sites.direct(Silent), wait=0.0, quorum=2)
     missed = there.ledger[there.ledger["seconds"] == 0]
     assert missed[["round", "client", "up_bytes"]].to_numpy().tolist() == [[1, 1, 0]]
@@ -108,18 +103,14 @@ def test_a_round_goes_on_with_a_quorum_and_the_site_comes_back(tmp_path):
 
 
 def test_without_a_quorum_the_run_ends_saved_and_goes_on(tmp_path):
-    data = folder(tmp_path / "data")
-    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    file, data, sites = study(tmp_path)
 
-    def refuse(name, message):
-        head = raw(message).head
-        late = name == "riga" and head.get("t") == 2
-        return (
-            Raw({"kind": "failed", "error": "riga: the disk is full"}).pack() if late else sites.answer(name, message)
-        )
+    def refuse(name, question, reply):
+        late = name == "riga" and question.head.get("t") == 2
+        return Raw({"kind": "failed", "error": "riga: the disk is full"}) if late else reply
 
     with pytest.raises(RunError, match=r"round 2: 2 of 3 sites have answered, expected 3 \(riga: the disk is full\)$"):
-        at_sites(file, sites, Direct(NAMES, refuse))
+        at_sites(file, sites, Between(sites, refuse))
     there = at_sites(file, sites, resume=True)
     assert there.rounds == 3
     same(on_one_machine(file, data), there, sites)
@@ -127,10 +118,7 @@ def test_without_a_quorum_the_run_ends_saved_and_goes_on(tmp_path):
 
 def test_a_site_has_its_model_its_predictions_and_its_report_from_its_vault_alone(tmp_path, cli):
     data = folder(tmp_path / "data", regression=True)
-    file, sites = (
-        experiment(tmp_path / "study.toml", FEDAVG, '[columns]\nstandardise = "pooled"'),
-        Sites(tmp_path, data),
-    )
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, POOLED), Sites(tmp_path, data)
     here = on_one_machine(file, data)
     there = at_sites(file, sites)
     said = cli("export", tmp_path / "vaults" / "riga", "--out", "mine.safetensors")

@@ -6,8 +6,7 @@ from inspect import signature
 
 import pytest
 import torch
-from hospitals import OPEN
-from test_policy import NAMES, run
+from hospitals import CLIENT, OPEN, listened, tables
 
 import polyfed as pf
 from polyfed.base.errors import Forbidden
@@ -23,11 +22,8 @@ def agreed_to(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         terms = signature(Policy.terms)
         patch.setattr(Policy, "terms", lambda *given, **named: kept.append(terms.bind(*given, **named).arguments))
-        (place / "data").mkdir()
-        for name in NAMES:
-            lines = [f"{i},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(60)]
-            (place / "data" / f"{name}.csv").write_text("\n".join(["age,pressure,outcome", *lines]) + "\n")
-        run(place, place / "data", OPEN, '[columns]\nstandardise = "client"')
+        row = lambda _, i, k: f"{i},{i % 7},{'ill' if i % 2 else 'well'}"  # noqa: E731
+        listened(place / "run", tables(place / "data", "age,pressure,outcome", row), OPEN, CLIENT)
     found = {name: value for name, value in kept[0].items() if name != "self"}
     assert (found["e"].training.batch_size, found["about"].counts.train, found["about"].counts.test) == (8, 48, 12)
     return found | {"scores": True, "read": True}

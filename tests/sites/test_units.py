@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from direct import raw
-from hospitals import OPEN, Sites, at_sites, experiment, on_one_machine, same
-from test_policy import CLIENT, DEFAULT, NAMES, Heard, data  # noqa: F401  (a fixture)
+from hospitals import OPEN, Between, Sites, at_sites, experiment, on_one_machine, same, tables
+from test_policy import CLIENT, DEFAULT, NAMES, data  # noqa: F401  (a fixture)
 
 from polyfed_sites import units
 from polyfed_sites.site import Site
@@ -55,11 +55,12 @@ def test_units_of_an_honest_step_differ_in_all_rows(dense):
 )
 def test_ordinary_training_under_the_default_policy_keeps_the_bits_of_one_machine(model, tmp_path):
     """On 200 patients of eight columns at each site."""
-    (tmp_path / "data").mkdir()
-    for k, name in enumerate(NAMES):
-        x = np.random.default_rng(k).normal(size=(250, 8))
-        lines = [",".join(f"{v:.3f}" for v in row) + f",{'ill' if row[:3].sum() > 0 else 'well'}" for row in x]
-        (tmp_path / "data" / f"{name}.csv").write_text("\n".join([",".join("abcdefgh") + ",outcome", *lines]) + "\n")
+
+    def row(rng, i, k):
+        x = rng.normal(size=8)
+        return ",".join(f"{v:.3f}" for v in x) + f",{'ill' if x[:3].sum() > 0 else 'well'}"
+
+    tables(tmp_path / "data", ",".join("abcdefgh") + ",outcome", row, 250)
     file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', CLIENT.partition("drop")[0] + model)
     sites = Sites(tmp_path, tmp_path / "data", names=NAMES, policy=DEFAULT)
     same(on_one_machine(file, tmp_path / "data"), at_sites(file, sites), sites)
@@ -69,10 +70,9 @@ def test_what_is_kept_back_is_as_it_was_received_and_the_same_when_asked_again(d
     """Five units in one direction, three rows between two of them: none of the layer's weights moves."""
     file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', CLIENT + NETWORK, rounds=1)
     sites = Sites(tmp_path, data, names=NAMES, policy=DEFAULT)
-    heard = Heard(sites)
+    heard = Between(sites)
     at_sites(file, sites, heard)
-    asked = next(m for m in heard.asked if m.head["kind"] == "train")
-    begin = next(m for m in heard.asked if m.head["kind"] == "begin")
+    asked, begin = heard.first("train"), heard.first("begin")
     for policy, moved in ((DEFAULT, False), (OPEN, True)):
         vault = tmp_path / str(moved) / "oslo"
         site = Site("oslo", data / "oslo.csv", vault, sites.consent["oslo"], sites.noted, policy=policy)

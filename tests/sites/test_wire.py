@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from direct import Direct, raw
-from hospitals import NAMES, OPEN, Sites, at_sites, experiment, folder
+from hospitals import OPEN, Between, at_sites, study
 
 from polyfed.base.errors import RunError
 from polyfed.core.messages import Form, form_of
@@ -117,16 +116,12 @@ def test_a_size_that_differs_from_message_to_message_is_bounded():
 def heard(tmp_path_factory):
     """[(its reader, a message)] of all that is said in a run, one of each kind at either end."""
     place, found = tmp_path_factory.mktemp("run"), {}
-    sites = Sites(place, folder(place / "data"), policy=replace(OPEN, audit="quantiles"))
-
-    def answer(name, data):
-        reply = sites.answer(name, data)
-        found.setdefault(raw(data).head["kind"], (wire.request, raw(data)))
-        found.setdefault(raw(reply).head["kind"], (wire.reply, raw(reply)))
-        return reply
-
-    top = {"rounds": 1, "class-weights": "balanced"}
-    at_sites(experiment(place / "study.toml", 'name = "scaffold"', **top), sites, Direct(NAMES, answer))
+    file, _, sites = study(place, 'name = "scaffold"', "", rounds=1, **{"class-weights": "balanced"})
+    sites.policy, passed = replace(OPEN, audit="quantiles"), Between(sites)
+    at_sites(file, sites, passed)
+    for _, question, reply in passed.heard:
+        found.setdefault(question.head["kind"], (wire.request, question))
+        found.setdefault(reply.head["kind"], (wire.reply, reply))
     return [*found.values()]
 
 
