@@ -119,8 +119,3 @@ def test_one_client_in_flight_is_the_synchronous_method():
     late = problem.fit(algorithm, 80, schedule=Asynchronous(Delays("uniform", 0, 20), concurrency=1))
     step = problem.fit(algorithm, 80, schedule=Listed(late.ledger["client"].tolist()))
     assert torch.equal(late.personal, step.personal)
-
-
-def test_several_exchanges_cannot_be_asynchronous():
-    with pytest.raises(pf.errors.ConfigError, match="fedcet needs"):
-        LeastSquares(seed=0).fit(pf.FedCET(lr=0.01), 3, schedule=Asynchronous(Delays("uniform", 1, 2)))
