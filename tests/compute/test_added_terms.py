@@ -1,6 +1,8 @@
 """Terms of features and outputs in local steps, against torch's autograd on the loss as it is written."""
 
 import copy
+from collections import ChainMap
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,6 +32,10 @@ def task_of(path: str) -> Task:
     return task
 
 
+def net_of(module: nn.Module) -> nn.Module:
+    return module.inner if isinstance(module, Wrapped) else module
+
+
 def given(term: str, task: Task):
     """(arguments of local_sgd for all clients, the term of one client's batch with features f and outputs z)."""
     with torch.random.fork_rng():
@@ -41,7 +47,7 @@ def given(term: str, task: Task):
     def toward(strength):
         return lambda i, x, y, f, z: (strength[i][y] * (f - M[i][y]).square().sum(1)).mean()
 
-    def distilled(i, x, y, z, true):
+    def distilled(i, x, y, f, z, true):
         t, kept = teachers[i](x).detach(), F.one_hot(y, 3) == 0
         if not true:
             t, z = t[kept].view(-1, 2), z[kept].view(-1, 2)
@@ -51,28 +57,19 @@ def given(term: str, task: Task):
         return 0.3 * batch.mean(F.cosine_similarity(features, task.features(other[CLIENTS][rows], batch.x), dim=2))
 
     def cosine(i, x, y, f, z):
-        frozen = (teachers[i].inner if isinstance(teachers[i], Wrapped) else teachers[i])[:-1]
-        return 0.3 * F.cosine_similarity(f, frozen(x).detach(), dim=1).mean()
+        return 0.3 * F.cosine_similarity(f, net_of(teachers[i])[:-1](x).detach(), dim=1).mean()
 
-    def every(i, x, y, f, z):
-        return (
-            toward(torch.full((4, 3), 0.6, dtype=torch.float64))(i, x, y, f, z)
-            + distilled(i, x, y, z, True)
-            + cosine(i, x, y, f, z)
-        )
-
-    form = pf.Distillation(0.7, 2.0)
-    return {
-        "toward": ({"toward": (0.6, M[CLIENTS])}, toward(torch.full((4, 3), 0.6, dtype=torch.float64))),
+    form, equal = pf.Distillation(0.7, 2.0), toward(torch.full((4, 3), 0.6, dtype=torch.float64))
+    terms = {
+        "toward": ({"toward": (0.6, M[CLIENTS])}, equal),
         "toward by class": ({"toward": (by_class[CLIENTS], M[CLIENTS])}, toward(by_class)),
-        "all outputs": ({"teacher": (other[CLIENTS], form)}, lambda i, x, y, f, z: distilled(i, x, y, z, True)),
-        "not true": (
-            {"teacher": (other[CLIENTS], form._replace(true=False))},
-            lambda i, x, y, f, z: distilled(i, x, y, z, False),
-        ),
+        "all outputs": ({"teacher": (other[CLIENTS], form)}, partial(distilled, true=True)),
+        "not true": ({"teacher": (other[CLIENTS], form._replace(true=False))}, partial(distilled, true=False)),
         "also": ({"also": also}, cosine),
-        "together": ({"toward": (0.6, M[CLIENTS]), "teacher": (other[CLIENTS], form), "also": also}, every),
-    }[term]
+    }
+    together = [terms[name] for name in ("toward", "all outputs", "also")]
+    terms["together"] = ChainMap(*(given for given, _ in together)), lambda *at: sum(term(*at) for _, term in together)
+    return terms[term]
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -82,15 +79,12 @@ def test_steps_with_a_term_are_the_loop_with_it(term, path, work):
     task = task_of(path)
     stated, added = given(term, task)
     start, anchor = torch.randn(2, 4, task.p, dtype=torch.float64)
-    only = task.layout.mask("body").double()
-    for body in (False, True):
-        mask = only if body else None
-        out = local_sgd(
-            task, start[CLIENTS], batches(SPLIT, CLIENTS, **work), 0.1, pull=(0.2, anchor[CLIENTS]), only=mask, **stated
-        )
+    for only in (None, task.layout.mask("body").double()):
+        given_too = {"pull": (0.2, anchor[CLIENTS]), "only": only}
+        out = local_sgd(task, start[CLIENTS], batches(SPLIT, CLIENTS, **work), 0.1, **given_too, **stated)
         for row, i in enumerate(CLIENTS):
             module, w = task.module(start[i]), start[i]
-            net = module.inner if isinstance(module, Wrapped) else module
+            net = net_of(module)
             for batch in batches(SPLIT, [i], **work):
                 x, y = batch.x[0], batch.y[0]
                 if batch.sizes is not None:
@@ -99,7 +93,7 @@ def test_steps_with_a_term_are_the_loop_with_it(term, path, work):
                 loss = F.cross_entropy(net[-1](f), y) + added(i, x, y, f, net[-1](f))
                 loss = loss + 0.1 * (torch.cat([q.flatten() for q in net.parameters()]) - anchor[i]).square().sum()
                 g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*net.parameters()])])
-                w = w - 0.1 * (g * only if body else g)
+                w = w - 0.1 * (g if only is None else g * only)
                 task.layout.load_(module, w)
             assert (out[row] - w).abs().max() < 1e-12
 
@@ -112,13 +106,12 @@ def test_a_weighted_sample_counts_in_a_term_as_its_copies():
     for path in ("closed form", "client by client"):
         task = task_of(path)
         rest = {"toward": (0.6, M), "teacher": (task.w0[None] + 0.1, pf.Distillation(0.7))}
-        found = [
-            local_sgd(task, task.w0[None], batches(s, batch_size=None, steps=3), 0.1, **rest)
-            for s in (weighted, copies)
-        ]
-        assert (found[0] - found[1]).abs().max() < 1e-12
-        means = [task.class_means(task.w0[None], batches(s)) for s in (weighted, copies)]
-        assert (means[0] - means[1]).abs().max() < 1e-12
+        ends, means = [], []
+        for split in (weighted, copies):
+            ends.append(local_sgd(task, task.w0[None], batches(split, batch_size=None, steps=3), 0.1, **rest))
+            means.append(task.class_means(task.w0[None], batches(split)))
+        for one, other in (ends, means):
+            assert (one - other).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("path", ["closed form", "client by client", "vectorised"])
@@ -130,8 +123,7 @@ def test_class_means_are_the_mean_features_of_each_class(path):
     found = task.class_means(w, batches(split))
     for i in range(4):
         x, y = split.client(i)
-        net = task.module(w[i])
-        f = (net.inner if isinstance(net, Wrapped) else net)[:-1](x).detach().numpy()
+        f = net_of(task.module(w[i]))[:-1](x).detach().numpy()
         expected = [f[y.numpy() == c].mean(0) if (y == c).any() else np.zeros(5) for c in range(3)]
         assert np.allclose(found[i], expected, atol=1e-13)
 

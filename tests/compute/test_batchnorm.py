@@ -1,7 +1,5 @@
 """BatchNorm with statistics in the vector: torch's own numbers, and a method says where they stay."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -35,17 +33,18 @@ def fitted(method, model=None, **settings):
     return pf.fit(with_statistics(net()) if model is None else model, FED, method, **how)
 
 
-def by_torch(i, steps, of, optimizer=torch.optim.SGD, clip=None, **settings):
-    """A client's model, and its statistics, by torch's own layers and optimisers."""
-    model, (x, y) = net(momentum=of), FED.train.client(i)
-    steps_of = optimizer(model.parameters(), **settings)
+def by_torch(i, steps, model, optimizer=torch.optim.SGD, clip=None, pull=0.0, **settings):
+    """A client's model, and its statistics, by torch's own layers and optimisers. pull: to where it began"""
+    (x, y), start = FED.train.client(i), [q.detach().clone() for q in model.parameters()]
+    taker = optimizer(model.parameters(), lr=0.03, **settings)
     for _ in range(steps):
-        loss = F.cross_entropy(model(x.double()), y)
         model.zero_grad()
-        loss.backward()
+        F.cross_entropy(model(x.double()), y).backward()
+        for q, at in zip(model.parameters(), start, strict=True):
+            q.grad += pull * (q.detach() - at)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        steps_of.step()
+        taker.step()
     return model
 
 
@@ -55,20 +54,15 @@ def assert_equal(found, model):
             torch.testing.assert_close(found[name], t.to(found[name].dtype), rtol=0, atol=1e-12)
 
 
+ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
 TORCH = {  # settings of a run -> those of torch
-    "sgd": ({}, {"lr": 0.03}),
-    "decay": ({"weight_decay": 0.1}, {"lr": 0.03, "weight_decay": 0.1}),
-    "momentum": ({"optimizer": "momentum"}, {"lr": 0.03, "momentum": 0.9}),
-    "adam": ({"optimizer": "adam"}, {"lr": 0.03, "optimizer": torch.optim.Adam}),
-    "adam and decay": (
-        {"optimizer": "adam", "weight_decay": 0.1},
-        {"lr": 0.03, "optimizer": torch.optim.Adam, "weight_decay": 0.1},
-    ),
-    "adamw": (
-        {"optimizer": "adamw", "weight_decay": 0.1},
-        {"lr": 0.03, "optimizer": torch.optim.AdamW, "weight_decay": 0.1},
-    ),
-    "clipped": ({"clip_norm": 0.05}, {"lr": 0.03, "clip": 0.05}),
+    "sgd": ({}, {}),
+    "decay": ({"weight_decay": 0.1}, {"weight_decay": 0.1}),
+    "momentum": ({"optimizer": "momentum"}, {"momentum": 0.9}),
+    "adam": ({"optimizer": "adam"}, {"optimizer": ADAM}),
+    "adam and decay": ({"optimizer": "adam", "weight_decay": 0.1}, {"optimizer": ADAM, "weight_decay": 0.1}),
+    "adamw": ({"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": ADAMW, "weight_decay": 0.1}),
+    "clipped": ({"clip_norm": 0.05}, {"clip": 0.05}),
 }
 
 
@@ -78,7 +72,7 @@ def test_statistics_move_as_torch_s_own_whatever_takes_the_steps(ours, theirs, m
     """Weights too; steps of .03 are no momentum of .1."""
     run = fitted(pf.Local(lr=0.03), with_statistics(net(momentum=momentum)), rounds=1, local_steps=10, **ours)
     for i in range(FED.n):
-        model = by_torch(i, 10, momentum, **theirs)
+        model = by_torch(i, 10, net(momentum), **theirs)
         assert_equal(run.model(i).state_dict(), model)
         x, y = FED.test.client(i)
         own = float((model.eval()(x.double()).argmax(1) == y).double().mean())
@@ -124,35 +118,21 @@ def test_a_method_that_makes_no_means_refuses_them(method):
         fitted(method)
 
 
-def test_a_layer_that_stands_in_two_places_moves_twice_in_a_pass():
-    def twice():
-        torch.manual_seed(0)
-        norm = nn.BatchNorm1d(4, momentum=0.3)
-        return nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Tanh(), nn.Linear(4, 3)).double()
+def twice():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4, momentum=0.3)
+    return nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Tanh(), nn.Linear(4, 3)).double()
 
-    run = fitted(pf.Local(lr=0.03), with_statistics(twice()), rounds=1)
+
+@pytest.mark.parametrize(
+    ("method", "build", "steps", "pull"),
+    [(pf.Local(lr=0.03), twice, 5, 0.0), (pf.Ditto(lr=0.03, lam=0.8, personal_epochs=4), net, 4, 0.8)],
+    ids=["a layer in two places", "ditto"],
+)
+def test_a_layer_in_two_places_moves_twice_in_a_pass_and_a_pull_moves_none(method, build, steps, pull):
+    run = fitted(method, with_statistics(build()), rounds=1)
     for i in range(FED.n):
-        model, (x, y) = twice(), FED.train.client(i)
-        steps = torch.optim.SGD(model.parameters(), lr=0.03)
-        for _ in range(5):
-            steps.zero_grad()
-            F.cross_entropy(model(x.double()), y).backward()
-            steps.step()
-        assert_equal(run.model(i).state_dict(), model)
-
-
-def test_a_step_by_ditto_is_torch_s_with_its_pull():
-    start = {name: q.detach() for name, q in net().named_parameters()}
-    run = fitted(pf.Ditto(lr=0.03, lam=0.8, personal_epochs=4), rounds=1)
-    for i in range(FED.n):
-        model, (x, y) = net(), FED.train.client(i)
-        for _ in range(4):
-            model.zero_grad()
-            F.cross_entropy(model(x.double()), y).backward()
-            with torch.no_grad():
-                for name, q in model.named_parameters():
-                    q -= 0.03 * (q.grad + 0.8 * (q - start[name]))
-        assert_equal(run.model(i).state_dict(), model)
+        assert_equal(run.model(i).state_dict(), by_torch(i, steps, build(), pull=pull))
 
 
 def test_fedavg_averages_the_statistics_and_fedbn_leaves_them():
@@ -173,19 +153,16 @@ def test_fedavg_averages_the_statistics_and_fedbn_leaves_them():
 def test_a_batch_of_one_value_leaves_them():
     layer = with_statistics(nn.Sequential(nn.BatchNorm1d(3)))[0].train()
     y = layer(torch.randn(1, 3))
-    g = torch.autograd.grad(y.sum(), [layer.running_mean, layer.running_var])
-    assert not any(t.any() for t in g)
+    assert not any(t.any() for t in torch.autograd.grad(y.sum(), [layer.running_mean, layer.running_var]))
     assert y.isfinite().all()
 
 
 def test_frozen_layers_stay_and_others_are_refused_unless_said():
-    model = net()
-    model[1].requires_grad_(False).eval()
+    frozen = nn.Sequential(nn.BatchNorm1d(6).requires_grad_(False).eval())
     with pytest.raises(ModelError, match="no BatchNorm that is trained"):
-        with_statistics(model)
+        with_statistics(frozen)
     with pytest.raises(ModelError, match="with_statistics"):
         pf.Task(net())
-    both = nn.Sequential(copy.deepcopy(model[1]), nn.BatchNorm1d(6))
-    made = with_statistics(both)
+    made = with_statistics(nn.Sequential(frozen[0], nn.BatchNorm1d(6)))
     assert type(made[0]) is nn.BatchNorm1d
     assert {name for name, _ in made[1].named_parameters()} == {"weight", "bias", "running_mean", "running_var"}

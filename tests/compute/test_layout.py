@@ -9,34 +9,21 @@ from polyfed.compute.layout import Layout
 
 
 def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 2),
-        nn.GroupNorm(1, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(12, 5),
-        nn.LayerNorm(5),
-        nn.Linear(5, 4),
-    )
+    below = nn.Conv2d(2, 3, 2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*below, nn.Linear(12, 5), nn.LayerNorm(5), nn.Linear(5, 4))
 
 
 def test_views_are_the_vector_itself():
     layout = Layout(network())
-    for w in (torch.arange(layout.p, dtype=torch.float32), torch.zeros(3, layout.p)):
+    for w in (torch.arange(layout.p, dtype=torch.float32), torch.randn(3, layout.p)):
         views = layout.views(w)
+        for i in range(len(w) if w.dim() > 1 else 0):
+            assert all(torch.equal(a[i], b) for a, b in zip(views, layout.views(w[i]), strict=True))
         assert sum(v.numel() for v in views) == w.numel()
         assert all(v.untyped_storage().data_ptr() == w.untyped_storage().data_ptr() for v in views)
         for v in views:
             v.fill_(-1)
         assert (w == -1).all(), "some entry of the vector belongs to no layer"
-
-
-def test_views_of_many_are_the_views_of_each():
-    layout = Layout(network())
-    w = torch.randn(3, layout.p)
-    for i in range(3):
-        for a, b in zip(layout.views(w), layout.views(w[i]), strict=True):
-            assert torch.equal(a[i], b)
 
 
 def test_convolution_weights_lie_channels_last():
@@ -72,15 +59,9 @@ def test_masks_partition_the_vector():
     head, body, norm = (layout.mask(part) for part in ("head", "body", "norm"))
     assert torch.equal(head, ~body)
     assert not (head & norm).any()
-    assert int(head.sum()) == 5 * 4 + 4  # the last linear layer, weight and bias
-    assert int(norm.sum()) == 2 * 3 + 2 * 5
+    assert [int(m.sum()) for m in (head, norm)] == [5 * 4 + 4, 2 * 3 + 2 * 5]  # of the last linear layer; of two norms
     assert torch.equal(layout.mask("head", "norm"), head | norm)
-
-
-def test_masks_by_name():
-    layout = Layout(network())
-    assert int(layout.mask("4").sum()) == 12 * 5 + 5
-    assert int(layout.mask("4.bias").sum()) == 5
+    assert [int(layout.mask(name).sum()) for name in ("4", "4.bias")] == [12 * 5 + 5, 5]
     w = torch.zeros(layout.p)
     layout.named(w)["4.bias"].fill_(1)
     assert torch.equal(w.bool(), layout.mask("4.bias"))
@@ -92,8 +73,7 @@ def test_the_head_is_two_views_of_the_last_layer():
     layout = Layout(network())
     w = torch.zeros(2, 3, layout.p)
     W, b = layout.head(w)
-    assert W.shape == (2, 3, 4, 5)
-    assert b.shape == (2, 3, 4)
+    assert (W.shape, b.shape) == ((2, 3, 4, 5), (2, 3, 4))
     W.fill_(1)
     b.fill_(1)
     assert torch.equal(w.bool(), layout.mask("head").expand_as(w))

@@ -31,24 +31,15 @@ class Writes(nn.Module):
         return self.inner(x)
 
 
-def zeroed(x):
-    x[:, 0] = 0
-
-
 WRITES = {
     "clamp_": lambda x: x.clamp_(-0.3, 0.3),
     "mul_": lambda x: x.mul_(1.5),
-    "an index": zeroed,
+    "an index": lambda x: x.__setitem__((slice(None), 0), 0.0),
     "a view": lambda x: x[:, 1:3].zero_(),
     "numpy": lambda x: x.detach().numpy().__imul__(0.5) if type(x) is torch.Tensor else None,
     "at random": lambda x: x.mul_(torch.where(torch.rand(()) > 0.5, 2.0, 1.0)) if torch.is_grad_enabled() else None,
     "on data": lambda x: x.clamp_(max=1) if (x > 2).any() else None,
 }
-
-
-def frozen():
-    backbone = Writes(WRITES["clamp_"], nn.Linear(5, 4)).requires_grad_(False).eval()
-    return nn.Sequential(backbone, nn.Linear(4, 3))
 
 
 def loss(output, target):
@@ -72,10 +63,6 @@ def written(seen):
     return found
 
 
-def augmented(x, draws):
-    return x.mul_(1.01)
-
-
 def told(progress):
     """A callback that writes to whatever it is given."""
     run = progress.run
@@ -88,7 +75,7 @@ def told(progress):
 DOORS = {
     "a loss": {"loss": loss},
     "metrics": {"metrics": [score, pf.Metric("mine", compute=written, per="sample")]},
-    "an augmentation": {"augment": augmented},
+    "an augmentation": {"augment": lambda x, draws: x.mul_(1.01)},
     "a callback": {"callbacks": [told]},
 }
 
@@ -105,14 +92,11 @@ def test_a_model_that_writes_into_its_input_changes_no_sample(write, method, bat
 @pytest.mark.parametrize("batch_size", [None, 4], ids=["full batch", "batches"])
 def test_whoever_else_writes_changes_neither_samples_nor_the_run(door, batch_size):
     """But for an augmentation, which is there to change what is trained."""
-    fed = federation(0.2)
-    torch.manual_seed(0)
+    fed, runs = federation(0.2), []
     model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    plain = {"loss": F.cross_entropy} if door == "a loss" else {}
-    runs = [pf.fit(model, fed, pf.FedAvg(), rounds=3, batch_size=batch_size, evaluate_every=1, **plain)]
-    unchanged(fed, lambda: runs.append(
-        pf.fit(model, fed, pf.FedAvg(), rounds=3, batch_size=batch_size, evaluate_every=1, **DOORS[door])
-    ))  # fmt: skip
+    how = {"rounds": 3, "batch_size": batch_size, "evaluate_every": 1}
+    for given in ({"loss": F.cross_entropy} if door == "a loss" else {}, DOORS[door]):
+        unchanged(fed, lambda given=given: runs.append(pf.fit(model, fed, pf.FedAvg(), **how, **given)))
     if door != "an augmentation":
         assert torch.equal(runs[0].personal, runs[1].personal)
         assert runs[0].clients.filter(like="loss").equals(runs[1].clients.filter(like="loss"))
@@ -125,18 +109,17 @@ def test_whoever_else_writes_changes_neither_samples_nor_the_run(door, batch_siz
 
 def test_a_frozen_part_that_writes_and_yardsticks_beside_it_change_nothing(tmp_path):
     fed = federation()
-    rows = {"algorithms": [pf.FedAvg(), pf.Local(), pf.OwnTrees(), pf.OwnLinear()], "rounds": 2}
-    unchanged(fed, lambda: pf.compare(frozen(), fed, seeds=[0], **rows))
-    unchanged(fed, lambda: pf.compare(Writes(WRITES["clamp_"]), fed, seeds=[0], out=tmp_path / "kept", **rows))
+    rows = {"algorithms": [pf.FedAvg(), pf.Local(), pf.OwnTrees(), pf.OwnLinear()], "rounds": 2, "seeds": [0]}
+    backbone = Writes(WRITES["clamp_"], nn.Linear(5, 4)).requires_grad_(False).eval()
+    unchanged(fed, lambda: pf.compare(nn.Sequential(backbone, nn.Linear(4, 3)), fed, **rows))
+    unchanged(fed, lambda: pf.compare(Writes(WRITES["clamp_"]), fed, out=tmp_path / "kept", **rows))
 
 
 def unchanged(fed, run):
-    splits = [s for s in (fed.train, fed.validation, fed.test) if s is not None]
-    before = [t.clone() for s in splits for t in (s.x, s.y)] + [torch.as_tensor(s.offsets).clone() for s in splits]
+    tensors = [t for s in (fed.train, fed.validation, fed.test) if s for t in (s.x, s.y, torch.as_tensor(s.offsets))]
+    before = [t.clone() for t in tensors]
     run()
-    after = [t for s in splits for t in (s.x, s.y)] + [torch.as_tensor(s.offsets) for s in splits]
-    for a, b in zip(before, after, strict=True):
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, tensors, before))
 
 
 @pytest.mark.parametrize("write", ["clamp_", "mul_", "an index", "a view"])

@@ -42,11 +42,13 @@ def ours(name: str, clip: float | None, decay: float = 0.0) -> Optimizer:
     return Optimizer(name, momentum=0.8, beta1=0.7, beta2=0.95, eps=1e-6, clip_norm=clip, weight_decay=decay)
 
 
-def torchs(name: str, data, i: int, clip: float | None, pull: float, decay: float = 0.0) -> torch.Tensor:
+def torchs(name: str, data, i: int, clip=None, pull=0.0, decay=0.0, coupled=0.0) -> torch.Tensor:
     """Client i trained by torch.optim on its own samples of every batch."""
     net = mlp()
     start = parameters_to_vector(net.parameters()).detach().clone()
     optimizer = THEIRS[name]([*net.parameters()], decay)
+    if coupled:
+        optimizer.param_groups[0]["weight_decay"] = coupled
     for k, batch in enumerate(data):
         if k == int(data.steps[i]):
             break
@@ -93,17 +95,8 @@ def test_coupled_weight_decay_is_torchs(name):
     split, task = split_of(*SIZES), task_of("closed form", ours(name, None), weight_decay=0.3)
     found = local_sgd(task, task.w0.expand(4, -1), batches(split, **WORK["batches"]), LR)
     for i in range(len(SIZES)):
-        net, data = mlp(), batches(split, **WORK["batches"])
-        optimizer = THEIRS[name]([*net.parameters()], 0.0)
-        optimizer.param_groups[0]["weight_decay"] = 0.3
-        for k, batch in enumerate(data):
-            if k == int(data.steps[i]):
-                break
-            b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
-            optimizer.zero_grad()
-            F.cross_entropy(net(batch.x[i, :b]), batch.y[i, :b]).backward()
-            optimizer.step()
-        assert torch.allclose(found[i], parameters_to_vector(net.parameters()), rtol=0, atol=1e-12)
+        expected = torchs(name, batches(split, **WORK["batches"]), i, coupled=0.3)
+        assert torch.allclose(found[i], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -112,16 +105,17 @@ def test_what_is_not_trained_stays(name, work):
     """`only` is torch's requires_grad: neither momentum nor decoupled decay nor the clip's norm sees the rest."""
     split, task = split_of(*SIZES), task_of("closed form", ours(name, CLIP, 0.2))
     body = task.layout.mask("body").to(task.dtype)
-    w = local_sgd(task, task.w0.expand(4, -1), batches(split, **WORK[work]), LR, only=body)
+    w, same = (
+        local_sgd(task, task.w0.expand(4, -1), batches(split, **WORK[work]), LR, only=only)
+        for only in (body, body.expand(4, -1))
+    )
+    assert torch.equal(w, same)
     assert torch.equal(w[:, body == 0], task.w0[body == 0].expand(4, -1))
     frozen = Wrapped(mlp())
-    for q in [*frozen.parameters()][2:]:
-        q.requires_grad_(False)
+    frozen.inner[2].requires_grad_(False)
     alone = Task(frozen, optimizer=ours(name, CLIP, 0.2))
     expected = local_sgd(alone, alone.w0.expand(4, -1), batches(split, **WORK[work]), LR)
     assert torch.allclose(w[:, body == 1], expected, rtol=0, atol=1e-12)
-    each = body.expand(4, -1)
-    assert torch.equal(w, local_sgd(task, task.w0.expand(4, -1), batches(split, **WORK[work]), LR, only=each))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -144,11 +138,7 @@ def test_proximal_steps_are_those_of_plain_sgd():
 
 def test_step_sizes_by_hand():
     sizes = StepSizes(warmup=4, cosine=12)
-    assert [sizes.at(t) for t in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert sizes.at(4) == 1
-    assert sizes.at(8) == pytest.approx(0.5, abs=1e-15)
-    assert 0 < sizes.at(11) < 0.05
-    assert sizes.at(12) == pytest.approx(0, abs=1e-15)
+    assert [sizes.at(t) for t in (*range(5), 8, 12)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.5, 0], abs=1e-15)
     assert [StepSizes().at(t) for t in (0, 7, 1000)] == [1.0] * 3
     assert StepSizes(0.5, 3, warmup=2).at(7) == 0.25
 
@@ -156,16 +146,14 @@ def test_step_sizes_by_hand():
 @pytest.mark.parametrize("warmup", [0, 1, 5])
 def test_step_sizes_are_torchs(warmup):
     """LinearLR, then CosineAnnealingLR, then both times an exponential decay."""
-    length = 30
+    length, expected = 30, [(t + 1) / warmup for t in range(warmup)]
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 1.0)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length - warmup)
-    seen = []
     for _ in range(length - warmup):
-        seen.append(optimizer.param_groups[0]["lr"])
+        expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         cosine.step()
-    rise = [(t + 1) / warmup for t in range(warmup)]
-    expected = np.array(rise + seen) * 0.9 ** (np.arange(length) // 4)
+    expected = np.array(expected) * 0.9 ** (np.arange(length) // 4)
     found = [StepSizes(0.9, 4, warmup, length).at(t) for t in range(length)]
     assert np.allclose(found, expected, rtol=0, atol=1e-14)
 

@@ -1,5 +1,7 @@
 """Local solvers against loops written out by hand, one client at a time."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -22,8 +24,7 @@ def by_hand(task, w, i, lr, *, correct=None, prox=None, **work):
     for batch in batches(SPLIT, [i], **work):
         b = batch.x.shape[1] if batch.sizes is None else batch.sizes[0]
         loss = F.cross_entropy(module(batch.x[0, :b]), batch.y[0, :b])
-        grads = torch.autograd.grad(loss, list(module.parameters()))
-        g = torch.cat([g.flatten() for g in grads])
+        g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
         w = task.layout.flatten(module)
         w = w - lr * (g if correct is None else correct(w, g))
         w = w if prox is None else prox(w)
@@ -34,35 +35,34 @@ def by_hand(task, w, i, lr, *, correct=None, prox=None, **work):
 @pytest.mark.parametrize("wrap", [False, True], ids=["closed form", "module"])
 @pytest.mark.parametrize("work", [{"epochs": 2, "batch_size": 4}, {"steps": 5, "batch_size": 4}, {"batch_size": None}])
 def test_local_sgd_is_the_loop(wrap, work):
+    """Also from one vector for all, which is not written to."""
     task = Task(Wrapped(mlp()) if wrap else mlp())
-    start = torch.randn(4, task.p, dtype=torch.float64)
-    kept = start.clone()
-    for clients in ([3, 0, 2, 1], [1, 3]):
+    shared, own = task.w0.expand(4, -1), torch.randn(4, task.p, dtype=torch.float64)
+    kept = own.clone()
+    for clients, start in (([3, 0, 2, 1], own), ([1, 3], own), ([0, 1, 2, 3], shared)):
         out = local_sgd(task, start[clients], batches(SPLIT, clients, **work), 0.1)
         for row, i in enumerate(clients):
             assert (out[row] - by_hand(task, start[i], i, 0.1, **work)).abs().max() < 1e-12
-    assert torch.equal(start, kept), "the start was changed"
+    assert torch.equal(own, kept), "the start was changed"
+    assert torch.equal(shared[0], task.w0), "the start was changed"
 
 
 @pytest.mark.parametrize("clients", [[3, 0, 2, 1], [1, 0, 3, 2]], ids=["sorted", "unsorted"])
 def test_correction_and_prox_compose(clients):
-    task, work = Task(mlp()), {"epochs": 2, "batch_size": 4}
+    task, data = Task(mlp()), batches(SPLIT, clients, epochs=2, batch_size=4)
     start, c = torch.randn(2, 4, task.p, dtype=torch.float64)
+    lr = torch.tensor([[0.1], [0.2], [0.0], [0.3]], dtype=torch.float64)
+    shrink = partial(soft_threshold, amount=0.002)
 
-    def shrink(w):
-        return soft_threshold(w, 0.002)
+    def correct(w, g):
+        return g + c[clients][: len(w)] + 0.3 * w
 
-    out = local_sgd(
-        task,
-        start[clients],
-        batches(SPLIT, clients, **work),
-        0.1,
-        correct=lambda w, g: g + c[clients][: len(w)] + 0.3 * w,
-        prox=shrink,
-    )
-    for row, i in enumerate(clients):
-        hand = by_hand(task, start[i], i, 0.1, correct=lambda w, g, i=i: g + c[i] + 0.3 * w, prox=shrink, **work)
-        assert (out[row] - hand).abs().max() < 1e-12
+    for rate, prox in ((0.1, shrink), (lr[clients], None)):
+        out = local_sgd(task, start[clients], data, rate, correct=correct, prox=prox)
+        for row, i in enumerate(clients):
+            given = {"correct": lambda w, g, i=i: g + c[i] + 0.3 * w, "prox": prox, "epochs": 2, "batch_size": 4}
+            hand = by_hand(task, start[i], i, 0.1 if prox else float(lr[i]), **given)
+            assert (out[row] - hand).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("wrap", [False, True], ids=["closed form", "module"])
@@ -148,25 +148,6 @@ def test_frozen_layers_that_share_a_parameter_with_the_rest_are_no_part_by_thems
     assert cut(task, task.layout.mask("2.bias", "head")) is None
 
 
-def test_a_step_size_per_client():
-    task, work = Task(mlp()), {"epochs": 1, "batch_size": 4}
-    start = torch.randn(4, task.p, dtype=torch.float64)
-    lr = torch.tensor([[0.1], [0.2], [0.0], [0.3]], dtype=torch.float64)
-    for correct in (None, lambda w, g: g):
-        out = local_sgd(task, start, batches(SPLIT, **work), lr, correct=correct)
-        for i in range(4):
-            assert (out[i] - by_hand(task, start[i], i, float(lr[i]), **work)).abs().max() < 1e-12
-        assert torch.equal(out[2], start[2])
-
-
-def test_one_vector_for_all_is_not_written_to():
-    task = Task(mlp())
-    shared = task.w0.expand(4, -1)
-    out = local_sgd(task, shared, batches(SPLIT, epochs=1, batch_size=4), 0.1)
-    assert torch.equal(shared[0], task.w0)
-    assert len({tuple(row.tolist()) for row in out}) == 4
-
-
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("lr", [0.02, 3.0])
 def test_curvature_on_a_quadratic(batch_size, lr):
@@ -177,8 +158,8 @@ def test_curvature_on_a_quadratic(batch_size, lr):
     data = batches(split, steps=30, batch_size=batch_size)
     start = torch.randn(3, 3, dtype=torch.float64)
     w, found = sgd_with_curvature(task, start, data, lr)
-    plain = local_sgd(task, start, data, lr)
-    assert torch.allclose(w, plain, rtol=1e-10)
+    assert torch.allclose(w, local_sgd(task, start, data, lr), rtol=1e-10)
+    assert sgd_with_curvature(task, start, data, 0.0)[1].tolist() == [0, 0, 0]
     for i in range(3):
         extremes = []
         for batch in batches(split, [i], steps=30, batch_size=batch_size):
@@ -188,15 +169,6 @@ def test_curvature_on_a_quadratic(batch_size, lr):
         assert low - 1e-9 <= found[i] <= high * (1 + 1e-9)
         if batch_size is None and lr * high > 3:
             assert found[i] == pytest.approx(float(high), rel=1e-3)
-
-
-def test_curvature_of_a_client_that_does_not_move_is_zero():
-    split = split_of(5, 5, d=3, outputs=1, regression=True)
-    task = Task(nn.Linear(3, 1, bias=False).double(), "mse")
-    for batch_size in (None, 2):
-        data = batches(split, steps=4, batch_size=batch_size)
-        _, found = sgd_with_curvature(task, task.w0.expand(2, -1), data, 0.0)
-        assert found.tolist() == [0, 0]
 
 
 def test_soft_threshold_minimises_its_objective():
