@@ -83,6 +83,10 @@ def test_an_answer_that_a_stopped_server_did_not_take_is_counted_and_no_differen
         compare(read(server), read(site))
     ask(5, server=Audit(server, SERVER))
     assert compare(read(server), read(site)).endswith("; 1 of them did not reach a server that was stopped")
+    with pytest.raises(ConfigError, match="expected a server's and a site's"):
+        compare(read(server), read(server))
+    with pytest.raises(ConfigError, match="no audit log"):
+        read(tmp_path)
 
 
 def test_a_line_that_a_kill_has_cut_off_is_written_anew(ends, tmp_path):
@@ -90,13 +94,6 @@ def test_a_line_that_a_kill_has_cut_off_is_written_anew(ends, tmp_path):
     path.write_bytes(path.read_bytes() + b'{"n": 7, "did": "ans')
     Audit(ends[1], "bern").add("agreed", run="r", terms="5")
     assert [s["did"] for s in read(ends[1]).lines][-2:] == ["started", "agreed"]
-
-
-def test_what_is_no_pair_of_ends_is_refused(ends, tmp_path):
-    with pytest.raises(ConfigError, match="expected a server's and a site's"):
-        compare(read(ends[0]), read(ends[0]))
-    with pytest.raises(ConfigError, match="no audit log"):
-        read(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 30, Raw({"kind": "x" * 500}).pack(), b"\x02" + bytes(7) + b"[]"])

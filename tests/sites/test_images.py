@@ -1,6 +1,7 @@
 """A folder of images, LABEL/IMAGE, as a site's own: the bits of one machine, and nothing said of names."""
 
 import shutil
+import sys
 
 import hospitals
 import numpy as np
@@ -39,8 +40,16 @@ def scans(place):
     return place
 
 
-def at(path):
-    return schema.File(path, "bern", ASKED, CUT)
+def at(path, asked=ASKED):
+    return schema.File(path, "bern", asked, CUT)
+
+
+def linked_folder(folder):
+    shutil.rmtree(folder / "light")
+    (folder / "light").symlink_to(paint(folder.parent / "others") / "light")
+
+
+OTHER = "is a folder of images, and the experiment has not image"
 
 
 def test_sites_train_on_folders_to_the_bit_and_name_no_file(tmp_path):
@@ -73,61 +82,36 @@ def test_the_digest_is_of_names_and_contents(tmp_path):
     assert digest(one) != digest(two)
 
 
-def leads_out(folder):
-    (folder / "dark" / "x.png").symlink_to(paint(folder.parent / "others") / "dark" / "smith-0.png")
-
-
-def linked_folder(folder):
-    shutil.rmtree(folder / "light")
-    (folder / "light").symlink_to(paint(folder.parent / "others") / "light")
-
-
-def further_label(folder):
-    (folder / "dark").rename(folder / "darc")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "asked", "says"),
     [
-        (leads_out, r"x\.png: is a link out of the folder of images"),
-        (linked_folder, r"smith-0\.png: is a link out of the folder of images"),
-        (further_label, r"found the label 'darc' \(did you mean 'dark'\?\), expected one of dark, light"),
+        (lambda f: (f / "dark" / "x.png").symlink_to(paint(f.parent / "others") / "dark" / "smith-0.png"), ASKED,
+         r"x\.png: is a link out of the folder of images"),
+        (linked_folder, ASKED, r"smith-0\.png: is a link out of the folder of images"),
+        (lambda f: (f / "dark").rename(f / "darc"), ASKED,
+         r"found the label 'darc' \(did you mean 'dark'\?\), expected one of dark, light"),
+        (str, Columns(image="image", target="label"), "names of folders, which are not said; expected labels in"),
+        (str, Columns(image="scan", target="label"), OTHER), (str, Columns(), OTHER),
     ],
-)
-def test_a_folder_that_is_no_such_folder_is_refused_before_anything_is_said(tmp_path, spoil, says):
+)  # fmt: skip
+def test_a_folder_that_is_no_such_folder_is_refused_before_anything_is_said(tmp_path, spoil, asked, says):
     folder = paint(tmp_path / "bern")
     spoil(folder)
     with pytest.raises(DataError, match=says) as error:
-        at(folder)
+        at(folder, asked)
     assert "\n" not in str(error.value)
     assert not {"smith", "darc", str(tmp_path)} & {*error.value.outside.split()}
 
 
-def test_labels_have_to_be_agreed(tmp_path):
-    folder = paint(tmp_path / "bern")
-    for columns, says in (
-        (Columns(image="image", target="label"), "names of folders, which are not said; expected labels in"),
-        (Columns(image="scan", target="label"), "is a folder of images, and the experiment has not image"),
-        (Columns(), "is a folder of images, and the experiment has not image"),
-    ):
-        with pytest.raises(DataError, match=says):
-            schema.File(folder, "bern", columns, CUT)
-
-
 def cut_short(folder, monkeypatch):
-    data = (folder / "dark" / "smith-3.png").read_bytes()
-    (folder / "dark" / "smith-3.png").write_bytes(data[: len(data) // 2])
+    path = folder / "dark" / "smith-3.png"
+    path.write_bytes(path.read_bytes()[:40])
 
 
-def no_image(folder, monkeypatch):
-    (folder / "light" / "notes.txt").write_text("see smith")
-
-
-def without_pillow(folder, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-
-
-@pytest.mark.parametrize("spoil", [cut_short, no_image, without_pillow])
+@pytest.mark.parametrize("spoil", [
+    cut_short, lambda folder, _: (folder / "light" / "notes.txt").write_text("see smith"),
+    lambda _, monkeypatch: monkeypatch.setitem(sys.modules, "PIL", None),
+], ids=["cut short", "no image", "without pillow"])  # fmt: skip
 def test_what_cannot_be_read_is_named_at_the_site_alone(tmp_path, monkeypatch, spoil):
     file = hospitals.experiment(tmp_path / "study.toml", 'name = "fedavg"', COLUMNS)
     data = scans(tmp_path / "data")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from direct import raw
 from hospitals import OPEN, at_sites
-from secured import FOUR, Secured, folder, register
+from secured import FOUR, Keyed, Secured, folder, register
 from test_private_sites import DP, study
 from test_private_sites import SECURE as TABLE
 
@@ -23,18 +23,11 @@ def data(tmp_path):
     return folder(tmp_path / "data")
 
 
-def changed(sites, change):
-    """A server that says something else: change(name, message) -> the message that the site is given."""
-    answer = sites.answer
-    sites.answer = lambda name, message: answer(name, change(name, raw(message)).pack())
-    return sites
-
-
-def attacked(tmp_path, data, change, policy=OPEN, privacy=TABLE, lost=None):
-    sites = changed(Secured(tmp_path, data, policy=policy), change)
-    sites.lost = lost or sites.lost
+def attacked(tmp_path, data, change=lambda _, question: question, policy=OPEN, privacy=TABLE):
+    """What a server is told that asks what `change` makes of its questions."""
+    sites = Secured(tmp_path, data, policy=policy)
     with pytest.raises(PolyfedError) as error:
-        at_sites(study(tmp_path, privacy, rounds=3), sites, wait=30, quorum=3)
+        at_sites(study(tmp_path, privacy, rounds=3), sites, Keyed(sites, asked=change), wait=30, quorum=3)
     assert "\n" not in str(error.value)
     return str(error.value), sites
 
@@ -56,7 +49,7 @@ def test_an_unattended_site_hides_by_no_key_that_it_was_not_given(data, tmp_path
 @pytest.mark.parametrize("pinned", [["oslo"], []])
 def test_keys_of_the_servers_own_do_not_count_as_sites(pinned, data, tmp_path):
     policy = dataclasses.replace(OPEN, peers=[PINS[name] for name in pinned])
-    said, _ = attacked(tmp_path, data, lambda name, message: message, policy)
+    said, _ = attacked(tmp_path, data, policy=policy)
     assert f"bern: is asked for sums over 4 sites, of whom {3 - len(pinned)} have keys that are not pinned" in said
     assert "its policy has least-sites = 3" in said
 
@@ -65,12 +58,9 @@ def test_noise_that_unpinned_sites_share_is_refused_unless_the_others_make_enoug
     policy = dataclasses.replace(
         OPEN, peers=[PINS[n] for n in ("bern", "oslo", "riga")], epsilon=2.0, delta=1e-3, absent=1
     )
-    privacy = TABLE + DP
-    said, _ = attacked(tmp_path, data, lambda name, message: message, policy, privacy)
-    assert (
-        "is asked for noise that 4 sites share, of whom 1 have keys that are not pinned, with privacy.absent = 0"
-        in said
-    )
+    said, _ = attacked(tmp_path, data, policy=policy, privacy=TABLE + DP)
+    keys = "of whom 1 have keys that are not pinned, with privacy.absent = 0"
+    assert f"is asked for noise that 4 sites share, {keys}" in said
     assert "(2 or more would do); its policy has peers = " in said
 
 
@@ -98,26 +88,21 @@ def test_a_sum_is_not_opened_without_a_site_that_the_policy_wants_in_it(data, tm
 
 def test_one_model_is_opened_for_one_group_of_sites(data, tmp_path):
     """Where sites may be absent: the same model again, and wien called absent, would give wien's reply."""
-    sites, kept = Secured(tmp_path, data), {}
+    sites = Secured(tmp_path, data)
 
-    def stop(name, head):
-        if head["kind"] == "train" and head["t"] == 1:
+    def stop(name, question):
+        if question.head["kind"] == "train" and question.head["t"] == 1:
             raise KeyboardInterrupt
-        return False
+        return question
 
-    def noted(name, message):
-        if name == "bern":
-            kept.setdefault(message.head["kind"] + message.head.get("what", "").partition(" ")[0], message)
-        return message
-
-    sites.lost = stop
+    wire = Keyed(sites, asked=stop)
     with pytest.raises(KeyboardInterrupt):
-        at_sites(study(tmp_path, TABLE, rounds=3), changed(sites, noted))
-    again = kept["train"].saying(t=1)
+        at_sites(study(tmp_path, TABLE, rounds=3), sites, wire)
+    again = wire.first("train", "bern").saying(t=1)
     assert raw(sites.answer("bern", again.pack())).head["kind"] == "masked"
     digest = shared(request(again.pack(), 1 << 24, "it")).hex()
     for there, kind in ((["bern", "oslo", "riga"], "failed"), ([*FOUR], "opened")):
-        asked = kept["opentrain"].saying(what="train 1.0", digest=digest, present=there)
+        asked = wire.first("open", "bern", what="train 0.0").saying(what="train 1.0", digest=digest, present=there)
         said = raw(sites.answer("bern", asked.pack())).head
         assert kind == "opened" or "bern: is asked for the sum at one model over two groups of sites" in said["error"]
 
