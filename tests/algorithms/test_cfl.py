@@ -101,8 +101,8 @@ def test_without_disagreement_it_is_fedavg(weighted):
     """At a common optimum all updates vanish together: never split at any scale, and FedAvg to the last digits."""
     for eps in (1.0, 0.01):
         method = pf.CFL(0.05, eps1=eps, eps2=4 * eps, weighted=weighted)
-        run = fit_points(agreeing(), method, rounds=60, dim=5, local_steps=3)
-        same = fit_points(agreeing(), pf.FedAvg(0.05, weighted=weighted), rounds=60, dim=5, local_steps=3)
+        run = fit_points(agreeing(), method, rounds=30, dim=5, local_steps=3)
+        same = fit_points(agreeing(), pf.FedAvg(0.05, weighted=weighted), rounds=30, dim=5, local_steps=3)
         assert len(run.server["w"]) == 1
         assert torch.allclose(run.personal, same.personal, atol=1e-12)
 

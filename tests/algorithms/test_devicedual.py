@@ -123,7 +123,7 @@ def test_weights_are_the_derivative_of_the_penalty(penalty):
 def test_two_clients_are_the_proximal_step_of_rule_6(penalty, lam, rho, xi):
     """For m = 2 the prox acts on the difference alone, and is rule (6) of it; the mean stays."""
     fusion, e = Fusion(lam, rho, xi=xi, penalty=penalty, delta=xi), torch.tensor([0.6, 0.8], dtype=torch.float64)
-    for t in np.linspace(0.01, 1.3 * 3.7 * lam, 13):
+    for t in np.linspace(0.01, 1.3 * 3.7 * lam, 7):
         P = torch.stack([1 + t * e, torch.ones(2, dtype=torch.float64)])
         c = float(shrinkage(torch.tensor([t]), lam, rho, 3.7, xi, penalty))
         A, _, _ = full_prox(P @ P.T, fusion, tol=1e-11)

@@ -114,26 +114,18 @@ def angle(degrees):
 
 
 def test_pairs_merge_in_falling_cosine_by_their_means():
-    """0 and 20 degrees merge first; their mean, at 10, is too far from 45 for 30 degrees, though 20 is near enough."""
+    """0 and 20 degrees merge first; their mean, at 10, is too far from 45 for 30 degrees, though 20 is near enough. The
+    larger cluster keeps its name, then the one with more samples; clients that are not met yet are in no merge."""
     assert merged(angle([0, 20, 45]), np.cos(np.deg2rad(30)))[2] == 2
     assert len(set(merged(angle([0, 20, 35]), np.cos(np.deg2rad(30))))) == 1
     assert len(set(merged(angle([0, 90, 180, 270]), -0.5))) == 2
-
-
-def test_the_larger_cluster_keeps_its_name():
-    """Then the one with more samples; whichever comes first."""
     assert merged(angle([0, 40, 41]), 0.7)[0] in (1, 2)
     assert merged(angle([0, 10]), 0.7, [3, 5]) == [1, 1]
     assert merged(angle([0, 10]), 0.7, [5, 3]) == [0, 0]
-
-
-def test_clients_not_met_yet_are_in_no_merge():
     assert merged(angle([0, 1, 2]), 0.9, [4, 0, 4]) == [0, 1, 0]
 
 
 CORNERS = np.array([[5.0, 1], [5.5, 0], [-1, 6], [0.5, 5.5], [0, 7.2], [4.6, 0.5]])
-
-
 CORNER = np.array([0, 0, 1, 1, 1, 0])
 
 

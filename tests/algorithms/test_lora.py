@@ -7,11 +7,9 @@ from certify import certifies
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.lora import mean_of_products, places, product
+from polyfed.algorithms._shared.lora import mean_of_products, product
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.randomness import generator, key_of
-from polyfed.core.messages import Round
-from polyfed.core.uplinks import Uplinks
 from polyfed.models import adapted, merged
 from polyfed.models.adapters import LoRA
 
@@ -100,18 +98,6 @@ def test_how_much_the_mean_of_factors_misses(method):
     assert expected > 1e-4
     assert history.aggregation_error.iloc[-1] == pytest.approx(expected, rel=0, abs=1e-12)
     assert fit(method, SITES[:1], b=0.5).history.aggregation_error.iloc[-1] < 1e-12
-
-
-@pytest.mark.parametrize("same", "AB")
-def test_means_of_factors_miss_nothing_where_one_factor_is_equal(same):
-    method, task = pf.FedAvg(aggregation_error=True), pf.Task(net())
-    own, ids = torch.randn(3, task.p, dtype=torch.float64), torch.arange(3)
-    round = Round(0, 3, 0, ids, torch.tensor([1.0, 2, 5]).double(), ids)
-    (place,) = places(task.layout, method).values()
-    server = method.init_server(task, task.w0, 3)
-    assert float(method.aggregate(server, Uplinks({"w": own}, round), round)["error"]) > 0.1
-    place.part(own, same).copy_(place.part(own, same)[:1].clone().expand(3, -1, -1))
-    assert float(method.aggregate(server, Uplinks({"w": own}, round), round)["error"]) < 1e-15
 
 
 def test_what_reads_clients_uploads_is_asked_for():
@@ -278,15 +264,6 @@ def test_a_model_without_such_factors_is_refused(method):
     for model in (plain, adapted(plain, "lora:r=2")):
         with pytest.raises(ModelError, match=f"expected an adapter such as lora:r=8,train={method.adapter}"):
             pf.fit(model, fed, method, rounds=1)
-
-
-def test_places_are_views_of_the_vector():
-    task = pf.Task(net("residual", b=0.5))
-    (place,) = places(task.layout, pf.FLoRA()).values()
-    own = layer(task.model)
-    assert torch.equal(place.part(task.w0, "A"), own.A)
-    assert torch.equal(place.part(task.w0, "B"), own.B)
-    assert torch.equal(place.part(task.w0, "R"), own.R)
 
 
 @certifies(pf.FedSLR, by="FedSLR of the whole update, whose coordinates a chart of full rank is")

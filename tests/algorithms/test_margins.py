@@ -93,7 +93,7 @@ def test_two_rounds_of_fedrod(decay):
 @pytest.mark.parametrize("method", [pf.FedLC, pf.FedRoD])
 def test_a_masked_class_gets_no_gradient_however_long_features_are(method, dtype):
     """The last client has no sample of the last class. Nor does decay with clipping see the mask."""
-    for length in 10.0 ** torch.arange(-3, 7):
+    for length in 10.0 ** torch.arange(-3, 7, 3):
         data = [(float(length) * x.numpy(), y.numpy()) for x, y in map(labelled().train.client, range(3))]
         fed, long = pf.Federation.from_arrays(data[2:], classes=3), max(1.0, float(length))
         for more in ({}, {"weight_decay": 0.1, "clip_norm": 1.0}, {"optimizer": "adam", "weight_decay": 0.1}):
