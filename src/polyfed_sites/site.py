@@ -85,6 +85,20 @@ HONEST = (
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
+class Agreed(NamedTuple):
+    """What a site has joined for, with its file as it was then."""
+
+    join: m.Join
+    file: File
+    about: m.Joined  # what it says of the file
+    answered: Answered
+
+    @property
+    def columns(self) -> Mapping[str, Dropped | Column]:
+        """What it says of the columns of a table."""
+        return self.about.file.columns if isinstance(self.about.file, Csv) else {}
+
+
 class Begun(NamedTuple):
     """A site's part of a settled experiment."""
 
@@ -121,11 +135,8 @@ class Site:
         self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._over = False  # the run has ended here, by the vault's word
-        self._joined: m.Join | None = None  # what was consented to
+        self._agreed: Agreed | None = None  # what was consented to
         self._refused: m.Join | None = None
-        self._file: File | None = None  # as it was consented to, and what it says of itself
-        self._about: m.Joined | None = None
-        self._answered: Answered | None = None
         self._book = Book(self.vault.parent, name, consent.dry)
         self._rows: dict[str, str] = {}  # the file's parts as sets of rows: all, "train", ...
         self._cells = ("", dict[int, int]())  # digest of a file, and of its rows
@@ -195,7 +206,7 @@ class Site:
         """What a request comes to, before the door."""
         match asked:
             case m.Join():
-                return self._join()
+                return Message(self._own.about)
             case m.Pooled():
                 return self._pooled(asked, tensors, data)
             case m.Audit():
@@ -244,13 +255,9 @@ class Site:
                 raise Refusal(f"is asked {what}, which it has not joined for")
             if (p := asked.settled.preparation) is not None:
                 for column in (*(i.name for i in p.inputs), p.target):
-                    if isinstance(self._columns.get(column), Dropped):
+                    if isinstance(self._own.columns.get(column), Dropped):
                         raise Refusal(f"is asked {what} with column {column!r}, which it was told is dropped")
-                if (
-                    self._about is not None
-                    and isinstance(self._about.file, Csv)
-                    and p.target != self._about.file.target
-                ):
+                if isinstance(table := self._own.about.file, Csv) and p.target != table.target:
                     raise Refusal(f"is asked {what} with target {p.target!r}, and has joined for another")
 
     def _meet(self, asked: m.Agreed) -> None:
@@ -263,22 +270,21 @@ class Site:
 
     def _agree(self, join: m.Join) -> None:
         """Read the file and ask the operator, unless this is what was agreed to."""
-        if join == self._joined:
+        if self._agreed is not None and join == self._agreed.join:
             return
         mine = versions(sorted(join.versions))
         if why := unlike(mine, join.versions, "the server"):
             raise Refusal(why)
-        file, about = self._read(join)
-        self.terms = self._ask(join, file, about)
+        own = self._read(join)
+        self.terms = self._ask(own)
         for part in PARTS:
             if part in self._rows:
                 self._book.note(part, _cut_of(join), self._rows[part])
-        self._joined, self._file, self._about = join, file, self._introduced(join, about)
+        self._agreed = self._introduced(own)
 
-    def _read(self, join: m.Join) -> tuple[File, m.Joined]:
+    def _read(self, join: m.Join) -> Agreed:
         """The file as the terms have it, and what the site says of it."""
-        cut = Cut(join.cut, join.test, join.validation)
-        columns = join.columns
+        cut, columns = Cut(join.cut, join.test, join.validation), join.columns
         if columns.text is not None:
             if self.backbone is None:
                 raise Refusal("needs the tokenizer of texts; name its folder here with --backbone")
@@ -290,12 +296,12 @@ class Site:
         )
         file = File(self.data, self.name, columns, cut, policy.columns, policy.least_count)
         self._part(join, file, aligned(file, ids))
-        self._answered = Answered(self.vault, file_digest(self.data), policy)
-        cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
-        counts = m.Counts(**file.counts)
-        return file, m.Joined(
-            site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts, audit=self._audited(file)
-        )
+        audited = policy.audit != "none" and file.sheet is not None
+        about = m.Joined(
+            site=self.name, versions=versions(), cpu=torch.backends.cpu.get_cpu_capability(), file=file.schema(),
+            counts=m.Counts(**file.counts), audit=audited,
+        )  # fmt: skip
+        return Agreed(join, file, about, Answered(self.vault, file_digest(self.data), policy))
 
     def _identified(self) -> dict[int, int]:
         """The rows of the file as it is now, by line."""
@@ -336,18 +342,17 @@ class Site:
         )
         self._book.spend(kind, what, self._rows["all"], lambda n: self.policy.most(key, n, words.format(n)), weight)
 
-    def _audited(self, file: File) -> bool:
-        return self.policy.audit != "none" and file.sheet is not None
-
-    def _introduced(self, join: m.Join, about: m.Joined) -> m.Joined:
-        """What the site says of its file, and where sums are secure of its key."""
-        p = _privacy_of(join)
+    def _introduced(self, own: Agreed) -> Agreed:
+        """The same where it also says its key, if sums are secure."""
+        p = _privacy_of(own.join)
         if p is None or p.sums == "open":
-            return about
-        return about.model_copy(update={"peer": self.hidden.introduce(join, about.counts.train)})
+            return own
+        peer = self.hidden.introduce(own.join, own.about.counts.train)
+        return own._replace(about=own.about.model_copy(update={"peer": peer}))
 
-    def _ask(self, join: m.Join, file: File, about: m.Joined) -> str:
+    def _ask(self, own: Agreed) -> str:
         """Show what would leave; returns the terms' digest. Raises Refusal where it may not."""
+        join, file, about, _ = own
         raw = RAW | ({"pooled": SUMS} if self.policy.pooled == "sums" else {})
         needs = {key: raw[key] for key in join.needs if key != "pooled" or file.sheet is not None}
         try:
@@ -355,7 +360,7 @@ class Site:
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
         t, method, table, _ = whole = experiment(join, alone, backbone=self.backbone)
-        self._hold(join, whole, about, file)
+        self._hold(own, whole)
         task = t.task(self._started(whole), loss_for(alone.classes, alone.tokens), "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
@@ -382,49 +387,36 @@ class Site:
         self.show(f"{text}\n  all of this is {terms}; agree with --yes {terms}")
         self.say(f"{self.name}: has been shown what would leave it for {method.name}: {terms}")
         self.consent.check(needs)
-        self._consent(join, text, terms)
+        self._consent(own, text, terms)
         return terms
 
     def _started(self, e: Experiment) -> torch.nn.Module:
         return e.start(self.policy.sized(getattr(e.method, "k", 1)))
 
-    def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
-        consent = self.consent
+    def _hold(self, own: Agreed, whole: Experiment) -> None:
+        (join, file, about, _), consent = own, self.consent
         read = consent.ask is not None or bool(consent.agreed)
         self.policy.terms(join, whole, about, file.rarest(about.file), consent.metrics != "none", read)
 
-    def _consent(self, join: m.Join, text: str, terms: str) -> None:
+    def _consent(self, own: Agreed, text: str, terms: str) -> None:
         """Ask the operator, unless these terms were agreed to before."""
         consent = self.consent
         if consent.agreed and terms not in consent.agreed:
             then = f"read them, then agree with --yes {terms}"
             known = ", ".join(sorted(consent.agreed))
             raise Refusal(f"its operator has agreed to {known}, and the terms are {terms}; {then}")
-        if consent.ask is None or consent.agreed or (not consent.dry and self._spent.knows("agreed", terms)):
+        if consent.ask is None or consent.agreed or (not consent.dry and own.answered.knows("agreed", terms)):
             return
-        if join != self._refused and not consent.ask(text):
-            self._refused = join  # asked again, the answer is the same
-        if join == self._refused:
+        if own.join != self._refused and not consent.ask(text):
+            self._refused = own.join  # asked again, the answer is the same
+        if own.join == self._refused:
             raise Refusal("its operator did not consent, so nothing was sent")
-        self._spent.add("agreed", terms)
+        own.answered.add("agreed", terms)
 
     @property
-    def _spent(self) -> Answered:
-        assert self._answered is not None, "it has read its file"
-        return self._answered
-
-    @property
-    def _own(self) -> File:
-        assert self._file is not None, "it has joined"
-        return self._file
-
-    @property
-    def _columns(self) -> Mapping[str, Dropped | Column]:
-        return self._about.file.columns if self._about is not None and isinstance(self._about.file, Csv) else {}
-
-    def _join(self) -> Message[m.Joined]:
-        assert self._about is not None
-        return Message(self._about)
+    def _own(self) -> Agreed:
+        assert self._agreed is not None, "it has joined"
+        return self._agreed
 
     def _pooled(self, asked: m.Pooled, tensors: State, data: bytes) -> Message[m.Sums]:
         if (blank := asked.settled.preparation) is None:
@@ -433,7 +425,7 @@ class Site:
             some = tuple(i for i in blank.inputs if i.values is not None or i.name in asked.columns)
             blank = blank.with_inputs(some)
             for i in some:
-                known = self._columns.get(i.name)
+                known = self._own.columns.get(i.name)
                 if i.values is None and not i.gap and not (isinstance(known, Column) and known.some):
                     raise Refusal(f"is asked to count values of {i.name!r}, a column without gaps")
         if len(tensors.get("at", ())) > 2 * WAYS:
@@ -443,25 +435,25 @@ class Site:
             raise Refusal(wrong)
         terms = mark(asked.joined)
         asks = hashlib.sha256(data).hexdigest()
-        self._spent.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
-        found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
+        self._own.answered.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
+        found = self._own.file.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
         self._count("cells", asks, sum(np.size(a) for a in found.values()))
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _audit(self, asked: m.Audit) -> Message[m.Audited]:
-        self._spent.spend(f"audit {mark(asked.joined)}", mark(asked), 1, "audits")
+        self._own.answered.spend(f"audit {mark(asked.joined)}", mark(asked), 1, "audits")
         self._count("agreements", mark(asked.joined))
-        self._count("cells", f"audit {mark(asked)}", len(parts := self._own.parts()))
+        self._count("cells", f"audit {mark(asked)}", len(parts := self._own.file.parts()))
         return Message(m.Audited(columns=parts))
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
-        self._spent.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
-        rows = self._own.labels(asked.settled)
+        self._own.answered.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
+        rows = self._own.file.labels(asked.settled)
         self._count("cells", f"labels {mark(asked)}", len(rows))
         return Message(m.Labelled(rows=rows))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
-        begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
+        begun = self._begins(asked, self._own)
         if (guard := begun.client.guard) is not None and guard.plan.private:
             try:
                 guard.check_budget(0)
@@ -476,25 +468,18 @@ class Site:
         )
         return Message(m.Begun(w0=digest(begun.client.task.w0), frozen=frozen(begun.client.task)))
 
-    def _begins(self, head: m.Begin, vault: Vault) -> Begun:
+    def _begins(self, head: m.Begin, own: Agreed) -> Begun:
         """The client of the settled experiment, with this site's data."""
-        settled, file, preparation = head.settled, self._own, None
+        settled, vault = head.settled, Vault(self.vault, head.run, self.name)
         t, method, table, _ = whole = experiment(head.joined, settled, head.loss, self.backbone)
         task = t.task(self._started(whole), t.loss or head.loss, pick_device(t.device), class_weights=head.weights)
         check_algorithm(method, task.dtype)
-        if settled.preparation is not None:
-            preparation, data = file.fitted(settled)
-        else:
-            data = file.prepared(settled)
+        preparation, data = own.file.fitted(settled)
         check(task, data["train"], settled.classes, str(table["name"]))
         placed = {key: task.place(split) for key, split in data.items()}
         vault.same("data", _digest_of(placed), "its data have changed since the run began; restore the file as it was")
-        work = Work(
-            t.epochs,
-            local_steps_of(head.joined.steps, [self.name]),
-            t.batch_size,
-            augmentation(t.augment, settled.inputs),
-        )
+        steps = local_steps_of(head.joined.steps, [self.name])
+        work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, settled.inputs))
         guard, wanted = None, dict[tuple[int, int], Wanted]()
         if t.privacy is not None:
             wanted, _ = sums(method, task, settled.inputs, settled.classes, settled.outputs)
@@ -506,8 +491,8 @@ class Site:
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
         most = 2 * max(found.largest_down, 8 * task.p) + FIRST
         terms = mark(head.joined)
-        self._over = self._spent.knows("ended", terms)
-        return Begun(head, whole, client, found, preparation, most, terms, allowance(head.joined.rounds), self._spent)
+        self._over = own.answered.knows("ended", terms)
+        return Begun(head, whole, client, found, preparation, most, terms, allowance(head.joined.rounds), own.answered)
 
     def _guard(
         self, head: m.Begin, e: Experiment, task: Task, data: Mapping[str, Split], work: Work, wanted: Sums
@@ -542,11 +527,11 @@ class Site:
             head = request(path.read_bytes(), FIRST, str(path)).head
             if not isinstance(head, m.Begin):
                 raise RunError(f"{path}: found a message of kind {head.kind!r}, expected begin")
-            self._file, about = self._read(head.joined)
+            own = self._read(head.joined)
             self._meet(head)
-            begun = self._begins(head, Vault(self.vault, head.run, self.name))
-            self._hold(head.joined, begun.experiment, about, self._file)
-            self._joined, self._about, self._begun = head.joined, self._introduced(head.joined, about), begun
+            begun = self._begins(head, own)
+            self._hold(own, begun.experiment)
+            self._agreed, self._begun = self._introduced(own), begun
         return self._begun
 
     def _of_vault(self, line: str) -> Refusal:
@@ -616,14 +601,14 @@ class Site:
         return found
 
     def _permit_evaluation(self, join: m.Join, asked: m.Evaluate, asks: str) -> None:
-        if self._spent.knows("evaluate", asks):
+        if self._going().answered.knows("evaluate", asks):
             return
         last = self._going().client.vault.versions()[-1:]
         if self._over:
             raise Refusal("is asked for an evaluation, and the run is over")
         if last and last[0][0] >= join.rounds - 1:
-            self._spent.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
-        self._spent.spend("evaluate", asks, allowance(join.evaluations), "evaluations")
+            self._going().answered.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
+        self._going().answered.spend("evaluate", asks, allowance(join.evaluations), "evaluations")
         if self.consent.metrics != "none":
             self._count("cells", f"evaluate {asks}", 1 + len(self._going().client.task.scores))
 

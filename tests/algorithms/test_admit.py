@@ -269,16 +269,14 @@ def test_a_method_that_cannot_grow_is_named():
         (points([1.0, 2, 3]), {"exchanges": -1}, "exchanges of admit: found -1, expected an integer of at least 0"),
         (points([1.0, 2, 3]), {"start": "best"}, "start of admit: found 'best', expected offered or common"),
         ([1.0], {}, "newcomers of admit: found .*, expected a polyfed.Federation"),
+        (
+            pf.Federation.from_arrays([(np.eye(3), [0, 1, 1])], names=["a"]),
+            {},
+            "found class labels as the targets of 'a', expected numbers",
+        ),
     ],
 )
 def test_refusals(newcomers, settings, line):
     run = fit_points(centres(np.eye(3)), pf.FedAvg(0.3), rounds=1, dim=3)
     with pytest.raises((ConfigError, DataError), match=line):
         pf.admit(run, newcomers, **settings)
-
-
-def test_targets_must_be_of_the_runs_kind():
-    run = fit_points(centres(np.eye(3)), pf.FedAvg(0.3), rounds=1, dim=3)
-    labelled = pf.Federation.from_arrays([(np.eye(3), [0, 1, 1])], names=["a"])
-    with pytest.raises(DataError, match="found class labels as the targets of 'a', expected numbers"):
-        pf.admit(run, labelled)

@@ -47,16 +47,6 @@ def test_the_clock_is_an_event_queue():
         assert clock == pytest.approx(due)
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, None])
-def test_so_many_are_at_work_at_any_time(concurrency):
-    busy = set()
-    for turn in events(Asynchronous(Delays("log-normal", 1.0, 0.5), concurrency), 80):
-        assert not busy & set(turn.send.tolist())
-        busy |= set(turn.send.tolist())
-        assert len(busy) == (concurrency or 5)
-        busy -= set(turn.take.tolist())
-
-
 def test_a_synchronous_round_waits_for_the_slowest():
     delays = Delays("uniform", 0, 20)
     keys = client_keys([f"client-{i}" for i in range(5)])
@@ -119,8 +109,3 @@ def test_one_client_in_flight_is_the_synchronous_method():
     late = problem.fit(algorithm, 80, schedule=Asynchronous(Delays("uniform", 0, 20), concurrency=1))
     step = problem.fit(algorithm, 80, schedule=Listed(late.ledger["client"].tolist()))
     assert torch.equal(late.personal, step.personal)
-
-
-def test_several_exchanges_cannot_be_asynchronous():
-    with pytest.raises(pf.errors.ConfigError, match="fedcet needs"):
-        LeastSquares(seed=0).fit(pf.FedCET(lr=0.01), 3, schedule=Asynchronous(Delays("uniform", 1, 2)))

@@ -70,52 +70,27 @@ def penalty_of(D, fusion):
     return torch.where(D <= lam, tip, torch.where(D <= a * lam, taper, lam**2 * (a + 1) / 2))
 
 
-def pair_sum(D, fusion):
-    """1/m sum_{i<j} g(D_ij)."""
-    m = len(D)
-    return (penalty_of(D, fusion).sum() - m * penalty_of(D.new_zeros(()), fusion)) / (2 * m)
-
-
 def objective(w, fusion):
     """The fusion part of (1), 1/m sum_{i<j} g(||w_i - w_j||), of models [m, d]."""
-    m = len(w)
-    G = torch.zeros(m, m, dtype=torch.float64, device=w.device)
-    devicedual._whole_gram(G, w - w.mean(0))
-    return pair_sum(devicedual._distances(G).sqrt(), fusion)
+    return penalty_of(torch.pdist(w), fusion).sum() / len(w)
 
 
-def full_prox(G, fusion, tol=1e-9, steps=10_000):
-    """The prox without nodes, iterated to convergence: (A [m, m], distances of z = A P [m, m], prox objective by step).
-
-    Starts from P and stops when the bound on ||z_i - z*_i||, for every i, is below `tol`.
-    """
+def full_prox(G, fusion, tol=1e-9):
+    """The prox without nodes, z = A P, iterated from P until the bound on ||z_i - z*_i|| is below `tol` for every i."""
     m = len(G)
     mu = 1 - (1 / ((fusion.a - 1) * fusion.rho) if fusion.penalty == "scad" else 0)
-    one, eye = G.new_ones(m), torch.eye(m, dtype=G.dtype, device=G.device)
     W = devicedual._hollow(fusion.weight(devicedual._distances(G).sqrt()))
-    values = []
-    A, D = eye, G
-    for _ in range(steps):
-        A = devicedual._operator(one, W, fusion, m)
+    for _ in range(10_000):
+        A = devicedual._operator(G.new_ones(m), W, fusion, m)
         D = devicedual._distances(A @ G @ A.T).sqrt()
-        moved = float((((A - eye) @ G) * (A - eye)).sum())
-        values.append(float(pair_sum(D, fusion)) + fusion.rho / 2 * moved)
         new = devicedual._hollow(fusion.weight(D))
         if float(((new - W).abs() * D).sum(1).max()) <= tol * m * fusion.rho * mu:
             break
         W = new
-    return A, D, values
+    return A
 
 
 # ---- the penalty and its prox ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("penalty", ["scad", "l1"])
-def test_weights_are_the_derivative_of_the_penalty(penalty):
-    fusion = Fusion(0.7, xi=0.05, penalty=penalty)
-    t = torch.linspace(0.001, 4, 4001, dtype=torch.float64).requires_grad_()
-    (slope,) = torch.autograd.grad(penalty_of(t, fusion).sum(), t)
-    assert torch.allclose(fusion.weight(t) * t, slope, atol=1e-12)
 
 
 @pytest.mark.parametrize(("lam", "rho", "xi"), [(0.7, 1.0, 1e-4), (0.7, 1.0, 0.1), (2.0, 0.6, 0.3)])
@@ -126,7 +101,7 @@ def test_two_clients_are_the_proximal_step_of_rule_6(penalty, lam, rho, xi):
     for t in np.linspace(0.01, 1.3 * 3.7 * lam, 7):
         P = torch.stack([1 + t * e, torch.ones(2, dtype=torch.float64)])
         c = float(shrinkage(torch.tensor([t]), lam, rho, 3.7, xi, penalty))
-        A, _, _ = full_prox(P @ P.T, fusion, tol=1e-11)
+        A = full_prox(P @ P.T, fusion, tol=1e-11)
         state = settled(devicedual.start(P, 2, fusion), fusion)
         for z in (A @ P, z_of(state)):
             assert torch.allclose(z.mean(0), P.mean(0), atol=1e-12)
@@ -134,27 +109,12 @@ def test_two_clients_are_the_proximal_step_of_rule_6(penalty, lam, rho, xi):
             assert (z[0] - z[1] - c * t * e).norm() < (1e-7 if penalty == "scad" else 1.01 * xi)
 
 
-@pytest.mark.parametrize("penalty", ["scad", "l1"])
-def test_majorisation_descends_to_the_stationary_point(penalty):
-    """The prox objective never rises, and at the end rho (z_i - P_i) + 1/m sum_j g'(D)/D (z_i - z_j) = 0."""
-    rng = np.random.default_rng(0)
-    P, fusion = torch.as_tensor(rng.normal(size=(24, 5))), Fusion(1.5, rho=1.0, penalty=penalty)
-    A, _, values = full_prox(P @ P.T, fusion, tol=1e-10)
-    assert len(values) > 3
-    assert np.diff(values).max() < 1e-12 * values[0]
-    z = (A @ P).numpy()
-    difference = z[:, None] - z
-    D = np.linalg.norm(difference, axis=-1)
-    pull = (fusion.weight(torch.as_tensor(D)).numpy()[..., None] * difference).sum(1) / 24
-    assert np.abs(z - P.numpy() + pull).max() < 1e-8
-
-
 @pytest.mark.parametrize("delta", [1e-4, 0.05])
 def test_nodes_give_the_prox_of_the_unmerged_form(delta):
     """Groups that fuse and groups that stay apart: merged and full prox agree to 1e-6."""
     P, group = planted([12, 20, 8], 30, within=0.1)
     fusion = Fusion(1.0, delta=delta)
-    A, _, _ = full_prox(P @ P.T, fusion, tol=1e-11)
+    A = full_prox(P @ P.T, fusion, tol=1e-11)
     state = settled(devicedual.start(P, 40, fusion), fusion)
     assert len(state["f"]) == 3
     assert adjusted_rand_score(group, state["groups"]) == 1
@@ -169,7 +129,7 @@ def test_one_client_that_moved_is_not_held_by_the_many():
     state = devicedual.update(state, torch.tensor([7]), P[[7]] + 10.0 * torch.eye(3).double()[[0]], fusion)
     state = settled(state, fusion)
     P[7, 0] = 10
-    A, _, _ = full_prox(P @ P.T, fusion, tol=1e-10)
+    A = full_prox(P @ P.T, fusion, tol=1e-10)
     assert (z_of(state) - A @ P).norm(dim=1).max() < 1e-6
     assert devicedual.clusters(state, 0.1).bincount().tolist() == [399, 1]
 
@@ -227,25 +187,7 @@ def test_coefficients_are_the_explicit_vectors(start, monkeypatch):
     assert start == "local" or len(nodes) > 3
 
 
-def test_coefficient_rows_and_means_give_the_same_z():
-    """Few participants use rows of A, many use the node means."""
-    a, _ = planted([5, 7, 4], 6, within=0.4)
-    state = train(a, Fusion(1.2), 30)
-    ids = everyone(state)
-    assert torch.allclose(z_of(state), state["centre"] + devicedual.coefficients(state, ids) @ state["Q"], atol=1e-12)
-    one_by_one = torch.cat([devicedual.prox_rows(state, ids[i : i + 1]) for i in range(16)])
-    assert torch.allclose(z_of(state), one_by_one, atol=1e-12)
-
-
 # ---- training --------------------------------------------------------------------------------------------------------
-
-
-def residual(w, a, fusion):
-    """||grad f_i(w_i) + 1/m sum_j g'(D)/D (w_i - w_j)|| at its largest, numpy and vectors only."""
-    w, a = w.numpy(), a.numpy()
-    difference = w[:, None] - w
-    W = fusion.weight(torch.as_tensor(np.linalg.norm(difference, axis=-1))).numpy()
-    return np.linalg.norm(w - a + (W[..., None] * difference).sum(1) / len(w), axis=1).max()
 
 
 @certifies(pf.FPFC, by="closed form, device-dual")
@@ -261,7 +203,6 @@ def test_fixed_points_minimise_objective_1(start, fraction):
         mine = a[group == g]
         expected[group == g] = mine.mean(0) + (mine - mine.mean(0)) / (1 + len(mine) / (24 * fusion.xi))
     assert (state["w"] - expected).norm(dim=1).max() < 1e-8
-    assert residual(state["w"], a, fusion) < 1e-6
     assert adjusted_rand_score(group, devicedual.clusters(state, 0.1)) == 1
 
 
@@ -355,18 +296,6 @@ def test_a_hundred_devices_as_an_independent_implementation(solver):
     )  # fmt: skip
     assert adjusted_rand_score(fed.clusters, run.clusters) == 1
     assert run.clients["test_accuracy"].mean() == pytest.approx(0.847, abs=0.002)
-
-
-def test_another_lambda_keeps_the_points():
-    """reweigh: P and w stay, and the prox becomes that of the new lambda."""
-    a, _ = planted([9, 12, 5], 10, within=0.6)
-    state = train(a, Fusion(1.0), 20)
-    for lam in (2.0, 0.2):
-        new = devicedual.reweigh(state, Fusion(lam))
-        assert all(torch.equal(new[k], state[k]) for k in ("w", "Q", "centre", "G"))
-        A, _, _ = full_prox(new["G"], Fusion(lam), tol=1e-8)
-        z = z_of(settled(new, Fusion(lam, delta=1e-4))) - new["centre"]
-        assert (z - A @ new["Q"]).norm(dim=1).max() < 1e-5
 
 
 def test_components_by_blocks_are_those_of_the_graph():

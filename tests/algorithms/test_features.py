@@ -400,12 +400,3 @@ def test_rounds_of_fedpac(distance):
     for i in range(3):
         common[-1] = heads[i]
         assert torch.allclose(run.personal[i], flat(common), atol=1e-10)
-
-
-@pytest.mark.parametrize("method", [pf.MOON(), pf.FedNTD(), pf.FedProto(), pf.FedPAC(), pf.FedDBE()])
-def test_no_default_makes_a_method_another_one(method):
-    """In PFLlib the flags' defaults make MOON and FedNTD FedAvg, and switch off half of FedDBE."""
-    method = type(method)(lr=LR)
-    run = fit_labels(labelled(), method, local_steps=5, model=two_layers(outputs=3))
-    for other in (pf.FedAvg(LR), pf.Local(LR)):
-        assert (run.personal - fit_labels(labelled(), other, local_steps=5).personal).abs().max() > 1e-4

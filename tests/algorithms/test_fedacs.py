@@ -163,39 +163,6 @@ def test_groups_that_cost_too_much_are_not_reported():
     assert len(set(pf.FedACS(pool="all").describe(at_hand).clusters.tolist())) == n
 
 
-def softmax_groups(seed):
-    """Three groups of four clients, 30 samples each, one softmax teacher per group."""
-    rng = np.random.default_rng(seed)
-    data, test, group = [], [], np.repeat(np.arange(3), 4)
-    teachers = rng.normal(size=(3, 10, 4)) * 2
-    for g in group:
-        x = rng.normal(size=(30 + 300, 10))
-        y = (x @ teachers[g]).argmax(1)
-        data.append((x[:30], y[:30]))
-        test.append((x[30:], y[30:]))
-    return pf.Federation.from_arrays(data, test=test, clusters=group, classes=4)
-
-
-@certifies(pf.FedACS, by="planted groups found exactly")
-def test_groups_of_softmax_tasks():
-    """At quantile 2/3 the three groups are found, and grouping beats training alone and one common model."""
-    model = torch.nn.Linear(10, 4, dtype=torch.float64)
-    accuracy = {}
-    for algorithm in (pf.FedACS(0.5, quantile=2 / 3), pf.Local(0.5), pf.FedAvg(0.5)):
-        run = pf.fit(
-            model, softmax_groups(0), algorithm, rounds=40, local_steps=5, batch_size=None, evaluate_every=0,
-        )  # fmt: skip
-        accuracy[algorithm.name] = run.clients["test_accuracy"].mean()
-        if algorithm.name == "fedacs":
-            A = np.asarray(run.findings["mixing"])
-            same = np.repeat(np.arange(3), 4)[:, None] == np.repeat(np.arange(3), 4)
-            assert (A[~same] == 0).all()
-            assert (A[same] > 0).all()
-            assert adjusted_rand_score(run.federation.clusters, run.clusters) == 1
-    assert accuracy["fedacs"] > accuracy["local"] + 0.05
-    assert accuracy["fedacs"] > accuracy["fedavg"] + 0.2
-
-
 @pytest.mark.parametrize("method", [pf.FedACS(), pf.FedAMP(), pf.HeurFedAMP()])
 def test_a_message_stays_as_it_was_sent(method):
     """The server changes the participants' rows in place; what it has sent before is not among them."""

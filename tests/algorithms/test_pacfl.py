@@ -162,24 +162,3 @@ def test_the_order_of_arrival_does_not_move_anyone():
         before = np.where(met, now, -1)
     assert run is not None
     assert adjusted_rand_score(fed.clusters[before >= 0], before[before >= 0]) == 1
-
-
-def test_newcomers_that_join_and_that_found_a_cluster_come_together():
-    """Each as if it came alone, although the one's server has a cluster more than the other's."""
-    rng = np.random.default_rng(5)
-    A, B, C = (subspace(rng, 9, 2).numpy() for _ in range(3))
-
-    def client(U):
-        x = rng.normal(size=(12, 2)) @ U.T
-        return x, x @ rng.normal(size=9)
-
-    old = pf.Federation.from_arrays([client(U) for U in (A, A, B, B)])
-    late = [client(A), client(C)]
-    model = pf.models.build("linear", (9,), 1)
-    work = {"rounds": 3, "local_steps": 2, "batch_size": None, "loss": "mse"}
-    run = pf.fit(model, old, pf.PACFL(0.1, basis=2, threshold=20.0), **work)
-    together = pf.admit(run, pf.Federation.from_arrays(late, names=["a", "c"]), 3)
-    for k, name in enumerate(("a", "c")):
-        alone = pf.admit(run, pf.Federation.from_arrays([late[k]], names=[name]), 3)
-        assert torch.allclose(together.personal[k], alone.personal[0], atol=1e-6)
-    assert together.clusters.tolist() == [run.clusters[0], -1]

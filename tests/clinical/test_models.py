@@ -29,6 +29,7 @@ def rows(model: str, n: int = 60, p: int = 3, seed: int = 0):
 
 @pytest.mark.parametrize(("model", "ties"), NAMES)
 def test_gradient_and_information_are_the_derivatives(model, ties):
+    """The loss has the same gradient, and scores of rows add up to it."""
     kind, (x, target, beta), h = named(model, ties), rows(model), 1e-5
     _, gradient, information = kind.derivatives(beta, x, target)
     for k in range(len(beta)):
@@ -36,14 +37,10 @@ def test_gradient_and_information_are_the_derivatives(model, ties):
         up, down = (kind.derivatives(b, x, target) for b in (beta + e, beta - e))
         assert abs((up[0] - down[0]) / (2 * h) - gradient[k]) < 1e-7
         assert ((down[1] - up[1]) / (2 * h) - information[k]).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(("model", "ties"), NAMES)
-def test_the_loss_has_the_same_gradient(model, ties):
-    kind, (x, target, beta) = named(model, ties), rows(model)
     free = beta.clone().requires_grad_()
     clinical.loss(model, ties)((x @ free)[:, None], target).backward()
-    assert (free.grad * -len(x) - kind.derivatives(beta, x, target)[1]).abs().max() < 1e-11
+    assert (free.grad * -len(x) - gradient).abs().max() < 1e-11
+    assert (kind.scores(beta, x, target).sum(0) - gradient).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
@@ -58,13 +55,6 @@ def test_cox_as_the_textbook_writes_it(ties):
         for k, i in enumerate(dead):
             value += eta[i] - np.log(at_risk - (k / len(dead) * among_dead if ties == "efron" else 0))
     assert named("cox", ties).derivatives(beta, x, target)[0] == pytest.approx(value, abs=1e-10)
-
-
-@pytest.mark.parametrize(("model", "ties"), NAMES)
-def test_scores_of_rows_add_up_to_the_gradient(model, ties):
-    kind, (x, target, beta) = named(model, ties), rows(model)
-    scores = kind.scores(beta, x, target)
-    assert (scores.sum(0) - kind.derivatives(beta, x, target)[1]).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
@@ -98,19 +88,16 @@ def test_large_predictors_do_not_overflow():
     assert shifted == pytest.approx(float(moved[0]), abs=1e-9)
 
 
-def test_cox_refuses_mini_batches_by_name():
+def test_cox_refuses_mini_batches_and_unknown_names():
     x, target, _ = rows("cox")
     fed = pf.Federation.from_arrays([(x, target)] * 2, test_fraction=0)
-    net = torch.nn.Linear(3, 1, bias=False).double()
+    net, how = torch.nn.Linear(3, 1, bias=False).double(), {"loss": clinical.loss("cox"), "rounds": 1}
     with pytest.raises(ConfigError, match=r"batch-size: found 8, expected full: the loss cox \(efron\)"):
-        pf.fit(net, fed, pf.FedAvg(), loss=clinical.loss("cox"), batch_size=8, rounds=1)
-    assert pf.fit(net, fed, pf.FedAvg(), loss=clinical.loss("cox"), batch_size=None, rounds=1).rounds == 1
-
-
-@pytest.mark.parametrize(("model", "ties"), [("logit", "efron"), ("cox", "exact")])
-def test_unknown_names_are_refused(model, ties):
-    with pytest.raises(ConfigError, match="expected"):
-        clinical.loss(model, ties)
+        pf.fit(net, fed, pf.FedAvg(), batch_size=8, **how)
+    assert pf.fit(net, fed, pf.FedAvg(), batch_size=None, **how).rounds == 1
+    for model, ties in (("logit", "efron"), ("cox", "exact")):
+        with pytest.raises(ConfigError, match="expected"):
+            clinical.loss(model, ties)
 
 
 def test_concordance_counts_pairs():
@@ -144,14 +131,10 @@ def test_concordance_is_that_of_lifelines():
         ([1, np.inf, 3, 4], [1, 1, 1, 0], [4, 3, 2, 1], "time of row 2: found inf, expected a number"),
         ([1, 2, 3, 4], [1, np.nan, 1, 0], [4, 3, 2, 1], "event of row 2: found nan, expected 0 or 1"),
         ([1, 2, 3, 4], [1, 1, 2, 0], [4, 3, 2, 1], "event of row 3: found 2, expected 0 or 1"),
+        ([1, 2], [0, 0], [1, 2], "no pair"),
     ],
 )
 def test_concordance_refuses_what_it_cannot_order(time, event, risk, words):
     with pytest.raises(DataError, match=words):
         clinical.concordance(time, event, risk)
     assert clinical.concordance([1, 2, 3], [True, True, False], [3, 2, 1]) == 1
-
-
-def test_concordance_of_nothing_is_refused():
-    with pytest.raises(DataError, match="no pair"):
-        clinical.concordance([1, 2], [0, 0], [1, 2])

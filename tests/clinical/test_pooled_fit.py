@@ -209,25 +209,27 @@ def without_ties(sites):
     return [(x, time + rng.uniform(0, 0.5, len(time)), event) for x, time, event in sites]
 
 
+def lifelines_fit(sites, groups=None, **how):
+    """lifelines' fit of the pooled rows, stratified by site."""
+    x, time, event = pooled(sites)
+    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(time=time, event=event)
+    table["site"] = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
+    options = {"strata": ["site"], "fit_options": {"precision": 1e-13, "max_steps": 500}} | how
+    if groups is not None:
+        table["group"], options["cluster_col"] = groups, "group"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of low variance
+        return module("lifelines").CoxPHFitter().fit(table, "time", "event", **options)
+
+
 def test_robust_errors_of_cox_are_those_of_lifelines():
     """Lin and Wei's, by rows and by clusters, where no two died at one time."""
-    fitter = module("lifelines").CoxPHFitter
     sites = without_ties(synthetic("cox"))
-    x, time, event = pooled(sites)
-    strata = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
     clusters = [np.arange(len(s[1])) // 3 for s in sites]
     groups = np.concatenate([1000 * i + c for i, c in enumerate(clusters)])
-    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(
-        time=time, event=event, site=strata, group=groups
-    )
-    options = {"strata": ["site"], "robust": True, "fit_options": {"precision": 1e-13, "max_steps": 500}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        single = fitter().fit(table.drop(columns="group"), "time", "event", **options)
-        by_group = fitter().fit(table, "time", "event", cluster_col="group", **options)
-    near(clinical.fit(sites, "cox", errors="robust").coefficients["se"], single.standard_errors_)
-    found = clinical.fit(sites, "cox", clusters=clusters)
-    near(found.coefficients["se"], by_group.standard_errors_)
+    for given, how in ((None, {"errors": "robust"}), (groups, {"clusters": clusters})):
+        found = clinical.fit(sites, "cox", **how)
+        near(found.coefficients["se"], lifelines_fit(sites, given, robust=True).standard_errors_)
 
 
 def test_a_spline_is_statsmodels_on_the_same_basis():
@@ -289,19 +291,25 @@ def test_cox_is_that_of_statsmodels_stratified_by_site(ties, k, data_dir):
 
 @pytest.mark.parametrize("k", range(3))
 def test_cox_is_that_of_lifelines_with_strata(k, data_dir):
-    fitter = module("lifelines").CoxPHFitter()
     sites = [synthetic, shipped, lambda _: brca(data_dir)][k]("cox")
-    x, time, event = pooled(sites)
-    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(
-        time=time, event=event, site=np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of low variance
-        fitter.fit(table, "time", "event", strata=["site"], fit_options={"precision": 1e-13, "max_steps": 500})
-    found = clinical.fit(sites, "cox")
+    fitter, found = lifelines_fit(sites), clinical.fit(sites, "cox")
     near(found.coefficients["estimate"], fitter.params_)
     near(found.coefficients["se"], fitter.standard_errors_)
     near(found.loglik, fitter.log_likelihood_)
+
+
+def agree(found, plain):
+    """A fit through secure sums, and the same in the open."""
+    for name in ("coefficients", "meta", "heterogeneity"):
+        table = getattr(found, name)
+        assert_near(table.to_numpy(float), getattr(plain, name).loc[table.index].to_numpy(float))
+        assert table.notna().all(axis=None), "a fit without residuals has no standard error, and weighs nothing"
+    assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
+    assert found.totals == plain.totals
+    assert (found.test is None) == (plain.test is None)
+    if found.test is not None and plain.test is not None:
+        assert found.test.df == plain.test.df
+        assert found.test.statistic == pytest.approx(plain.test.statistic, abs=TIGHT)
 
 
 @pytest.mark.parametrize("model", ["logistic", "poisson", "linear", "cox"])
@@ -311,25 +319,13 @@ def test_through_secure_sums_the_fit_is_the_pooled_one(model, intercepts, monkey
     if model == "cox" and intercepts == "common":
         return
     sites = {"logistic": hospitals, "linear": lambda: hospitals("chol")}.get(model, lambda: synthetic(model))()
-    own, received = set(), []
-    taken, wide = secured.secure.Server.take, secured.wide
+    own, received, door = set(), [], secured.secure.Server
+    taken, wide = door.take, secured.wide
     monkeypatch.setattr(secured, "wide", lambda v: [own.update(np.round(v, 9)), wide(v)][1])
-    monkeypatch.setattr(
-        secured.secure.Server,
-        "take",
-        lambda s, name, answer: (received.append(answer.words), taken(s, name, answer))[1],
-    )
-    errors = "robust" if model == "poisson" else "model"
-    found = clinical.fit(sites, model, intercepts=intercepts if model != "cox" else None, errors=errors, sums="secure")
-    plain = clinical.fit(sites, model, intercepts=intercepts if model != "cox" else None, errors=errors)
-    for name in ("coefficients", "meta", "heterogeneity"):
-        table = getattr(found, name)
-        assert_near(table.to_numpy(float), getattr(plain, name).loc[table.index].to_numpy(float))
-    assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
-    assert found.totals == plain.totals
-    assert (found.test is None) == (plain.test is None)
-    if found.test is not None and plain.test is not None:
-        assert found.test.statistic == pytest.approx(plain.test.statistic, abs=TIGHT)
+    monkeypatch.setattr(door, "take", lambda s, name, a: (received.append(a.words), taken(s, name, a))[1])
+    how = {"intercepts": intercepts if model != "cox" else None, "errors": "robust" if model == "poisson" else "model"}
+    found = clinical.fit(sites, model, **how, sums="secure")
+    agree(found, clinical.fit(sites, model, **how))
     assert found.sites.columns.empty
     assert found.own.empty
     read = {round(v, 9) for words in received for v in narrow(words)}
@@ -359,16 +355,7 @@ def test_through_secure_sums_a_site_of_one_outcome_says_what_it_says_in_the_open
         how = {"clusters": groups} if errors == "clusters" else {"errors": errors}
         how["intercepts"] = intercepts
         found, plain = clinical.fit(every, model, **how, sums="secure"), clinical.fit(every, model, **how)
-        for name in ("coefficients", "meta", "heterogeneity"):
-            table = getattr(found, name)
-            assert_near(table.to_numpy(float), getattr(plain, name).loc[table.index].to_numpy(float))
-            assert table.notna().all(axis=None), "a fit without residuals has no standard error, and weighs nothing"
-        assert found.loglik == pytest.approx(plain.loglik, rel=TIGHT)
-        assert found.totals == plain.totals
-        assert (found.test is None) == (plain.test is None)
-        if found.test is not None and plain.test is not None:
-            assert found.test.df == plain.test.df
-            assert found.test.statistic == pytest.approx(plain.test.statistic, abs=TIGHT)
+        agree(found, plain)
         if intercepts != "common":
             how |= {"clusters": groups[:-1]} if errors == "clusters" else {}
             without = clinical.fit(sites, model, **how, sums="secure").coefficients.to_numpy(float)

@@ -102,49 +102,6 @@ def test_only_known_tensors_are_found(tmp_path):
             rows.gather(EVERYONE)["nothing"]
 
 
-def run_to_checkpoint(folder, seed: int = 0) -> tuple[MappedRows, dict, dict]:
-    """A store with one committed checkpoint and a second one taken: (store, its snapshot, the state it stands for)."""
-    rng = np.random.default_rng(seed)
-    rows = MappedRows(N, START, folder)
-    for _ in range(2):
-        ids = ids_of(rng)
-        rows.scatter(ids, draw(rng, len(ids)))
-        saved = {k: v.clone() for k, v in rows.snapshot().items()}
-        state = read(rows)
-        if _ == 0:
-            rows.committed()
-    return rows, saved, state
-
-
-def test_crash_between_the_checkpoint_and_its_application(tmp_path):
-    _, saved, state = run_to_checkpoint(tmp_path)
-    rows = MappedRows(N, START, tmp_path)
-    rows.restore(saved)
-    assert same(read(rows), state)
-
-
-def test_crash_in_the_middle_of_a_row(tmp_path):
-    rows, saved, state = run_to_checkpoint(tmp_path)
-    rows.scatter(EVERYONE, draw(np.random.default_rng(3), N))
-    for path in tmp_path.glob("*.rows"):  # the last row is half written, then the end
-        path.write_bytes(path.read_bytes()[:-1])
-    rows = MappedRows(N, START, tmp_path)
-    check(tmp_path, saved)
-    rows.restore(saved)
-    assert same(read(rows), state)
-
-
-def test_what_was_computed_after_the_checkpoint_is_forgotten(tmp_path):
-    rows, saved, state = run_to_checkpoint(tmp_path)
-    rows.committed()
-    rows.scatter(EVERYONE, draw(np.random.default_rng(9), N))
-    rows = MappedRows(N, START, tmp_path)
-    rows.restore(saved)
-    assert same(read(rows), state)
-    rows.restore(saved)
-    assert same(read(rows), state)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, tmp_path):
     """Random rows are written, checkpoints taken, lost and saved; now and then the process ends and the newest or the

@@ -2,9 +2,13 @@
 
 import html
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
+
+from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -12,23 +16,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_the_examples_run_top_to_bottom(capsys):
-    names: dict = {"__name__": "readme"}
-    import sys
-    import types
-
-    module = types.ModuleType("readme")
-    sys.modules["readme"] = module  # dataclasses look their module up
+    module = sys.modules["readme"] = types.ModuleType("readme")  # dataclasses look their module up
     for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "README.md", "exec"), names := module.__dict__)
     assert "test_accuracy" in capsys.readouterr().out
     assert names["run"].clients["client"].tolist() == ["north", "south", "west"]
     assert issubclass(names["Momentum"], names["pf"].Algorithm)
-    from polyfed.core.algorithm import REGISTRY
-
     del REGISTRY["momentum"]
-
-
-def test_the_method_shown_is_the_file():
     assert any(block.strip() == (ROOT / "examples" / "own_method.py").read_text().strip() for block in BLOCKS)
 
 

@@ -17,6 +17,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -24,11 +25,14 @@ import click
 import pytest
 import torch
 
+import polyfed as pf
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.base.settings import kebab, settings_of
 from polyfed.cli import _command, describe
+from polyfed.cli.config import keys
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
+from polyfed.runs.rehearsal import counted
 from polyfed.runs.released import RELEASED
 from polyfed_papers.recipes import load as recipes
 from polyfed_sites.policy import Policy
@@ -36,14 +40,9 @@ from polyfed_sites.policy import Policy
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 WALKS = [
-    "index.md",
-    "authors.md",
-    "released.md",
-    "scores.md",
-    "clinical.md",
-    "how-to/tools.md",
+    "index.md", "authors.md", "released.md", "scores.md", "clinical.md", "how-to/tools.md",
     *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md")),
-]
+]  # fmt: skip
 BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)
 
 
@@ -102,12 +101,10 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_method_has_a_page_with_all_its_settings():
-    import dataclasses
-
     for name in [n for n, v in vars(polyfed.algorithms).items() if isinstance(v, type)]:
         cls = getattr(polyfed.algorithms, name)
         text = site()[f"methods/{cls.name}.md"]
-        for f in dataclasses.fields(cls):
+        for f in fields(cls):
             assert f"| `{f.name.replace('_', '-')}` |" in text, (name, f.name)
         assert describe.citation(cls) in text
 
@@ -176,8 +173,6 @@ def test_prose_of_a_docstring_shows_every_character():
 
 
 def test_the_page_of_settings_has_every_key_once_per_table():
-    from polyfed.cli.config import keys
-
     text = site()["settings.md"]
     for key in keys():
         assert f"| `{key.name}` | {f'`{key.value()}`' if key.value() else ''} |" in text
@@ -186,9 +181,6 @@ def test_the_page_of_settings_has_every_key_once_per_table():
 
 def test_what_a_page_says_is_sent_is_what_the_equations_say():
     """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
-    import polyfed as pf
-    from polyfed.runs.rehearsal import counted
-
     for cls, vectors in ((pf.FedAvg, 1), (pf.Scaffold, 2), (pf.Local, 0)):
         sent = counted(cls())
         assert sent.first == sent.later == (vectors, vectors)
@@ -270,7 +262,9 @@ def blocks(kind: str) -> list[tuple[str, str]]:
 FENCE = r"```(python|sh|toml)( title=\"[^\"]+\")?\n(.*?)```"
 
 
-def test_every_page_with_python_is_run():
+def test_every_page_with_python_is_run_and_every_toml_is_valid():
+    for page, body in blocks("toml"):
+        assert tomllib.loads(body), page
     pages = {page.removeprefix("docs/") for page, _ in blocks("python")} - {"README.md"}  # which test_readme.py runs
     assert pages <= {*WALKS, *ELSEWHERE}
     assert pages >= ELSEWHERE.keys()
@@ -301,14 +295,6 @@ def test_every_command_of_every_page_is_one():
     assert found > 40
     with pytest.raises(click.exceptions.ClickException):
         parsed(["run", "--rouns", "3"])
-
-
-def test_every_toml_of_every_page_is_valid():
-    for page, body in blocks("toml"):
-        try:
-            tomllib.loads(body)
-        except tomllib.TOMLDecodeError as e:
-            pytest.fail(f"{page}: {e}")
 
 
 @pytest.mark.long  # `make docs` builds it too
@@ -349,8 +335,6 @@ def test_every_score_that_is_known_by_name_is_documented_with_its_direction():
 
 def test_what_the_page_for_authors_names_is_what_a_method_is_given():
     """One page of at most 60 lines; every member is there, and takes what the page says."""
-    import polyfed as pf
-
     text, given = (ROOT / "docs" / "authors.md").read_text(), {}
 
     class Looking(pf.FedAvg, abstract=True):
@@ -380,8 +364,6 @@ def test_what_the_page_for_authors_names_is_what_a_method_is_given():
 
 def test_the_contract_of_the_tutorial_is_the_codes():
     """Every row's function takes what it says, and the default that the text shows is what the code gives back."""
-    import polyfed as pf
-
     text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text()
     rows = re.findall(r"^\| `(\w+)\(([\w, ]+)\)` \| (.+?) \|", text, re.M)
     assert [name for name, *_ in rows] == ["init_server", "downlink", "local_update", "aggregate"]
@@ -456,11 +438,8 @@ def test_a_papers_pages_quote_it_by_its_words_alone(paper):
     ({1: '"pure local can not be better"'}, "a quotation"), ({1: 'our words: "best of all methods"'}, "a quotation"),
 ])  # fmt: skip
 def test_a_row_without_them_is_refused(change, lacks):
+    """So are words of ours where the paper's are at hand."""
     row = ("Table 1", "our words: best of all", "holds", "paper's size, 3 seeds", "")
     assert wrong(tuple(change.get(k, cell) for k, cell in enumerate(row))) == lacks
-
-
-def test_words_of_ours_where_the_papers_are_at_hand_are_refused():
-    row, words = ("Table 1", "our words: best of all", "holds", "paper's size, 3 seeds", ""), ["as good as the others"]
-    assert wrong(row, words) == "the paper's words"
-    assert wrong((row[0], '"as good as the others"', *row[2:]), words) == ""
+    assert wrong(row, ["as good as the others"]) == "the paper's words"
+    assert wrong((row[0], '"as good as the others"', *row[2:]), ["as good as the others"]) == ""

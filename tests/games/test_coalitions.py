@@ -47,12 +47,14 @@ def linear():
 SETTINGS = {"rounds": 8, "local_steps": 4, "batch_size": None, "seeds": 1}
 
 
+OTHERS = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf.FedACS(0.3, quantile=0.25)}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The coalitions of the planted federation."""
-    others = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf.FedACS(0.3, quantile=0.25)}
     folder = tmp_path_factory.mktemp("planted")
-    return pf.coalitions(linear(), planted(), pf.FedAvg(0.3), out=folder, against=others, **SETTINGS)
+    return pf.coalitions(linear(), planted(), pf.FedAvg(0.3), out=folder, against=OTHERS, **SETTINGS)
 
 
 def test_the_planted_truth_is_found(found):
@@ -78,14 +80,11 @@ def test_the_headline_says_in_how_many_splits_the_partition_holds(found, share, 
     assert f"it is individually stable in {said}." in answer(told)
 
 
-def test_the_values_of_a_client_add_up_to_its_gain_with_all(found):
+def test_the_values_of_a_client_add_up_to_its_gain_with_all_and_are_those_of_runs(found):
     gain = found.clients.set_index("client")["all_gain"]
     assert np.allclose(found.matrix.sum(axis=1), gain, atol=1e-12)
     whole = found.values[found.values["size"] == 5].set_index("client")
     assert np.allclose(gain, whole["gain"])
-
-
-def test_every_number_can_be_traced_to_a_run(found):
     for row in found.values.to_dict("records"):
         table = pd.read_csv(found.folder / row["run"] / "clients.csv").set_index("client")
         assert row["test"] == pytest.approx(table.loc[row["client"], "test_accuracy"])
@@ -154,8 +153,7 @@ def test_what_is_missing_in_a_folder_is_trained_and_nothing_else(found, tmp_path
     with pytest.raises(RunError, match="polyfed resume"):
         pf.Coalitions.open(tmp_path / "copy")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "copy/runs").rglob("*.csv")}
-    others = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf.FedACS(0.3, quantile=0.25)}
-    given = {"out": tmp_path / "copy", "against": others, **SETTINGS}
+    given = {"out": tmp_path / "copy", "against": OTHERS, **SETTINGS}
     again = pf.coalitions(linear(), planted(), pf.FedAvg(0.3), resume=True, **given)
     pd.testing.assert_frame_equal(again.help, found.help)
     assert {p: p.stat().st_mtime_ns for p in before} == before

@@ -37,30 +37,6 @@ def test_the_shapley_value_is_the_mean_over_all_orders_and_is_shared_out_in_full
         assert sum(phi.values()) == pytest.approx(gains[game.everyone(n)][i], abs=1e-12)  # efficiency
 
 
-def test_a_dummy_gives_nothing_and_twins_give_the_same():
-    """Player 3 never changes anything; players 1 and 2 can be exchanged."""
-    n, gains = 4, {}
-    for c in range(1, 16):
-        who = [k for k in game.members(c) if k != 3]
-        gains[c] = np.full(n, len([k for k in who if k in (1, 2)]) ** 2 + 0.5 * (0 in who))
-    own = {i: gains[1 << i][i] for i in range(n)}
-    gains = {c: v - np.array([own[i] for i in range(n)]) for c, v in gains.items()}
-    for i in (0, 1, 2):
-        assert value(game.shapley(n, i, 3), gains, i) == pytest.approx(0, abs=1e-12)
-    for i in (0, 3):
-        one, other = (value(game.shapley(n, i, j), gains, i) for j in (1, 2))
-        assert one == pytest.approx(other, abs=1e-12)
-
-
-def test_leaving_one_out_is_not_the_shapley_value_but_both_are_in_additive_games():
-    n, rng = 5, np.random.default_rng(1)
-    worth = rng.normal(size=(n, n))
-    gains = {c: np.array([sum(worth[i, j] for j in game.members(c) if j != i) for i in range(n)]) for c in range(1, 32)}
-    for i, j in permutations(range(n), 2):
-        assert value(game.shapley(n, i, j), gains, i) == pytest.approx(worth[i, j])
-        assert gains[31][i] - gains[31 & ~(1 << j)][i] == pytest.approx(worth[i, j])
-
-
 def test_a_step_of_a_walk_is_an_unbiased_sample_of_the_shapley_value():
     """The law of one walk, worked out in full: every order, every length by its probability. Given that j joins i in
     it, the mean change is the Shapley value, and every pair is met equally often."""

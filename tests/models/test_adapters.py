@@ -222,17 +222,6 @@ def test_the_adapter_as_a_setting_of_fit(tmp_path):
         adapted(adapted(transformer(), words), words)
 
 
-METHODS = (pf.Scaffold(lr=0.1), pf.Ditto(lr=0.1), pf.FPFC(), pf.FedCET(), pf.FedProx(lr=0.1))
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_methods_run_on_adapters_as_they_are(method):
-    model = adapted(transformer(), "lora:r=2,targets=query+value")
-    run = pf.fit(model, FED, method, rounds=2, batch_size=None)
-    assert np.isfinite(run.final["train"]["loss"]).all()
-    assert torch.equal(run.model(0).blocks[0].query.base.weight, transformer().blocks[0].query.weight)
-
-
 def test_scaffold_on_the_chart_ends_where_all_gradients_sum_to_zero():
     model = nn.Sequential(adapted(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double(), "lora:r=2")[0])
     sites = [(RNG.normal(size=(20, 4)), RNG.normal(size=(20, 4))) for _ in range(3)]
@@ -286,7 +275,7 @@ def test_without_fusion_every_client_reaches_its_own_update():
 
 
 @pytest.mark.parametrize("words", ["probe", "lora:r=4"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_fpfc_finds_groups_with_permuted_labels(seed, words):
     rng = np.random.default_rng(seed)
     truth, sites = np.array([0, 1] * 4), []

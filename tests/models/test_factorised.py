@@ -69,27 +69,31 @@ def test_pairs_compute_what_the_dense_layers_do(name, rank):
         assert size(tensors) == 4 * numbers
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kernel_size": 3, "stride": 2, "padding": 1},
-        {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1), "dilation": (1, 2)},
-        {"kernel_size": (1, 3), "stride": (2, 3), "padding": (2, 1)},
-        {"kernel_size": (3, 1), "stride": (2, 3), "padding": (2, 1)},
-        {"kernel_size": 1, "stride": 2},
-        {"kernel_size": 3, "padding": "same", "bias": False},
-        {"kernel_size": 3, "padding": 2, "padding_mode": "circular"},
-        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect", "stride": 2},
-    ],
-)
-def test_every_kind_of_convolution(settings):
-    conv = nn.Conv2d(4, 6, dtype=torch.float64, **settings)
+CONVOLUTIONS = [
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1), "dilation": (1, 2)},
+    {"kernel_size": (1, 3), "stride": (2, 3), "padding": (2, 1), "bias": False},
+    {"kernel_size": (3, 1), "stride": (2, 3), "padding": (2, 1)},
+    {"kernel_size": 1, "stride": 2},
+    {"kernel_size": 3, "padding": "same", "bias": False},
+    {"kernel_size": 3, "padding": 2, "padding_mode": "circular"},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect", "stride": 2},
+]
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["pair", "and a sparse rest"])
+@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
+def test_every_kind_of_convolution(settings, sparse):
+    """In double precision; beside a sparse rest, other padding than zeros in numbers is run dense."""
+    conv = nn.Conv2d(14, 16, dtype=torch.float64, **settings)
     layout = Layout(conv)
-    w, factors = low_rank(conv, 2)
-    named = layout.named(w)
-    pair = factorised(conv, pack(named, named, factors))
-    assert isinstance(pair, nn.Sequential)
-    assert (outputs(pair, (4, 9, 8)) - outputs(layout.load_(conv, w), (4, 9, 8))).abs().max() < 1e-12
+    w, factors = low_rank(conv, 1)
+    common = layout.named(w.clone())
+    w[::50] += 0.5 * sparse
+    found = factorised(conv, pack(layout.named(w), common, factors), "beside")
+    beside = "padding_mode" not in settings and settings.get("padding") != "same"
+    assert isinstance(found, Beside if sparse and beside else nn.Sequential if not sparse else nn.Module)
+    assert (outputs(found, (14, 9, 8)) - outputs(layout.load_(conv, w), (14, 9, 8))).abs().max() < 1e-12
 
 
 def test_largest_ranks_that_save():
@@ -138,27 +142,6 @@ def test_a_sparse_rest_beside_the_pairs(name, rank):
     forms = measure(model, tensors, torch.ones(2, *shape), repeats=1)
     assert [f["bytes"] for f in forms.values()][::2] == [4 * layout.p, memory(small)]
     assert model.training is False
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1), "dilation": (1, 2)},
-        {"kernel_size": (1, 3), "stride": (2, 3), "padding": (2, 1), "bias": False},
-        {"kernel_size": 3, "padding": "same"},
-        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-    ],
-)
-def test_every_kind_of_convolution_with_a_sparse_rest(settings):
-    """In double precision; other padding than zeros in numbers is run dense."""
-    conv = nn.Conv2d(14, 16, dtype=torch.float64, **settings)
-    layout = Layout(conv)
-    w, factors = low_rank(conv, 1)
-    common = layout.named(w.clone())
-    w[::50] += 0.5
-    found = factorised(conv, pack(layout.named(w), common, factors), "beside")
-    assert isinstance(found, Beside) == ("padding_mode" not in settings and settings["padding"] != "same")
-    assert (outputs(found, (14, 9, 8)) - outputs(layout.load_(conv, w), (14, 9, 8))).abs().max() < 1e-12
 
 
 def test_linear_layers_on_more_axes_and_unknown_forms():

@@ -53,14 +53,6 @@ def test_the_seed_decides_the_parameters_and_nothing_else_moves(name):
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-def test_the_start_does_not_depend_on_the_global_generator():
-    torch.manual_seed(1)
-    a = models.build("linear", (5,), 2)
-    torch.manual_seed(2)
-    b = models.build("linear", (5,), 2)
-    assert torch.equal(a[1].weight, b[1].weight)  # pyright: ignore[reportIndexIssue]
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_every_model_trains_as_a_task(name):
     x, y = torch.randn(1, 2, 16, 16), torch.tensor([[0, 1]])
@@ -73,55 +65,56 @@ def test_every_model_trains_as_a_task(name):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("name", "shape", "options", "error", "says"),
     [
-        (
-            lambda: models.build("resnet", (3, 32, 32), 10),
-            ConfigError,
-            "model.name: unknown 'resnet' (did you mean 'resnet18",
-        ),
-        (lambda: models.build("mlp", (4,), 2, hiden=3), ConfigError, "model.hiden: mlp has no such option (did you me"),
-        (lambda: models.build("cnn", (1, 28, 28), 2, hidden=3), ConfigError, "model.hidden: cnn has no such option"),
-        (lambda: models.build("mlp", (4,), 2, activation="relo"), ConfigError, "'relo' (did you mean 'relu'?)"),
-        (
-            lambda: models.build("mlp", (4,), 2, hidden=(3, 0)),
-            ConfigError,
-            "model.hidden of mlp: found (3, 0), expected widths from 1",
-        ),
-        (
-            lambda: models.build("linear", (4,), 2, bias="no"),
-            ConfigError,
-            "model.bias of linear: found 'no', expected tr",
-        ),
-        (lambda: models.build("linear", (4,), 2, bias=-1e18), ConfigError, "model.bias of linear: found -1e+18"),
-        (
-            lambda: models.build("mlp", (4,), 2, hidden=2**63),
-            ConfigError,
-            "model.hidden of mlp: found 92233720368547758",
-        ),
-        (
-            lambda: models.build("resnet18", (3, 8, 8), 2, stem="tiny"),
-            ConfigError,
-            "model.stem of resnet18: found 'tiny', expected cifar or imagenet",
-        ),
-        (
-            lambda: models.build("resnet18", (3, 8, 8), 2, groups=3),
-            ConfigError,
-            "found 3, expected 1, 2, 4, 8, 16, 32 or 64",
-        ),
-        (lambda: models.build("cnn", (60,), 10), ModelError, "these inputs have shape [60]"),
-        (lambda: models.build("resnet18", (2, 3, 32, 32), 10), ModelError, "shape [2, 3, 32, 32]"),
-        (lambda: models.build("cnn", (1, 3, 28), 10), ModelError, "at least 4x4; these are 3x28"),
-        (lambda: models.build("lenet", (11, 28), 10), ModelError, "at least 12x12; these are 11x28"),
-        (lambda: models.build("linear", (), 10), ModelError, "at least one feature"),
-        (lambda: models.build("linear", (4,), 0), ModelError, "at least one output"),
+        ("resnet", (3, 32, 32), {}, ConfigError, "model.name: unknown 'resnet' (did you mean 'resnet18"),
+        ("mlp", (4,), {"hiden": 3}, ConfigError, "model.hiden: mlp has no such option (did you me"),
+        ("cnn", (1, 28, 28), {"hidden": 3}, ConfigError, "model.hidden: cnn has no such option"),
+        ("mlp", (4,), {"activation": "relo"}, ConfigError, "'relo' (did you mean 'relu'?)"),
+        ("mlp", (4,), {"hidden": (3, 0)}, ConfigError, "model.hidden of mlp: found (3, 0), expected widths from 1"),
+        ("mlp", (4,), {"hidden": 2**63}, ConfigError, "model.hidden of mlp: found 92233720368547758"),
+        ("linear", (4,), {"bias": "no"}, ConfigError, "model.bias of linear: found 'no', expected tr"),
+        ("linear", (4,), {"bias": -1e18}, ConfigError, "model.bias of linear: found -1e+18"),
+        ("linear", (60,), {"init": "norml"}, ConfigError, "model.init of linear: found 'norml' (did you mean 'normal'"),
+        ("linear", (60,), {"init": "norml"}, ConfigError, "expected default, normal or zeros"),
+        ("resnet18", (3, 8, 8), {"stem": "tiny"}, ConfigError, "of resnet18: found 'tiny', expected cifar or imagenet"),
+        ("resnet18", (3, 8, 8), {"groups": 3}, ConfigError, "found 3, expected 1, 2, 4, 8, 16, 32 or 64"),
+        ("cnn", (60,), {}, ModelError, "these inputs have shape [60]"),
+        ("resnet18", (2, 3, 32, 32), {}, ModelError, "shape [2, 3, 32, 32]"),
+        ("cnn", (1, 3, 28), {}, ModelError, "at least 4x4; these are 3x28"),
+        ("lenet", (11, 28), {}, ModelError, "at least 12x12; these are 11x28"),
+        ("linear", (), {}, ModelError, "at least one feature"),
+        ("linear", (4,), {"outputs": 0}, ModelError, "at least one output"),
     ],
 )
-def test_one_line_says_what_does_not_fit(call, error, says):
+def test_one_line_says_what_does_not_fit(name, shape, options, error, says):
     with pytest.raises(error) as caught:
-        call()
+        models.build(name, shape, **({"outputs": 2} | options))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def start(init, seed=0):
+    model = models.build("linear", (60,), 500, seed=seed, init=init)
+    return torch.cat([q.detach().ravel() for q in model.parameters()])
+
+
+def test_a_normal_start_has_mean_0_and_variance_1():
+    w, n = start("normal"), 500 * 61  # weights and biases
+    assert len(w) == n
+    assert abs(w.mean()) < 5 / n**0.5
+    assert abs(w.var() - 1) < 5 * (2 / n) ** 0.5
+    assert w.abs().max() > 3  # no uniform distribution of variance 1
+    assert torch.equal(w, start("normal"))
+    assert not torch.equal(w, start("normal", 4))
+
+
+def test_a_zero_start_is_zero_and_the_default_is_pytorchs():
+    assert (start("zeros") == 0).all()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(60, 500)
+    assert torch.equal(start("default"), torch.cat([q.detach().ravel() for q in layer.parameters()]))
 
 
 def test_the_smallest_images_the_messages_allow_do_work():
@@ -131,14 +124,7 @@ def test_the_smallest_images_the_messages_allow_do_work():
 
 @pytest.mark.parametrize(
     ("shape", "name"),
-    [
-        ((1, 28, 28), "lenet"),
-        ((3, 32, 32), "lenet"),
-        ((8, 8), "linear"),
-        ((60,), "linear"),
-        ((), "linear"),
-        ((50, 2), "linear"),
-    ],
+    [((1, 28, 28), "lenet"), ((3, 32, 32), "lenet"), *((s, "linear") for s in ((8, 8), (60,), (), (50, 2)))],
 )
 def test_the_default_is_a_cnn_for_images(shape, name):
     x, y = np.zeros((4, *shape), dtype=np.float32), np.array([0, 1, 0, 1])

@@ -6,7 +6,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from direct import Direct, raw
-from hospitals import ALL, NAMES, OPEN, SIZES, Sites, rows
+from hospitals import ALL, NAMES, OPEN, SIZES, Between, Sites, rows
 
 from polyfed_sites.consent import Consent
 from polyfed_sites.keys import fingerprint
@@ -53,6 +53,13 @@ class Secured(Sites):
 
     def direct(self, kind=None) -> "Losing":
         return Losing(self)
+
+
+class Keyed(Between):
+    """Somebody in between, who passes keys on."""
+
+    def register(self):
+        return register()
 
 
 class Losing(Direct):

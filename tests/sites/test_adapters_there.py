@@ -1,20 +1,18 @@
 """Three processes over TLS, a server and two sites: texts, a backbone at each site, and an adapter for each of them."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from demo import free_port
 
 from polyfed.studies.predict import Predictor
 
 POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
-DEMO = Path(__file__).parents[2] / "examples" / "network" / "demo.py"
 WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 WIDTH, LAYERS, RANK, TARGETS, CLASSES, ROUNDS = 16, 2, 4, 2, 2, 2
 SENT = 4 * (LAYERS * TARGETS * RANK * WIDTH + (WIDTH + 1) * CLASSES)  # bytes: B of every target, and the head
@@ -56,13 +54,6 @@ def notes(n, seed):
     rng = np.random.default_rng(seed)
     found = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(n)]
     return pd.DataFrame({"note": found, "ill": ["yes" if "severe" in t else "no" for t in found]})
-
-
-def free_port():
-    spec = importlib.util.spec_from_file_location("demo", DEMO)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.free_port()
 
 
 @pytest.mark.long

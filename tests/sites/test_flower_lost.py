@@ -2,14 +2,15 @@
 
 import socket
 import ssl
-import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 import torch
+from demo import free_port
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 from direct import Raw, raw
@@ -20,9 +21,6 @@ from polyfed_sites import flower_site, pieces
 from polyfed_sites.audit import SERVER, Audit, read
 from polyfed_sites.flower import REFUSED, Flower, Hub
 from polyfed_sites.keys import Keys, site_key
-
-sys.path.append(str(Path(__file__).parents[2] / "examples/network"))
-from demo import free_port
 
 
 class Site:
@@ -101,19 +99,23 @@ def said(data: bytes | str) -> dict:
     return head
 
 
-def test_a_message_is_given_out_until_it_is_answered_and_then_no_more(there):
-    """A site that asks without having answered has lost it; what it says to an earlier time is not wanted."""
-    site = there.site().enter()
-    there.transport.push({"bern": Raw({"n": 1})})
+def test_a_message_is_given_out_until_it_is_answered_and_then_no_more(there, tmp_path):
+    """It waits for a site that is away, also for one whose key was made while the server runs. A site that asks
+    without having answered has lost it; what it says to an earlier time is not wanted."""
+    there.given["riga"] = site_key(there.keys.add("riga", tmp_path))
+    there.transport.push({"riga": Raw({"n": 1})})
+    assert there.transport.pull(["riga"], seconds=0) == {}
+    site = there.site("riga").enter()
+    assert "riga" in there.transport.sites()
     assert said(site.pull()) == {"n": 1}
     first = site.id
     assert said(site.pull()) == {"n": 1}
     tree, _ = pieces.cut(b"late")
     assert site.announce(tree, to=first) == []
     assert site.reply(Raw({"found": 1})) == [True]
-    assert said(there.transport.pull(["bern"])["bern"]) == {"found": 1}
+    assert said(there.transport.pull(["riga"])["riga"]) == {"found": 1}
     assert site.reply(Raw({"found": 2})) == []
-    there.transport.push({"bern": Raw({"n": 2})})
+    there.transport.push({"riga": Raw({"n": 2})})
     assert said(site.pull()) == {"n": 2}
 
 
@@ -158,12 +160,6 @@ def test_a_question_is_held_until_there_is_a_message_and_none_is_lost_when_its_s
     time.sleep(0.3)
     there.transport.push({"bern": Raw({"n": 2})})
     assert said(site.pull()) == {"n": 2}
-
-
-def test_a_message_waits_for_a_site_that_is_away(there):
-    there.transport.push({"bern": Raw({"n": 1})})
-    assert there.transport.pull(["bern"], seconds=0) == {}
-    assert said(there.site().enter().pull()) == {"n": 1}
 
 
 def test_of_a_sites_processes_the_newest_is_talked_to_and_the_other_one_ends_and_says_so(there):
@@ -224,12 +220,6 @@ def test_who_has_no_key_any_more_is_refused_and_its_runs_hear_it(there):
     site.end._try(site.client)
     with pytest.raises(RunError, match="its key is revoked, expired or unknown there"):
         site.end._try(site.client)
-
-
-def test_a_key_that_was_made_while_the_server_runs_is_known_at_once(there, tmp_path):
-    there.given["riga"] = site_key(there.keys.add("riga", tmp_path))
-    there.site("riga").enter()
-    assert "riga" in there.transport.sites()
 
 
 def test_a_site_changes_its_key_in_mid_run_and_what_the_old_one_did_stays(there, tmp_path):
@@ -319,29 +309,41 @@ def test_a_host_that_does_not_exist_is_said_and_not_waited_for(attendance, monke
     assert len(attendance.said) == 1
 
 
+@contextmanager
+def answering(attendance, serve, tls=False):
+    """The site's server is a port at which `serve` answers, in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as plain, ExitStack() as stack:
+        attendance.server = "127.0.0.1", plain.getsockname()[1]
+        door = stack.enter_context(certified(attendance).wrap_socket(plain, server_side=True)) if tls else plain
+        threading.Thread(target=serve, args=(door,), daemon=True).start()
+        yield
+
+
+def certified(attendance) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(attendance.keys.certificate, attendance.keys.private)
+    return tls
+
+
 def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_it(attendance):
     """A forwarder hangs up while the server is down; only who answers with something else ends the wait."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        attendance.server = "127.0.0.1", door.getsockname()[1]
 
-        def forward():
-            for _ in range(2):
-                taken = door.accept()[0]
-                taken.recv(1 << 16)
-                taken.close()
-            door.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    def forward(door):
+        for _ in range(2):
+            taken = door.accept()[0]
+            taken.recv(1 << 16)
+            taken.close()
+        door.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        threading.Thread(target=forward, daemon=True).start()
-        with pytest.raises(RunError, match="does not speak TLS"):
-            attendance._reach()
+    with answering(attendance, forward), pytest.raises(RunError, match="does not speak TLS"):
+        attendance._reach()
     assert attendance.said == ["no answer from {}:{} (it hangs up); waiting for it".format(*attendance.server)]
 
 
 def test_a_server_that_spoke_tls_once_is_waited_for_when_bytes_of_a_handshake_change(attendance):
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(attendance.keys.certificate, attendance.keys.private)
+    tls = certified(attendance)
 
-    def serve():
+    def serve(door):
         for spoil in (False, True, False):
             plain = door.accept()[0]
             if spoil:
@@ -353,9 +355,7 @@ def test_a_server_that_spoke_tls_once_is_waited_for_when_bytes_of_a_handshake_ch
                 secure.recv(1 << 16)
                 secure.sendall(f"HTTP/1.1 200 OK\r\nDate: {formatdate(usegmt=True)}\r\n\r\n".encode())
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        attendance.server = "127.0.0.1", door.getsockname()[1]
-        threading.Thread(target=serve, daemon=True).start()
+    with answering(attendance, serve):
         attendance._reach()
         attendance._reach()
     assert len(attendance.said) == 1
@@ -364,19 +364,15 @@ def test_a_server_that_spoke_tls_once_is_waited_for_when_bytes_of_a_handshake_ch
 
 @pytest.mark.parametrize(("off", "said"), [(6, "4 s or more ahead of"), (-306, "304 s or more behind"), (None, "")])
 def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance, off, said):
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(attendance.keys.certificate, attendance.keys.private)
-    with socket.create_server(("127.0.0.1", 0)) as plain, tls.wrap_socket(plain, server_side=True) as door:
-        attendance.server = "127.0.0.1", door.getsockname()[1]
 
-        def serve():
-            for seconds in (off, 0):
-                with door.accept()[0] as taken:
-                    taken.recv(1 << 16)
-                    date = "" if seconds is None else f"Date: {formatdate(time.time() - seconds, usegmt=True)}\r\n"
-                    taken.sendall(f"HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n".encode())
+    def serve(door):
+        for seconds in (off, 0):
+            with door.accept()[0] as taken:
+                taken.recv(1 << 16)
+                date = "" if seconds is None else f"Date: {formatdate(time.time() - seconds, usegmt=True)}\r\n"
+                taken.sendall(f"HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n".encode())
 
-        threading.Thread(target=serve, daemon=True).start()
+    with answering(attendance, serve, tls=True):
         attendance._reach()
     line = f"this machine's clock is {said} the server's, which refuses that; waiting for it to be set"
     assert attendance.said == [line] * (off is not None)

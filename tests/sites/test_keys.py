@@ -68,6 +68,10 @@ def test_a_certificate_that_has_ended_is_refused_until_it_is_renewed(keys, tmp_p
 
 
 def test_only_keys_that_are_valid_now_are_accepted(keys, tmp_path):
+    until = site_key(keys.add("soon", tmp_path, days=10)).until
+    assert warning("this site's key", until, "ask for another").startswith("this site's key ends on ")
+    assert keys.warnings()
+    keys.revoke("soon")
     for name in ("bern", "oslo"):
         keys.add(name, tmp_path)
     keys.add("riga", tmp_path, days=-1)
@@ -87,6 +91,17 @@ def test_private_keys_are_for_one_user_and_leave_with_the_site(keys, tmp_path):
     assert not any(secret in file.read_text() for file in keys.folder.iterdir())
 
 
+def damaged(k, p, text):
+    path = k.add("bern", p)
+    path.write_text(text)
+    return site_key(path)
+
+
+SAYS = dict.fromkeys(("site", "server", "authority", "key"), "x")
+NO_KEYS = ["[]", "[" * 5000, "{}", '{"site": 1}']
+NO_KEYS += [json.dumps(SAYS | until) for until in ({}, {"until": "soon"}, {"until": 3})]
+
+
 @pytest.mark.parametrize(
     ("do", "says"),
     [
@@ -97,6 +112,7 @@ def test_private_keys_are_for_one_user_and_leave_with_the_site(keys, tmp_path):
         (lambda k, p: k.make("a:99999"), "is not an address"),
         (lambda k, p: site_key(k.authority), "not a site's key"),
         (lambda k, p: Keys(p / "none").sites(), "no keys of a federation"),
+        *((lambda k, p, text=text: damaged(k, p, text), "not a site's key") for text in NO_KEYS),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(keys, tmp_path, do, says):
@@ -107,15 +123,10 @@ def test_what_cannot_be_is_refused_in_one_line(keys, tmp_path, do, says):
 
 SITE = '{"address": "a.org:1", "sites": {"bern": [%s]}}'
 DAMAGE = [
-    "[]",
-    "[" * 5000,
-    '{"address": 3}',
-    SITE % '{"public": "x"}',
-    SITE % '{"public": "x", "until": "soon"}',
-    SITE % '{"public": 3, "until": "2030-01-01"}',
-    SITE % '{"public": "x", "until": "2030-01-01", "revoked": null}',
+    "[]", "[" * 5000, '{"address": 3}', SITE % '{"public": "x"}', SITE % '{"public": "x", "until": "soon"}',
+    SITE % '{"public": 3, "until": "2030-01-01"}', SITE % '{"public": "x", "until": "2030-01-01", "revoked": null}',
     "\udcff",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
@@ -143,29 +154,10 @@ def test_an_authority_that_is_lost_is_not_replaced(cli, keys, lost):
         assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["[]", "[" * 5000, "{}", '{"site": 1}'], ids=range(4))
-def test_a_damaged_file_of_a_site_is_refused(keys, tmp_path, damage):
-    path = keys.add("bern", tmp_path)
-    path.write_text(damage)
-    with pytest.raises(ConfigError, match="not a site's key"):
-        site_key(path)
-    says = dict.fromkeys(("site", "server", "authority", "key"), "x")
-    for until in ({}, {"until": "soon"}, {"until": 3}):
-        path.write_text(json.dumps(says | until))
-        with pytest.raises(ConfigError, match="not a site's key"):
-            site_key(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a.org", ("a.org", 8000)), ("a.org:1", ("a.org", 1)), ("[::1]:9", ("::1", 9)), ("::1", ("::1", 8000)),
-        ("[fe80::2]", ("fe80::2", 8000)), ("10.0.0.7:65535", ("10.0.0.7", 65535)),
-        ("db_1.a-b.c0", ("db_1.a-b.c0", 8000)),
-    ],
-)  # fmt: skip
-def test_addresses(text, found):
-    assert split(text) == found
+ADDRESSES = {
+    "a.org": ("a.org", 8000), "a.org:1": ("a.org", 1), "[::1]:9": ("::1", 9), "::1": ("::1", 8000),
+    "[fe80::2]": ("fe80::2", 8000), "10.0.0.7:65535": ("10.0.0.7", 65535), "db_1.a-b.c0": ("db_1.a-b.c0", 8000),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -175,6 +167,8 @@ def test_addresses(text, found):
 )  # fmt: skip
 def test_what_no_site_could_reach_is_no_address(cli, keys, text, tmp_path):
     """For `keys init` and its --also, and for a client's --server; the é has a spelling that works."""
+    for good, found in ADDRESSES.items():
+        assert split(good) == found
     before = {path: path.read_bytes() for path in keys.folder.iterdir()}
     with pytest.raises(ConfigError, match="is not an address") as e:
         split(text)
@@ -202,12 +196,6 @@ def test_what_a_server_and_a_site_cannot_be_given_is_one_line(cli, keys, tmp_pat
         assert (said.status, said.err.count("\n"), "bug" in said.err) == (said.status or 1, 1, False), said.err
         assert says in said.err
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_what_ends_soon_is_said(keys, tmp_path):
-    until = site_key(keys.add("bern", tmp_path, days=10)).until
-    assert warning("this site's key", until, "ask for another").startswith("this site's key ends on ")
-    assert keys.warnings()
 
 
 def test_the_commands(cli, tmp_path):

@@ -53,7 +53,7 @@ def test_runs_that_the_default_policy_allows_have_the_bits_of_one_machine(data, 
 
 
 def training(sites, name, column):
-    file = sites.members[name]._file
+    file = sites.members[name]._own.file
     cells = [line.split(",")[column] for line in sites.data[name].read_text().splitlines()[1:]]
     return [cells[k] for k in file.rows["train"]]
 

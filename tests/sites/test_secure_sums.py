@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from direct import raw
-from hospitals import OPEN, at_sites, experiment, on_one_machine, same
-from secured import FOUR, SECURE, Losing, Secured, folder
+from hospitals import FEDAVG, OPEN, at_sites, experiment, on_one_machine, same
+from secured import FOUR, SECURE, Keyed, Losing, Secured, folder
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed_privacy.fixed import narrow, wide
@@ -17,8 +17,6 @@ from polyfed_sites import sums
 
 COLUMNS = '[columns]\nmissing = "mean"\n'
 NET = '[model]\nname = "mlp"\nhidden = [5]\n'
-METHODS = ["scaffold", "ditto", "local"]
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
 
 
 @pytest.fixture
@@ -30,19 +28,15 @@ def study(place, method=FEDAVG, privacy="", **top):
     return experiment(place / "study.toml", method, COLUMNS + SECURE + privacy, **top)
 
 
-SET = ['name = "fedcet"\nlr = 0.05', 'name = "hypcluster"\none-hot = true']
+METHODS = [f'name = "{name}"' for name in ("scaffold", "ditto", "local")]
+METHODS += ['name = "fedcet"\nlr = 0.05', 'name = "hypcluster"\none-hot = true']
 
 
-@pytest.mark.parametrize("method", [*(f'name = "{name}"' for name in METHODS), *SET])
-def test_sites_have_the_bits_of_a_rehearsal(method, data, tmp_path):
-    """Server state and every site's model; standardised by sums that are secure too."""
-    file, sites = study(tmp_path, method), Secured(tmp_path, data)
-    same(on_one_machine(file, data), at_sites(file, sites), sites)
-
-
-def test_frozen_layers_have_the_bits_of_a_rehearsal(data, tmp_path):
-    """FedRep trains heads on what a frozen body makes of the rows, which lie elsewhere in memory at a site."""
-    file, sites = study(tmp_path, 'name = "fedrep"', NET, rounds=2), Secured(tmp_path, data)
+@pytest.mark.parametrize(("method", "more"), [*((m, "") for m in METHODS), ('name = "fedrep"', NET)])
+def test_sites_have_the_bits_of_a_rehearsal(method, more, data, tmp_path):
+    """Server state and every site's model; standardised by sums that are secure too. FedRep trains heads on what a
+    frozen body makes of the rows, which lie elsewhere in memory at a site."""
+    file, sites = study(tmp_path, method, more, rounds=2), Secured(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
 
@@ -205,21 +199,16 @@ def test_an_older_vault_answers_for_no_other_message(data, tmp_path):
 @pytest.mark.parametrize(
     ("policy", "privacy", "line"),
     [
-        ({"least_sites": 5}, "", "is asked for sums over 4 sites; its policy has least-sites = 5"),
-        ({"clip": 2.0}, "", "its policy has clip = 2"),
-        ({"epsilon": 1.0}, "", "a run whose models no epsilon bounds; its policy has epsilon = 1"),
+        ({"least_sites": 5}, SECURE, "is asked for sums over 4 sites; its policy has least-sites = 5"),
+        ({"clip": 2.0}, SECURE, "its policy has clip = 2"),
+        ({"epsilon": 1.0}, SECURE, "a run whose models no epsilon bounds; its policy has epsilon = 1"),
+        ({"sums": "secure"}, "", r"privacy\.sums = open\); its policy has sums = secure"),
     ],
 )
 def test_a_sites_policy_is_held_to(policy, privacy, line, data, tmp_path):
     sites = Secured(tmp_path, data, policy=dataclasses.replace(OPEN, **policy))
     with pytest.raises(PolyfedError, match=line):
-        at_sites(study(tmp_path, privacy=privacy), sites)
-
-
-def test_a_site_can_refuse_runs_whose_replies_are_open(data, tmp_path):
-    sites = Secured(tmp_path, data, policy=dataclasses.replace(OPEN, sums="secure"))
-    with pytest.raises(PolyfedError, match=r"privacy\.sums = open\); its policy has sums = secure"):
-        at_sites(experiment(tmp_path / "study.toml", FEDAVG, COLUMNS), sites)
+        at_sites(experiment(tmp_path / "study.toml", FEDAVG, COLUMNS + privacy), sites)
 
 
 @pytest.mark.parametrize("method", ["fedamp", "ifca", "fedacs"])
@@ -230,31 +219,26 @@ def test_methods_that_need_rows_are_refused_before_anybody_is_asked(method, data
     assert not sites.seen
 
 
-def altering(sites: Secured, who: str, kind: str, change) -> None:
-    """One site's answers of a kind come with what `change` makes of their heads."""
-    answer = sites.answer
-
-    def between(name, message):
-        found = answer(name, message)
-        reply = raw(found)
-        return reply.saying(**change(reply.head)).pack() if name == who and reply.head["kind"] == kind else found
-
-    sites.answer = between
+SHARES = "site 'riga': its share of 'bern' has 31 bytes, expected 32"
+LIES = {  # a site, a kind of its answers, what becomes of their heads, and what is said
+    "a key": ("oslo", "joined", lambda head: {"peer": dict(head["peer"], key="09" * 32)},
+              "bern: is given a key of 'oslo' that 'oslo' has not signed"),
+    "a share": ("riga", "opened", lambda head: {"shares": dict(head["shares"], bern="00" * 31)}, SHARES),
+}  # fmt: skip
 
 
-def test_keys_that_a_site_has_not_signed_are_refused(data, tmp_path):
+@pytest.mark.parametrize(("who", "kind", "change", "said"), LIES.values(), ids=LIES)
+def test_keys_that_a_site_has_not_signed_are_refused_and_wrong_second_answers_name_who_lies(
+    who, kind, change, said, data, tmp_path
+):
     """The server puts a key of its own in oslo's place: it would read what is hidden between oslo and the others."""
     sites = Secured(tmp_path, data)
-    altering(sites, "oslo", "joined", lambda head: {"peer": dict(head["peer"], key="09" * 32)})
-    with pytest.raises(PolyfedError, match="bern: is given a key of 'oslo' that 'oslo' has not signed"):
-        at_sites(study(tmp_path), sites)
 
+    def altered(name, question, reply):
+        return reply.saying(**change(reply.head)) if name == who and reply.head["kind"] == kind else reply
 
-def test_wrong_second_answers_name_who_lies(data, tmp_path):
-    sites = Secured(tmp_path, data)
-    altering(sites, "riga", "opened", lambda head: {"shares": dict(head["shares"], bern="00" * 31)})
-    with pytest.raises(PolyfedError, match="site 'riga': its share of 'bern' has 31 bytes, expected 32"):
-        at_sites(study(tmp_path), sites)
+    with pytest.raises(PolyfedError, match=said):
+        at_sites(study(tmp_path), sites, Keyed(sites, altered))
 
 
 @pytest.mark.parametrize("values", [[0.0, -1.5, 2.0**-60, 1e14, -1e14], [1 / 3, -(2.0**49)], []])
@@ -278,19 +262,12 @@ def test_the_row_of_a_site_with_one_row_is_read_from_its_reply_and_not_from_a_ma
     columns = '[columns]\nmissing = "mean"\ndrop = ["pain"]\nlabels = ["ill", "well"]\n'
     one = {"rounds": 1, "batch-size": "full", "local-epochs": 1}
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, columns + privacy, **one), Secured(tmp_path, data)
-    sent, answer = {}, sites.answer
-
-    def between(name, message):
-        found = answer(name, message)
-        if raw(message).head["kind"] == "train" and name == "wien":
-            sent["down"], sent["up"] = raw(message).tensors, raw(found).tensors
-        return found
-
-    sites.answer = between
-    at_sites(file, sites)
+    wire = Keyed(sites)
+    at_sites(file, sites, wire)
     x = sites.members["wien"]._begun.client.data["train"].x[0].double()
-    up = sent["up"]["words"].double() / 2.0**32 if privacy else sent["up"]["w"].double()
-    move = up - sent["down"]["w"].double()
+    ((down, reply),) = [(q.tensors, r) for n, q, r in wire.heard if (n, q.head["kind"]) == ("wien", "train")]
+    up = reply.tensors["words"].double() / 2.0**32 if privacy else reply.tensors["w"].double()
+    move = up - down["w"].double()
     guess = move[: len(x)] / move[-2]  # weights of the first class, and its intercept
     assert torch.allclose(guess, x, atol=1e-4) == (not privacy)
     if privacy:

@@ -19,7 +19,6 @@ RULES = [
     threats.GeometricMedian(),
     threats.NormClipping(),
 ]
-each_rule = pytest.mark.parametrize("rule", RULES, ids=[r.name for r in RULES])
 
 
 def values(s=9, p=7, seed=0):
@@ -102,41 +101,21 @@ def test_a_sum_under_a_rule_is_what_the_rule_takes_for_the_mean_times_the_weight
     assert torch.allclose(plain.sum("w", weights), (weights[:, None] * rows["w"]).sum(0))
 
 
-@each_rule
-def test_equal_uploads_are_returned(rule):
-    row = values(1)[0]
-    assert torch.allclose(rule(row.expand(6, -1)), row, atol=1e-12)
-
-
-@each_rule
-def test_the_order_of_the_uploads_does_not_matter(rule):
-    v = values()
-    order = torch.randperm(len(v), generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(rule(v), rule(v[order]), atol=1e-9)
-
-
-@pytest.mark.parametrize("rule", RULES[:-1], ids=[r.name for r in RULES[:-1]])
-def test_moving_all_uploads_moves_the_value(rule):
-    v, by = values(), 3 + values(1)[0]
-    assert torch.allclose(rule(v + by), rule(v) + by, atol=1e-6)
-
-
-@each_rule
-def test_blocks_of_columns_do_not_change_the_value(rule, monkeypatch):
-    v = values(6, 100)
-    whole = rule(v)
-    monkeypatch.setattr(aggregation, "BLOCK", 40)
-    assert torch.allclose(rule(v), whole, atol=1e-9)
-
-
-@each_rule
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_value_is_a_vector_of_the_same_kind(rule, dtype):
-    v = values().to(dtype)
-    before = v.clone()
-    assert rule(v).shape == (7,)
-    assert rule(v).dtype == dtype
+@pytest.mark.parametrize("rule", RULES, ids=[r.name for r in RULES])
+def test_what_the_rules_share(rule, dtype, monkeypatch):
+    """Equal uploads are returned; neither the order of uploads nor blocks of columns matter; nothing is written to."""
+    v, near = values(9, 100).to(dtype), {"rtol": 0, "atol": 1e-9 if dtype == torch.float64 else 1e-5}
+    before, whole = v.clone(), rule(v)
+    assert (whole.shape, whole.dtype) == ((100,), dtype)
     assert torch.equal(v, before)
+    assert torch.allclose(rule(v[:1].expand(6, -1)), v[0], **near)
+    assert torch.allclose(rule(v[torch.randperm(9)]), whole, **near)
+    if rule.name != "norm-clipping" and dtype == torch.float64:
+        by = 3 + values(1, 100)[0]
+        assert torch.allclose(rule(v + by), whole + by, atol=1e-6)
+    monkeypatch.setattr(aggregation, "BLOCK", 40)
+    assert torch.allclose(rule(v), whole, **near)
 
 
 def attacked(s, f, seed=0, size=1e6):

@@ -6,7 +6,7 @@ import torch
 
 import polyfed as pf
 from polyfed import threats
-from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,3 @@ def test_a_run_is_resumed_under_the_same_threat_only(fed, tmp_path):
         fit(fed, robust=threats.Median(), rounds=4, out=tmp_path, resume=True)
     again = fit(fed, attack=attack, robust=threats.Median(), rounds=4, out=tmp_path, resume=True)
     assert torch.equal(again.personal, whole.personal)
-
-
-def test_a_method_without_a_mean_is_refused_before_training(fed):
-    with pytest.raises(ConfigError, match="robust: fpfc does not average its uploads"):
-        fit(fed, pf.FPFC(), robust=threats.Median())

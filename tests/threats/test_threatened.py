@@ -79,8 +79,9 @@ def personal(the_loop):
 @pytest.mark.parametrize("method", [pf.FedAvg(), pf.Scaffold(), pf.FPFC(), pf.FedCET(0.05)])
 def test_without_a_threat_nothing_changes(method):
     assert torch.equal(personal(run(method)), personal(run(method, plain=True)))
-    nobody = run(method, threats.SignFlip(ratio=0.0))
-    assert torch.equal(personal(nobody), personal(run(method, plain=True)))
+    nobody, plain = run(method, threats.SignFlip(ratio=0.0)), run(method, plain=True)
+    assert torch.equal(personal(nobody), personal(plain))
+    assert np.array_equal(nobody.scored("train")["loss"], plain.scored("train")["loss"])
 
 
 class Spy(LocalEngine):
@@ -95,12 +96,6 @@ class Spy(LocalEngine):
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
         self.private.append(private_rows(self, round.ids))
         return reply
-
-
-def test_evaluation_passes_through():
-    a, b = run(pf.FedAvg(), threats.SignFlip(ratio=0.0)), run(pf.FedAvg(), plain=True)
-    assert np.array_equal(a.scored("train")["loss"], b.scored("train")["loss"])
-    a.engine.close()
 
 
 def test_only_attackers_uploads_are_forged():
@@ -261,17 +256,10 @@ def test_what_each_method_needs_of_its_uplinks():
     assert {k: " ".join(sorted(v)) for k, v in found.items()} == expected
 
 
-@pytest.mark.parametrize("method", [pf.FedTrack(0.1), pf.FedLin(0.5)])
-def test_a_model_received_an_exchange_earlier_is_known(method):
-    """What comes back in the second exchange is clipped relative to the model that went out in the first."""
+@pytest.mark.parametrize("method", [pf.FedAvg(), pf.FedTrack(0.1), pf.FedLin(0.5)])
+def test_clipping_is_relative_to_the_model_sent_out(method):
+    """Also where it went out in an exchange before."""
     the_loop = loop(method, robust=threats.NormClipping(1e-3))
-    the_loop.server |= {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
-    the_loop.step()
-    assert 0 < float((the_loop.server["w"] - 5).norm()) <= 1e-3 + 1e-12
-
-
-def test_clipping_is_relative_to_the_model_sent_out():
-    the_loop = loop(pf.FedAvg(), robust=threats.NormClipping(1e-3))
     the_loop.server |= {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
     the_loop.step()
     assert 0 < float((the_loop.server["w"] - 5).norm()) <= 1e-3 + 1e-12
@@ -288,7 +276,7 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
 @pytest.mark.parametrize(
     ("method", "near"),
-    [(pf.FedAvg(), 0.2), (pf.FedProx(), 0.2), (pf.Ditto(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)],
+    [(pf.FedAvg(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)],
 )
 def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
     """Clients of one law: the honest optimum is known, and robust values stay near it; SCAFFOLD's, less so, because the
@@ -338,10 +326,7 @@ def test_a_median_keeps_the_shared_part_usable(method, ratio):
     assert not loss(None) < 0.5
 
 
-WITHOUT = [pf.FPFC(), pf.FedACS(), pf.Local(), pf.FedAMP(), pf.FedSpa()]
-
-
-@pytest.mark.parametrize("method", WITHOUT, ids=[m.name for m in WITHOUT])
+@pytest.mark.parametrize("method", [pf.FPFC(), pf.FedACS(), pf.Local(), pf.FedAMP(), pf.FedSpa()], ids=lambda m: m.name)
 def test_a_method_without_a_mean_is_refused_by_name(method):
     with pytest.raises(ConfigError, match=f"robust: {method.name} does not average its uploads, so median cannot"):
         pf.fit(line(), federation(), method, loss="mse", robust=threats.Median(), rounds=1)

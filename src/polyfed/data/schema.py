@@ -187,28 +187,25 @@ class File:
 
     # what it gives
 
-    def labels(self, settled: "Settled") -> list[int]:
+    def labels(self, settled: Settled) -> list[int]:
         """Training rows in each class."""
         train = self.prepared(settled)["train"]
         return torch.bincount(train.y, minlength=settled.classes or 0).tolist()
 
-    def prepared(self, settled: "Settled") -> dict[str, Split]:
+    def prepared(self, settled: Settled) -> dict[str, Split]:
         """Its parts with inputs and targets as the model takes them."""
-        if self.sheet is None:
-            return self._gathered(settled)
         return self.fitted(settled)[1]
 
-    def fitted(self, settled: "Settled") -> tuple[Preparation, dict[str, Split]]:
-        """The preparation with this site's own statistics, where it has them, and its parts."""
-        blank = settled.preparation
-        assert blank is not None
+    def fitted(self, settled: Settled) -> tuple[Preparation | None, dict[str, Split]]:
+        """The preparation of a table with this site's own statistics, where it has them, and the file's parts."""
+        if self.sheet is None or (blank := settled.preparation) is None:
+            return None, self._gathered(settled)
         if self.language is not None:
             return self._following(blank)
-        parts = self._coded(blank)
+        blank, parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         mine = {name: how for name, how in self.columns.site.items() if name == self.name}
-        raw = blank.raw and blank.raw.at(self.columns)
-        found, done = dataclasses.replace(blank, sites=known, repairs=mine, raw=raw).fitted(parts, [self.name])
+        found, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return found, done
@@ -221,18 +218,21 @@ class File:
         assert isinstance(mine.raw, Text)
         if mine.raw.digest != blank.raw.digest:
             raise DataError(f"columns.tokenizer: found digest {mine.raw.digest}, expected {blank.raw.digest}")
-        return dataclasses.replace(blank, raw=mine.raw, sites=mine.sites), {
-            k: s for k, s in parts.items() if s is not None
-        }
+        there = {key: split for key, split in parts.items() if split is not None}
+        return dataclasses.replace(blank, raw=mine.raw, sites=mine.sites), there
 
-    def _coded(self, blank: Preparation) -> dict[str, Split]:
+    def _coded(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
         assert self.sheet is not None
-        if blank.raw is not None:  # its tokenizer is in a place of its own here
-            blank = dataclasses.replace(blank, raw=blank.raw.at(self.columns))
-        x, y = torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
+        # its tokenizer is in a place of its own here
+        blank = dataclasses.replace(blank, raw=blank.raw and blank.raw.at(self.columns))
+        return blank, self._parts(
+            torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
+        )
+
+    def _parts(self, x: Tensor, y: Tensor) -> dict[str, Split]:
         return {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
 
-    def _gathered(self, settled: "Settled") -> dict[str, Split]:
+    def _gathered(self, settled: Settled) -> dict[str, Split]:
         def cast(y: Tensor) -> Tensor:
             if settled.tokens is not None:
                 return token_labels(y, settled.tokens, f"client {self.name!r}")
@@ -240,17 +240,14 @@ class File:
                 return y if y.is_floating_point() else y.float()
             return numbered(y.long().reshape(len(y)), settled.numbered, settled.classes, f"client {self.name!r}")
 
-        x, y = self.train[0], cast(self.train[1])
-        found = {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
-        if self.test is not None:
-            found["test"] = Split(self.test[0], cast(self.test[1]), np.array([0, len(self.test[0])]))
-        return found
+        given = {} if self.test is None else {"test": Split.of([(self.test[0], cast(self.test[1]))])}
+        return self._parts(self.train[0], cast(self.train[1])) | given
 
     # sums over its training rows, for "standardise = pooled"
 
     def sums(self, blank: Preparation, what: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Sums over a site's rows of each column of numbers, the target last if it is one; the server adds them up."""
-        train = self._coded(blank)["train"]
+        train = self._coded(blank)[1]["train"]
         x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
         there = ~np.isnan(x)
         if what == "counts":  # values at most the thresholds `at` [k, columns], as ordered integers

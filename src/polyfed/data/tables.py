@@ -320,7 +320,7 @@ class Table:
             group_names=None if single else names_of(names, len(names)),
             preparation=settled.preparation,
             whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
-            texts=texts and [*chain.from_iterable(texts)],
+            texts=None if texts is None else [*chain.from_iterable(texts)],
             tokens=settled.tokens,
         )
 
