@@ -39,6 +39,15 @@ WIDE = " ".join(
     f"tests/sites/test_secure_sums.py::test_{name}"
     for name in ("wide_numbers_come_back_to_the_bit", "what_would_wrap_is_refused_with_its_number")
 )
+FOLDERS = " ".join(
+    f"tests/cli/test_folders.py::test_{name}"
+    for name in (
+        "a_folder_of_somebody_else_is_refused_and_force_is_not_proposed",
+        "whatever_the_last_step_of_a_forced_command_is_no_file_is_lost",
+        "what_failed_gives_the_folder_its_name_back_and_results_stay_unasked",
+        "a_servers_logs_stay_where_a_start_has_failed",
+    )
+)
 GONE = "the source is another now"
 TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed_privacy/secure.py": "tests/privacy/test_secure.py",
@@ -50,7 +59,8 @@ TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed_privacy/fixed.py": f"tests/privacy/test_fixed.py {WIDE}",
     "polyfed_privacy/noise.py": "tests/privacy/test_noise.py",
     "polyfed_sites/policy.py": "tests/sites/test_thresholds.py",
-    "polyfed/runs/ownership.py": "tests/runs/test_folder_files.py -k force_takes",
+    "polyfed/runs/ownership.py": FOLDERS,
+    "polyfed/cli/folders.py": FOLDERS,
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",
     "polyfed/data/audit.py": "tests/data/test_audit_thresholds.py",
     "polyfed/algorithms/flexcfl.py": "tests/algorithms/test_groups.py",

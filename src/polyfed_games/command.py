@@ -65,7 +65,6 @@ def play(
                 found = game.play(folder, resume, show, experiment.toml())
         except KeyboardInterrupt:
             return interrupted(go_on(folder), since)
-        files.forget_old(folder)
         tell(found, folder / "report.html")
     return 0
 

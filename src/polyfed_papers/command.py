@@ -74,21 +74,18 @@ def reproduce(o: Reproduce) -> int:
                 if r.recorded:
                     pack(bench, r.name)
         page = write(r, bench, outcome)
-        files.forget_old(folder)
     _say_after(outcome, page)
     return 0
 
 
 @contextmanager
 def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
-    """The recipe's folder, locked: a new one, that of the same recipe, or one that is emptied for it."""
+    """The recipe's folder, locked: a new one, that of the same recipe, or with `force` any of ours."""
     mark, text = folder / "recipe.txt", f"{what}\n"
-    if files.holds_results(folder) and not mark.is_file() and not (folder / ".old/recipe.txt").is_file():
-        raise ConfigError(f"--out {folder}: holds other results than a recipe's; choose another")
     same = not force and mark.is_file()
     if same and mark.read_text() != text:
         raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
-    with claimed(folder, "", force, resume=not force):
+    with claimed(folder, "", force, resume=same):
         if not mark.is_file():
             files.put(mark, text.encode())
         yield

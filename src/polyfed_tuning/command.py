@@ -16,7 +16,6 @@ from polyfed.cli.run import prepared
 from polyfed.cli.screen import interrupted, say, stderr, stdout
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
-from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Method, defaults_for, merge, resolve
@@ -51,8 +50,7 @@ def tune(o: Tune) -> int:
             stdout.print()
             show_table(tune_table(tuned))
         if tuned.status == "interrupted":
-            return interrupted(f"continue with the same command and --out {folder}{files.where_old(folder)}", since)
-        files.forget_old(folder)
+            return interrupted(f"continue with the same command and --out {folder}", since)
         if not any(row["best"] for row in tuned.rows):
             say(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", stderr)
             return 1

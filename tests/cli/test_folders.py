@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import time
+from contextlib import suppress
 
 import pytest
 from forked import Process
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 import polyfed as pf
 from polyfed.base.errors import PolyfedError
+from polyfed.cli.folders import claimed
 from polyfed.runs import ownership as files
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -60,12 +62,17 @@ def test_a_folder_of_somebody_else_is_refused_and_force_is_not_proposed(cli, tmp
     assert not (site / files.MARK).exists()
 
 
-def test_force_replaces_our_files_alone(cli, small, done):
-    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "--force", "-q").status == 0
-    assert json.loads((done / "summary.json").read_text())["algorithm"] == "ditto"
-    assert (done / "notes.txt").read_text() == "mine"
-    assert not (done / "models/common.safetensors").exists()
-    assert not (done / files.OLD).exists()
+def test_force_renames_all_that_is_there(cli, tmp_path, small, done):
+    before = contents(done)
+    done.chmod(0o700)
+    for k, old in enumerate(("a.old", "a.old-2")):
+        said = cli("run", small, "--algorithm", "ditto", "--out", "a", "--force", "-q")
+        assert (said.status, said.err) == (0, f"polyfed: what was in a is in {old}\n")
+        assert contents(tmp_path / "a.old") == before
+        assert json.loads((done / "summary.json").read_text())["algorithm"] == "ditto"
+        assert not (done / "notes.txt").exists()
+        assert (tmp_path / "a.old-2").exists() == (k == 1)
+        assert done.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(
@@ -78,11 +85,13 @@ def test_force_replaces_our_files_alone(cli, small, done):
         ("--set", "checkpoint-every=1", "--algorithm", "fpfc:rho=nan"),
     ],
 )
-def test_a_forced_run_that_fails_leaves_the_old_results(cli, small, done, wrong):
+def test_a_forced_run_that_fails_leaves_the_old_results(cli, tmp_path, small, done, wrong):
+    """Where they were, unless there is a new result: a run that diverged."""
     before = contents(done)
-    said = cli("run", small, *wrong, "--out", "a", "--force", "-q")
-    one_line(said, said.status or 1)
-    assert contents(done) == before
+    assert cli("run", small, *wrong, "--out", "a", "--force", "-q").status
+    old = tmp_path / "a.old"
+    assert contents(old if old.exists() else done) == before
+    assert old.exists() == wrong[-1].endswith("lr=1e38")
 
 
 def test_after_a_crash_of_a_forced_run_both_are_there(cli, tmp_path, small, done, stopper):
@@ -90,22 +99,22 @@ def test_after_a_crash_of_a_forced_run_both_are_there(cli, tmp_path, small, done
     method = ("--set", f"algorithm.file={stopper}", "--set", f"algorithm.marker={tmp_path / 'stopped'}")
     said = cli("run", small, *method, "--out", "a", "--force", "-q")
     assert said.status == 130
-    assert "the results from before are in a/.old until it is complete" in said.err
-    before.pop("notes.txt")
-    assert contents(done / files.OLD) == before
-    assert "a/.old" in cli("run", small, "--out", "a").err
+    assert "what was in a is in a.old" in said.err
+    assert contents(tmp_path / "a.old") == before
     assert cli("resume", "a", "-q").status == 0
-    assert not (done / files.OLD).exists()
+    assert contents(tmp_path / "a.old") == before
 
 
 def test_the_working_folder_and_links_are_places_like_any(cli, tmp_path, small, done, monkeypatch):
     (tmp_path / "link").symlink_to(done)
     assert cli("run", small, "--algorithm", "ditto", "--out", "link", "--force", "-q").status == 0
     assert (tmp_path / "link").is_symlink()
-    assert (done / "notes.txt").read_text() == "mine"
-    monkeypatch.chdir(done)
-    assert cli("run", small, "--algorithm", "fedavg", "--out", ".", "--force", "-q").status == 0
-    assert json.loads((done / "summary.json").read_text())["algorithm"] == "fedavg"
+    assert json.loads((done / "summary.json").read_text())["algorithm"] == "ditto"
+    assert (tmp_path / "a.old/notes.txt").read_text() == "mine"
+    with monkeypatch.context() as m:  # a shell would stay in the renamed one
+        m.chdir(done / "models")
+        for out in ("..", done):
+            one_line(cli("run", small, "--out", out, "--force", "-q"), 1, "the working folder is in it")
     (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
     one_line(cli("run", small, "--out", tmp_path / "nowhere", "-q"), 1, "cannot make the folder")
 
@@ -117,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(cli, small, done, monkeypat
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "replace", refuse)
-    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "read-only file system; they are as they were")
+    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "read-only file system; it is as it was")
     monkeypatch.setattr(os, "open", refuse)
     one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "cannot write in the folder a: read-only file system")
     monkeypatch.undo()
@@ -223,25 +232,94 @@ def test_compare_in_python_makes_no_folder_either(tmp_path):
         assert not (tmp_path / "x").exists()
 
 
-def test_a_forced_comparison_leaves_every_file_of_its_owner_as_it_is(cli, tmp_path, small):
-    """Also a folder in runs that is called as one of ours, and lacks the mark; without --force all stays."""
-    assert cli("run", small, "--algorithm", "fedavg", "--algorithm", "local", "--out", "a", "-q").status == 0
+def everything(folder):
+    """Every file and link, wherever it has gone, by its place in a folder of results or in a renamed one."""
+    return {
+        str(p.relative_to(top)): os.readlink(p) if p.is_symlink() else p.read_bytes()
+        for top in sorted(folder.glob("a*"))
+        for p in top.rglob("*")
+        if (p.is_file() or p.is_symlink()) and p.name != files.MARK
+    }
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A comparison, and all that a user may keep in its folder, also under names that polyfed uses."""
     folder = tmp_path / "a"
-    assert list(folder.glob("runs/local*"))
-    mine = {}
-    for path in (
-        "notes.txt",
-        "runs/mine-seed0/config.toml",
-        "runs/mine-seed0/models/m.safetensors",
-        "models/readme.md",
-    ):
+    for path in (files.MARK, "comparison.toml", "runs/fedavg-seed0/summary.json", f"runs/fedavg-seed0/{files.MARK}",
+                 "notes.txt", "models/m.safetensors", "runs/mine-seed0/config.toml", "my/report.html", ".hidden/x",
+                 ".old/summary.json", "events.log", "audit.jsonl"):  # fmt: skip
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(f"mine, {path}")
-        mine[path] = f"mine, {path}".encode()
-    before = contents(folder)
-    one_line(cli("run", small, "--algorithm", "fedavg", "--out", "a", "-q"), 2, "holds results already")
-    assert contents(folder) == before
-    assert cli("run", small, "--algorithm", "fedavg", "--out", "a", "--force", "-q").status == 0
-    assert not list(folder.glob("runs/local*"))
-    after = contents(folder)
-    assert {path: after[path] for path in mine} == mine
+        (folder / path).write_text(f"of {path}")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/config.toml").write_text("of another folder")
+    (folder / "runs/linked-seed0").symlink_to(tmp_path / "elsewhere")
+    return folder
+
+
+class Crash(BaseException):
+    pass
+
+
+def failing(folder, *names):
+    """A forced command that fails before anything is computed, and what others write there meanwhile."""
+    with suppress(Crash, ZeroDivisionError), claimed(folder, "", force=True):
+        for name in names:
+            with (folder / name).open("a") as file:
+                file.write("begun\n")
+        for name in ("config.toml", "runs/fedavg-seed0/config.toml"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            files.put(folder / name, b"half")
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_whatever_the_last_step_of_a_forced_command_is_no_file_is_lost(tmp_path, planted, monkeypatch, step):
+    """Killed at any step, failed, or with new results: and the next command finds all of it."""
+    before, left = everything(tmp_path), [step]
+
+    def dying(function):
+        def wrapped(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Crash
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    with monkeypatch.context() as m:
+        for name in ("replace", "mkdir", "rmdir", "unlink", "chmod"):
+            m.setattr(os, name, dying(getattr(os, name)))
+        failing(planted)
+    found = everything(tmp_path)
+    assert found | before == found
+    with claimed(planted, "", force=True):
+        files.put(planted / "summary.json", b"new")
+    found = everything(tmp_path)
+    assert found.pop("summary.json") == b"new"
+    assert found | before == found
+    assert (tmp_path / "elsewhere/config.toml").read_text() == "of another folder"
+
+
+def test_what_failed_gives_the_folder_its_name_back_and_results_stay_unasked(tmp_path, planted):
+    before = everything(tmp_path)
+    failing(planted)
+    assert (everything(tmp_path), [p.name for p in tmp_path.glob("a*")]) == (before, ["a"])
+    with pytest.raises(PolyfedError, match="holds results already"), claimed(planted, ""):
+        pass
+    with suppress(ZeroDivisionError), claimed(planted, "", resume=True):
+        for path in planted.rglob("summary.json"):
+            before.pop(str(path.relative_to(planted)))
+            path.unlink()
+        files.put(planted / "log.txt", b"resumed")
+        raise ZeroDivisionError
+    before["log.txt"] = b"resumed"
+    assert everything(tmp_path) == before
+    failing(planted, "mine.txt")
+    assert everything(tmp_path) == before | {"mine.txt": b"begun\n"}
+
+
+def test_a_servers_logs_stay_where_a_start_has_failed(tmp_path):
+    for _ in range(2):
+        failing(tmp_path / "a", "audit.jsonl")
+    assert everything(tmp_path) == {"audit.jsonl": b"begun\nbegun\n"}

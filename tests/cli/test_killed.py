@@ -39,41 +39,12 @@ def test_a_run_killed_before_its_config_is_started_by_the_same_command(cli, tmp_
     assert not (path.is_file() and path.read_bytes() == b"half")
 
 
-def test_a_run_killed_while_results_were_put_aside_is_replaced_by_the_same_command(cli, tmp_path, small):
-    assert cli("run", small, *RUN, "--set", "checkpoint-every=1").status == 0
-    files.set_aside(tmp_path / "a")
-    for left in ("checkpoint/round-00000001", "rows", "models"):  # folders emptied, and not removed
-        (tmp_path / "a" / left).mkdir(parents=True)
-    (tmp_path / "a/config.toml").write_text("cut")
-    said = cli("run", small, *RUN, "--force")
-    assert said.status == 0, said.err
-    assert not (tmp_path / "a/rows").exists()
-
-
-def test_what_is_discarded_leaves_no_folder_that_counts_as_results(tmp_path):
-    folder = marked(tmp_path / "a")
-    (folder / "config.toml").write_text("x")
-    (folder / "checkpoint/round-00000001").mkdir(parents=True)
-    files.discard(folder)
-    assert not files.holds_results(folder)
-    assert sorted(p.name for p in folder.iterdir()) == [files.MARK]
-
-
-def test_checkpoints_without_a_config_are_not_removed(tmp_path):
-    folder = marked(tmp_path / "a")
-    path = folder / "checkpoint/round-00000001/tensors.safetensors"
-    path.parent.mkdir(parents=True)
-    path.touch()
-    files.settle(folder)
-    assert path.exists()
-
-
 def test_a_recipe_killed_at_once_goes_on_and_other_results_are_refused(tmp_path):
     _claimed = pytest.importorskip("polyfed_papers.command")._claimed
     with _claimed(marked(tmp_path / "a"), "fpfc/window small", False):
         assert (tmp_path / "a/recipe.txt").is_file()
-    (marked(tmp_path / "b") / "config.toml").touch()
-    with pytest.raises(ConfigError, match="holds other results than a recipe's"), _claimed(tmp_path / "b", "x", False):
+    (marked(tmp_path / "b") / "summary.json").touch()
+    with pytest.raises(ConfigError, match="holds results already"), _claimed(tmp_path / "b", "x", False):
         pass
 
 

@@ -1,4 +1,4 @@
-"""The folder of results: whose it is, one writer at a time, whole files, and results from before."""
+"""The folder of results: whose it is, one writer at a time, and whole files."""
 
 import errno
 import fcntl
@@ -14,10 +14,6 @@ from polyfed.base.cells import marked, unmarked
 from polyfed.base.errors import RunError
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
-
-
-def contents(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize("name", ["=cmd|calc", "+1", "-x", "@a", "\tt", "'=x", "'", "''+", "oslo", ""])
@@ -89,76 +85,6 @@ def test_an_error_leaves_no_new_folder_and_no_mark(tmp_path):
     assert not files.is_ours(tmp_path / "mine")
 
 
-def made(folder):
-    """A comparison of one run, with notes of its owner at every level."""
-    for place in (folder, folder / "runs/fedavg-seed0"):
-        place.mkdir(parents=True)
-        (place / files.MARK).touch()
-        (place / "notes.txt").write_text("mine")
-    (folder / "comparison.toml").write_text(SEALED)
-    (folder / "report.html").write_text("old")
-    run = folder / "runs/fedavg-seed0"
-    (run / "config.toml").write_text(SEALED)
-    (run / "checkpoint/round-00000001").mkdir(parents=True)
-    (run / "checkpoint/round-00000001/meta.json").write_text("{}")
-    other = folder / "runs/20250101-120000-heart-seed3"  # of another call, with --out .
-    other.mkdir()
-    (other / files.MARK).touch()
-    (other / "config.toml").write_text(SEALED)
-    return folder
-
-
-NOTES = {"notes.txt", "runs/fedavg-seed0/notes.txt", "runs/20250101-120000-heart-seed3/config.toml"}
-
-
-def test_only_our_files_are_moved_aside_and_all_come_back(tmp_path):
-    folder = made(tmp_path / "a")
-    before = contents(folder)
-    files.set_aside(folder)
-    left = {p for p in contents(folder) if not p.startswith(".old/") and not p.endswith(files.MARK)}
-    assert left == NOTES
-    assert files.is_ours(folder / files.OLD)
-    (folder / "comparison.toml").write_text("a new one")
-    files.restore(folder)
-    assert contents(folder) == before
-    files.set_aside(folder)
-    files.forget_old(folder)
-    assert {p for p in contents(folder) if not p.endswith(files.MARK)} == NOTES
-
-
-def there_and_back(folder):
-    for _ in range(9):
-        files.set_aside(folder)
-        files.restore(folder)
-
-
-@pytest.mark.parametrize("step", range(1, 17))
-def test_a_crash_while_results_move_aside_or_back_loses_nothing(tmp_path, monkeypatch, step):
-    """Whatever rename or removal is the last one: the next command finds all of it."""
-    folder = made(tmp_path / "a")
-    before, left = contents(folder), [step]
-
-    class Crash(BaseException):
-        pass
-
-    def dying(function):
-        def wrapped(*args, **kwargs):
-            left[0] -= 1
-            if left[0] == 0:
-                raise Crash
-            return function(*args, **kwargs)
-
-        return wrapped
-
-    with monkeypatch.context() as m:
-        m.setattr(os, "replace", dying(os.replace))
-        m.setattr(type(folder), "unlink", dying(type(folder).unlink))
-        with pytest.raises(Crash):
-            there_and_back(folder)
-    files.settle(folder)
-    assert contents(folder) == before
-
-
 def test_a_second_signal_stops_at_once_and_the_status_says_which(tmp_path):
     since = stop.interruptions()
     with stop.interruptible(terminable=True) as event:
@@ -168,49 +94,3 @@ def test_a_second_signal_stops_at_once_and_the_status_says_which(tmp_path):
             signal.raise_signal(signal.SIGINT)
     assert stop.status(since) == 143
     assert stop.status(stop.interruptions()) == 130
-
-
-def planted(folder):
-    """Everything that a user may have in a folder of results, under names that are ours or nearly so; the mark says
-    whose a folder inside is. -> {path: whether it is ours}"""
-    mark, ours = files.MARK, {}
-
-    def put(path, mine):
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(f"of {path}")
-        ours[path] = mine
-
-    for name in ("comparison.toml", "results.csv", "report.html", "models/a.safetensors",
-                 "checkpoint/round-1/meta.json",
-                 "runs/fedavg-seed0/config.toml", "runs/fedavg-seed0/models/a.safetensors", f"runs/fedavg-seed0/{mark}",
-                 "runs/ditto-lr-0.1-seed-12/summary.json", f"runs/ditto-lr-0.1-seed-12/{mark}",
-                 "legs/0/config.toml", f"legs/0/{mark}"):  # fmt: skip
-        put(name, True)
-    for name in ("notes.txt", "models/readme.md", "models/deep/a.safetensors", "report.html.bak", "my/report.html",
-                 "runs/mine-seed0/config.toml", "runs/mine-seed0/models/a.safetensors", "runs/config.toml",
-                 "runs/fedavg-seed0/notes.txt", "runs/fedavg-seed0/old/config.toml", "runs/fedavg/config.toml",
-                 f"runs/fedavg/{mark}", "runs/20250101-120000-x-seed3/config.toml",
-                 f"runs/20250101-120000-x-seed3/{mark}",
-                 "runs/a-seed0x/config.toml", f"runs/a-seed0x/{mark}", "runs/seed0/config.toml", f"runs/seed0/{mark}",
-                 "legs/mine/config.toml", "parts/one/config.toml", f"parts/one/{mark}", ".old-mine/config.toml",
-                 ):  # fmt: skip
-        put(name, False)
-    (folder.parent / "elsewhere").mkdir()
-    (folder.parent / "elsewhere/config.toml").write_text("of another folder")
-    (folder.parent / "elsewhere" / mark).touch()
-    (folder / "runs/linked-seed0").symlink_to(folder.parent / "elsewhere")
-    (folder / mark).touch()
-    return ours
-
-
-def test_force_takes_what_is_ours_by_name_and_by_mark_and_nothing_else(tmp_path):
-    ours = planted(tmp_path / "a")
-    theirs = {path: f"of {path}" for path, mine in ours.items() if not mine}
-    assert {str(p.relative_to(tmp_path / "a")) for p in files.our_files(tmp_path / "a")} == {p for p in ours if ours[p]}
-    for act in (files.set_aside, files.forget_old, files.set_aside, files.discard, files.settle, files.settle):
-        act(tmp_path / "a")
-        assert {path: (tmp_path / "a" / path).read_text() for path in theirs} == theirs, act.__name__
-        assert (tmp_path / "elsewhere/config.toml").read_text() == "of another folder"
-        assert (tmp_path / "a/runs/linked-seed0").is_symlink()
-    assert not [path for path in ours if ours[path] and (tmp_path / "a" / path).exists()]

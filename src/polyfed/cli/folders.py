@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polyfed.base import plugins
-from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.cli.screen import say, stderr
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import safe
 
@@ -18,25 +19,48 @@ KINDS = {"coalitions.toml": "polyfed_games.command"}  # a file that tells whose 
 def claimed(out: Path | None, name: str, force: bool = False, resume: bool = False) -> Iterator[Path]:
     """The folder for results, locked: `out`, or a new runs/<time>-<name>. One that holds other results is refused.
 
-    force: move results from before aside; they are deleted by `files.forget_old`, and put back when the new ones end in
-    an error before anything is computed, or diverge. resume: go on in the folder, whatever of ours it holds.
+    force: rename that folder away; it gets its name back where the new results come to nothing. So is renamed what a
+    kill has left before anything was computed. resume: go on in the folder, whatever of ours it holds.
     """
     folder = out if out is not None else _new(name)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: this is a file, expected a folder")
     if folder.is_dir() and any(folder.iterdir()) and not files.is_ours(folder):
         raise ConfigError(f"--out {folder}: the folder is not empty and holds no polyfed results; choose another")
+    old = None if resume else _moved(folder, force)
     try:
         with files.locked(folder):
-            files.settle(folder)
-            if not resume and files.holds_results(folder):
-                _make_room(folder, force)
-            with _kept(folder, resume):
+            if not resume and files.inside(folder):  # by a command that was faster
+                raise _taken(folder)
+            try:
                 yield folder
+            finally:
+                if not resume and not files.holds_results(folder):
+                    files.remove_written(folder)
     finally:
-        if out is None:
-            with suppress(OSError):
-                folder.rmdir()  # if there is nothing in it
+        if old is not None or out is None:
+            files.put_back(folder, old)
+        if old is not None and old.exists():
+            say(f"polyfed: what was in {folder} is in {old}", stderr)
+
+
+def _moved(folder: Path, force: bool) -> Path | None:
+    """Where a folder with something in it has been renamed to; None for one without."""
+    if not files.inside(folder):
+        return None
+    with files.locked(folder):
+        if not force and files.holds_results(folder):
+            raise _taken(folder)
+        return files.rename_away(folder)
+
+
+def _taken(folder: Path) -> ConfigError:
+    then = f"continue them with: polyfed resume {folder}, or replace them with --force"
+    if is_search(folder):
+        then = "continue them with the same polyfed tune command, or replace them with --force"
+    elif (folder / "admission.csv").exists():
+        then = "choose another folder"
+    return ConfigError(f"--out {folder}: holds results already; {then}")
 
 
 def _new(name: str) -> Path:
@@ -51,44 +75,6 @@ def _new(name: str) -> Path:
             raise RunError(f"cannot make the folder {folder}: {(e.strerror or str(e)).lower()}") from None
         return folder
     raise RunError(f"{base}: exists already; choose another with --out")
-
-
-def _make_room(folder: Path, force: bool) -> None:
-    if force:
-        files.set_aside(folder)
-        return
-    then = f"continue them with: polyfed resume {folder}, or replace them with --force"
-    if is_search(folder):
-        then = "continue them with the same polyfed tune command, or replace them with --force"
-    elif (folder / "admission.csv").exists():
-        then = "choose another folder"
-    raise ConfigError(f"--out {folder}: holds results already{files.where_old(folder)}; {then}")
-
-
-@contextmanager
-def _kept(folder: Path, resume: bool) -> Iterator[None]:
-    """On an error: results from before are put back where the new ones came to nothing, and nothing is lost else."""
-    before = files.our_files(folder)
-    try:
-        yield
-    except Diverged as e:
-        if not (folder / files.OLD).exists():
-            raise
-        files.restore(folder)
-        raise Diverged(f"{e.__cause__ or e}; the results that were in {folder} are as they were") from None
-    except BaseException:
-        if not resume and not _computed(folder):
-            if (folder / files.OLD).exists():
-                files.restore(folder)
-            else:
-                files.discard(folder, before)
-        raise
-
-
-def _computed(folder: Path) -> bool:
-    """True where there is anything that took time."""
-    places = ("checkpoint/round-*", "*/*/checkpoint/round-*", "*/*/*/*/checkpoint/round-*", "kept/*.json", "tune.csv")
-    return any(any(folder.glob(place)) for place in places)
 
 
 def kind(folder: Path) -> Any:

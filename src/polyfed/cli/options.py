@@ -106,7 +106,7 @@ class Shared(Command, idle={"force": "without --out"}):
     """Base of commands with options that several have."""
 
     out: Path | None = option("Folder for the results. Default: runs/<time>-<name>.", panel=WHERE)
-    force: bool = option("Replace the results in --out.", False, panel=WHERE)
+    force: bool = option("Rename the results in --out to NAME.old, and begin anew.", False, panel=WHERE)
     quiet: bool = option("Show no progress.", False, None, "--quiet", "-q", panel=WHERE)
 
 

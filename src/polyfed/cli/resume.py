@@ -6,7 +6,7 @@ from polyfed.cli.folders import is_search, kind
 from polyfed.cli.given import collect
 from polyfed.cli.run import execute
 from polyfed.runs.config import resolve
-from polyfed.runs.ownership import MARK, config_of, is_ours, locked, settle, unsealed
+from polyfed.runs.ownership import MARK, config_of, is_ours, locked, unsealed
 
 
 def resume(o: Resume) -> int:
@@ -18,6 +18,5 @@ def resume(o: Resume) -> int:
     if not (run / MARK).is_file():
         unsealed(config_of(run))  # a folder of somebody else is not even marked
     with locked(run):
-        settle(run)
         unsealed(config_of(run))
         return execute(resolve(config_of(run), collect(o)), run, quiet=o.quiet, resume=True)

@@ -15,10 +15,10 @@ from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
 from polyfed.cli.portable import pin
 from polyfed.cli.screen import interrupted, say, stderr
-from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, resolve
+from polyfed.runs.ownership import holds_results
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.compare import compare as comparing
@@ -69,7 +69,6 @@ def execute(
         results(study, report.write_report(study))
         if left is not None:
             left(folder)
-        files.forget_old(folder)
     if status:
         say(f"polyfed: {status}", stderr)
     return 1 if status else 0
@@ -87,12 +86,8 @@ def prepared(experiment: Experiment, fresh: bool = False) -> Parts:
 
 
 def go_on(folder: Path) -> str:
-    """Say how to go on. Where nothing has been begun, results from before are put back."""
-    then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
-    if any((folder / name).exists() for name in files.HEADS):
-        return then
-    files.settle(folder)
-    return "nothing had been computed yet"
+    """Say how to go on."""
+    return f"resume with: polyfed resume {folder}" if holds_results(folder) else "nothing had been computed yet"
 
 
 def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:

@@ -68,6 +68,7 @@ class RunFolder:
 
     def forget_rows(self) -> None:
         """Remove memory-mapped rows that belong to no checkpoint."""
+        files.note(self.path / "rows", self.path / "checkpoint")
         shutil.rmtree(self.path / "rows", ignore_errors=True)
 
     def begin(self, run: Result, fresh: bool) -> None:
@@ -207,6 +208,7 @@ class RunFolder:
         try:
             with (self.path / name).open("a") as f:
                 f.write(text)
+            files.note(self.path / name)
         except OSError as e:
             raise self._unwritten(name, e) from e
 

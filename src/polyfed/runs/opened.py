@@ -322,7 +322,6 @@ def resume(run: Result, rounds: int | None = None, callbacks: Sequence[Callback]
     training = training if rounds is None else dataclasses.replace(training, rounds=rounds)
     described = {key: value for key, value in run.settings.table().items() if key in SAID}
     with files.locked(kept.at):
-        files.settle(kept.at)
         return fit(
             model, federation, algorithm, training, out=kept.at, resume=True, callbacks=callbacks, describe=described
         )

@@ -1,25 +1,23 @@
-"""Folders of results: files that survive a power cut, a mark that says whose it is, a lock, and
-results from before that are kept aside until new ones are complete.
+"""Folders of results: files that survive a power cut, a mark that says that a folder is ours, and a lock.
 
 `.polyfed` is mark and lock: a process that writes in the folder holds an flock on it, which ends with the process, and
-its name is inside. `.old` holds the results that `--force` replaces, complete, until the new ones are; files that are
-not ours are never touched.
+its name is inside. A folder with the mark is ours alone; whatever lies in it is renamed with it, and never deleted.
 """
 
 import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
-import re
 import shutil
 import socket
 import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +26,11 @@ from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_table
 
 MARK = ".polyfed"
-OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on their way in or out
-HEADS = (  # what a folder is
-    "config.toml", "comparison.toml", "tune.toml", "tune.csv", "recipe.txt", "admission.csv", "coalitions.toml",
-)  # fmt: skip
-NAMES = (
-    *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
-    "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "features/*.npy",
-    "features/.*.draft", "metrics.jsonl", "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv",
-    "report.json", "summary.json", "log.txt", "scores.safetensors", "report.html", "report-clients.csv",
-    "report-figures/*", "results.csv", "tune.svg", "admission.svg", "leave.csv", "leave.html", "coalitions.json",
-    "coalitions-*.csv", "coalitions.png", "coalitions.svg", "coalitions.pdf", "sites.json",
-)  # fmt: skip
-BEGUN = (  # there before any head is
-    "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "features/*.npy", "features/.*.draft",
-    "metrics.jsonl",
-)  # fmt: skip
-RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
+LOGS = (MARK, "events.log", "audit.jsonl")  # no results; what a server has noted stays where it is
+RESULTS = ("checkpoint/round-*", "summary.json", "tune.csv", "admission.csv", "kept/*.json", "outcome.md")
 SITES = (".csv", ".npz")  # of a folder with a file per site
-PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
+_written: set[Path] = set()  # by this process
 PATIENCE = 30.0  # seconds for the processes of a run that was killed to end
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -68,8 +51,14 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
             content(draft)
         flush(draft)
         os.replace(draft, path)
+        note(path)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None
+
+
+def note(*paths: Path) -> None:
+    """Take files or folders for written by this process; see `remove_written`."""
+    _written.update(paths)
 
 
 def linked(folder: Path, name: str, same: Callable[[Path], bool] = lambda _: True) -> bool:
@@ -83,6 +72,7 @@ def linked(folder: Path, name: str, same: Callable[[Path], bool] = lambda _: Tru
             with contextlib.suppress(OSError):  # another disk, or a file system without links
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.link(other, path)
+                note(path)
     return path.exists() and same(path)
 
 
@@ -145,52 +135,18 @@ def config_of(folder: Path) -> Path:
     for name in ("comparison.toml", "config.toml"):
         if (folder / name).is_file():
             return folder / name
-    old = f"; results from before are in {folder / OLD}" if (folder / OLD).exists() else ""
-    raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml){old}")
+    raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml)")
 
 
 def holds_results(folder: Path) -> bool:
-    """True where there is something that another run would mix with."""
-    return any((folder / name).exists() for name in (*HEADS, "checkpoint", "rows", "summary.json", "runs", "legs"))
-
-
-def our_files(folder: Path) -> list[Path]:
-    """The files in a folder that we wrote; whatever else is there is its owner's."""
-    found = _matching(folder, [*NAMES, *_of_recipe(folder)])
-    for part in _parts(folder):
-        found += our_files(part) + [p for p in (part / MARK,) if p.exists()]
-    return list(dict.fromkeys(found))
-
-
-def _matching(folder: Path, names: Iterable[str]) -> list[Path]:
-    return [p for name in names for p in folder.glob(name) if p.is_file() or p.is_symlink()]
-
-
-def _of_recipe(folder: Path) -> list[str]:
-    """Names of a recipe's results in addition to those of any run; figures are those that its page shows."""
-    if not (folder / "recipe.txt").is_file():
-        return []
-    page = folder / "outcome.md"
-    text = page.read_text(errors="replace") if page.is_file() else ""
-    return [*RECIPE, *re.findall(r"\]\(([\w.-]+\.svg)\)", text)]
-
-
-def _parts(folder: Path) -> list[Path]:
-    """The folders inside that belong to these results: runs of a comparison, legs of a search, parts of a recipe."""
-    inside = [*folder.glob("legs/*"), *(p for p in folder.glob("runs/*") if PART.fullmatch(p.name))]
-    if (folder / "recipe.txt").is_file():
-        inside += [p.parent for depth in ("*/", "*/*/", "*/*/*/") for p in folder.glob(depth + MARK)]
-    aside = (folder / OLD, folder / MOVING)
-    return [
-        p for p in inside
-        if p.is_dir() and not p.is_symlink() and not any(p.is_relative_to(a) for a in aside) and is_ours(p)
-    ]  # fmt: skip
+    """True where anything in a folder took time."""
+    return any(any(folder.rglob(name)) for name in RESULTS)
 
 
 def spare(out: Path, *inputs: Path) -> None:
     """Raise ConfigError where writing `out` would replace or become what is read, under whatever name it is reached.
 
-    inputs: files, folders of sites' data, or folders of results, whose report.html may be made anew
+    inputs: files, folders of sites' data, or folders of results, in which report.html alone may be made anew
     """
     for place in inputs:
         if (why := _of_input(out, place)) is not None:
@@ -199,18 +155,16 @@ def spare(out: Path, *inputs: Path) -> None:
 
 def _of_input(out: Path, place: Path) -> str | None:
     """Say how an output clashes with an input that is read, or None."""
-    read = [place]
     if place.is_dir() and is_ours(place):
-        read += [p for p in our_files(place) if p.name != "report.html"]
         if out.is_dir() and (_within(out, place) or _within(place, out)):
             return f"would be written while {place} is read"
-    elif place.is_dir():
-        read += [p for p in place.iterdir() if p.suffix.lower() in SITES]
-        if out.suffix.lower() in SITES and _within(out, place):
+        clash = out.is_file() and out.name != "report.html" and _within(out, place)
+    else:
+        sites = [p for p in place.iterdir() if p.suffix.lower() in SITES] if place.is_dir() else []
+        if place.is_dir() and out.suffix.lower() in SITES and _within(out, place):
             return f"would be taken for a site's file of {place}"
-    if out.exists() and any(p.exists() and out.samefile(p) for p in read):
-        return f"is {place if place.is_file() else f'in {place}'}, which is read"
-    return None
+        clash = out.exists() and any(p.exists() and out.samefile(p) for p in (place, *sites))
+    return f"is {place if place.is_file() else f'in {place}'}, which is read" if clash else None
 
 
 def _within(path: Path, folder: Path) -> bool:
@@ -220,88 +174,47 @@ def _within(path: Path, folder: Path) -> bool:
 # results from before
 
 
-def set_aside(folder: Path) -> None:
-    """Move our files into `.old`, where they stay a complete folder, until `forget_old` or `restore`.
+def inside(folder: Path) -> list[Path]:
+    """What is in a folder, but for logs."""
+    return [p for p in folder.iterdir() if p.name not in LOGS] if folder.is_dir() else []
 
-    Where `.old` is there, what is in the folder is a try to replace it that did not end well; that is removed.
-    """
+
+def rename_away(folder: Path) -> Path:
+    """Rename a folder to NAME.old, or a numbered one, which is returned, and make an empty one in its place."""
+    place = folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
+    olds = (place.with_name(f"{place.name}.old{f'-{k}' * (k > 1)}") for k in itertools.count(1))
+    old = next(path for path in olds if not os.path.lexists(path))
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise RunError(f"--out {folder}: cannot be renamed to {old}: the working folder is in it; choose another")
     try:
-        if (folder / OLD).exists():
-            _remove(folder, our_files(folder))
-            return
-        _move(our_files(folder), folder, folder / MOVING)
-        (folder / MOVING / MARK).touch()
-        os.replace(folder / MOVING, folder / OLD)
+        os.replace(place, old)
+        place.mkdir()
+        shutil.copymode(old, place)
     except OSError as e:
         with contextlib.suppress(OSError):
-            settle(folder)
-        raise RunError(f"cannot move the results in {folder} aside: {reason(e)}; they are as they were") from None
+            os.replace(old, place)
+        raise RunError(f"--out {folder}: cannot be renamed to {old}: {reason(e)}; it is as it was") from None
+    return old
 
 
-def restore(folder: Path) -> None:
-    """Put the results from before back in the place of new ones."""
-    if (folder / OLD).exists():
-        _remove(folder, our_files(folder))
-        os.replace(folder / OLD, folder / MOVING)
-    if (folder / MOVING).exists():
-        (folder / MOVING / MARK).unlink(missing_ok=True)
-        _move([p for p in (folder / MOVING).rglob("*") if not p.is_dir()], folder / MOVING, folder)
-        shutil.rmtree(folder / MOVING)
-
-
-def settle(folder: Path) -> None:
-    """End what a crash has cut short: results on their way aside come back, also those that nothing has replaced, and
-    what a run writes before its head is removed. Results stay, also where it is not known what they belong to.
-    """
-    begun = any((folder / h).exists() for h in (*HEADS, "summary.json"))
-    if (folder / MOVING).exists() or ((folder / OLD).exists() and not any((folder / h).exists() for h in HEADS)):
-        restore(folder)
-    elif not begun and not any(any(folder.glob(p)) for p in ("checkpoint/round-*", "*/*/checkpoint/round-*")):
-        with contextlib.suppress(OSError):
-            _remove(folder, _matching(folder, BEGUN))
-
-
-def forget_old(folder: Path) -> None:
-    """Delete the results from before, now that the new ones are complete."""
-    shutil.rmtree(folder / OLD, ignore_errors=True)
-
-
-def where_old(folder: Path) -> str:
-    """A remark on results from before, or nothing."""
-    return f"; the results from before are in {folder / OLD} until it is complete" if (folder / OLD).exists() else ""
-
-
-def discard(folder: Path, but: Iterable[Path] = ()) -> None:
-    """Remove our files, `but` for some."""
+def remove_written(folder: Path) -> None:
+    """Remove what this process has written in a folder, and nothing else."""
     with contextlib.suppress(OSError):
-        _remove(folder, [p for p in our_files(folder) if p not in {*but}])
+        for path in [p for p in _written if p.is_relative_to(folder)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for place, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+        if os.listdir(folder) == [MARK]:
+            (folder / MARK).unlink()
 
 
-def _remove(folder: Path, files: list[Path]) -> None:
-    for path in sorted(files, key=lambda p: not (p.parent == folder and p.name in HEADS)):  # first what it is known by
-        path.unlink(missing_ok=True)
-    _prune(folder, files)
-
-
-def _move(files: list[Path], origin: Path, target: Path) -> None:
-    target.mkdir(exist_ok=True)
-    for path in files:
-        place = target / path.relative_to(origin)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, place)
-    _prune(origin, files)
-    for folder in (origin, target):
-        flush(folder)
-
-
-def _prune(folder: Path, files: list[Path]) -> None:
-    """Remove the folders inside that have become empty, and those that we make first of all."""
-    first = [folder / name for name in ("runs", "models", "checkpoint", "rows", "legs", "kept")]
-    empty = {q for top in first for q in (top, *top.rglob("*")) if q.is_dir()}  # also those that a kill has left
-    places = empty | {q for p in files for q in p.parents if folder in q.parents}
-    for place in sorted(places, key=lambda q: -len(q.parts)):
-        with contextlib.suppress(OSError):
-            place.rmdir()
+def put_back(folder: Path, old: Path | None) -> None:
+    """Remove a folder if it is empty; the one from before then gets its name back."""
+    with contextlib.suppress(OSError):
+        folder.resolve().rmdir()
+        if old is not None:
+            os.replace(old, folder.resolve())
 
 
 # one process at a time
