@@ -186,22 +186,27 @@ def test_fedcets_inequality_15_holds_in_every_round(tau):
             assert (left[1:] < left[:-1]).all()
 
 
+def fedacs_slope(run, points, lam):
+    """The squared norm of grad F + lam R, at the models of a run."""
+    W = run.personal.numpy()
+    unit = W / np.linalg.norm(W, axis=1, keepdims=True)
+    S = (unit @ unit.T).clip(0)
+    S /= S.sum(1, keepdims=True)
+    return ((W - points + lam * (W - S @ W)) ** 2).sum()
+
+
+def two_groups():
+    return np.repeat([[2.0, 1, 0], [1.0, 2, 0]], 4, 0) + 0.3 * np.random.default_rng(0).normal(size=(8, 3))
+
+
 def test_fedacss_gradient_falls_at_the_rate_of_theorem_2_1():
     """(3) with alpha = lam beta and (5) with beta = 1/sqrt(K): min ||grad||^2 = O(1/sqrt(K)) of F + lam R."""
-    rng, lam = np.random.default_rng(0), 0.5
-    points = np.repeat([[2.0, 1, 0], [1.0, 2, 0]], 4, 0) + 0.3 * rng.normal(size=(8, 3))
+    points, lam = two_groups(), 0.5
 
     def least(K):
-        seen, beta = [], K**-0.5
-
-        def note(progress):
-            W = progress.run.personal.numpy()
-            unit = W / np.linalg.norm(W, axis=1, keepdims=True)
-            S = (unit @ unit.T).clip(0)
-            S /= S.sum(1, keepdims=True)
-            seen.append(((W - points + lam * (W - S @ W)) ** 2).sum())
-
-        fit_points(centres(points), pf.FedACS(beta, quantile=None, alpha=lam * beta), rounds=K, dim=3, callbacks=[note])
+        seen, method = [], pf.FedACS(K**-0.5, quantile=None, alpha=lam * K**-0.5)
+        note = lambda progress: seen.append(fedacs_slope(progress.run, points, lam))  # noqa: E731
+        fit_points(centres(points), method, rounds=K, dim=3, callbacks=[note])
         return min(seen[1:])
 
     scaled = [least(K) * K**0.5 for K in (25, 100, 400)]
@@ -211,19 +216,14 @@ def test_fedacss_gradient_falls_at_the_rate_of_theorem_2_1():
 def test_fedacss_gradient_vanishes_with_falling_steps():
     """FedACS, Theorem 2.1 (7): beta_k = alpha_k / lam, sum alpha_k infinite, sum alpha_k^2 finite, here 1/(2j) in
     five rounds each: lim inf ||grad||^2 = 0 of F + lam R. A step that does not fall ends short of it."""
-    rng, lam = np.random.default_rng(0), 0.5
-    points = np.repeat([[2.0, 1, 0], [1.0, 2, 0]], 4, 0) + 0.3 * rng.normal(size=(8, 3))
+    points, lam = two_groups(), 0.5
 
     def slopes(betas):
         seen, run = [], None
         for beta in betas:
             method = pf.FedACS(beta, quantile=None, alpha=lam * beta)
             run = fit_points(centres(points), method, rounds=5, dim=3, start=run)
-            W = run.personal.numpy()
-            unit = W / np.linalg.norm(W, axis=1, keepdims=True)
-            S = (unit @ unit.T).clip(0)
-            S /= S.sum(1, keepdims=True)
-            seen.append(((W - points + lam * (W - S @ W)) ** 2).sum())
+            seen.append(fedacs_slope(run, points, lam))
         return np.array(seen)
 
     falling, held = slopes(1 / (2 * j) for j in range(1, 41)), slopes([0.5] * 40)

@@ -236,10 +236,7 @@ def test_coverage_of_a_mean_over_sites_that_share_test_samples():
 def simulation():
     path = Path(__file__).resolve().parents[2] / "benchmarks/coverage.py"
     spec = importlib.util.spec_from_file_location("coverage_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

@@ -28,19 +28,6 @@ def short(path: Path, rounds: int) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """The folder that it leaves, and what it said."""
-    out = tmp_path_factory.mktemp("demo")
-    short(out / "short.toml", 2)
-    command = [sys.executable, str(NETWORK / "demo.py"), "--out", str(out / "demo"), "--sites", "2"]
-    done = subprocess.run(
-        [*command, "--experiment", str(out / "short.toml")], capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out / "demo", done.stdout + done.stderr, out / "short.toml"
-
-
 def compare(folder: Path, file: Path, data: Path) -> None:
     """Every site's model is the one that one machine with all files would have made for it, to the bit."""
     data.mkdir()
@@ -55,33 +42,37 @@ def compare(folder: Path, file: Path, data: Path) -> None:
             assert torch.equal(t, mine[key]), f"{name} {key}"
 
 
-def test_the_sites_have_the_models_that_one_machine_would_have_made_for_them(demo, tmp_path):
-    folder, _, file = demo
+def test_the_demonstration_ends_in_the_models_of_one_machine_and_leaves_nothing_at_the_server(tmp_path, cli):
+    """Neither samples nor private state, no process and no key; what is written at the server and at a site is for its
+    user alone: every file and folder of keys, run and vault, whatever the user's umask."""
+    folder, file = tmp_path / "demo", short(tmp_path / "short.toml", 2)
+    command = [
+        sys.executable,
+        str(NETWORK / "demo.py"),
+        "--out",
+        str(folder),
+        "--sites",
+        "2",
+        "--experiment",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
     compare(folder, file, tmp_path / "data")
-
-
-def test_the_server_reports_and_has_neither_samples_nor_private_state(demo, cli):
-    folder, said, _ = demo
     assert (folder / "run" / "report.html").is_file()
-    assert re.search(r"cleveland +200", said)
+    assert re.search(r"cleveland +200", done.stdout + done.stderr)
     cells = (folder / "hospitals" / "cleveland.csv").read_text().splitlines()[1]
     for path in (folder / "run").rglob("*"):
         assert "rows" not in path.name
         assert not path.is_file() or not any(word in path.read_bytes() for word in (cells.encode(), b"cleveland.csv"))
     for place, event in ((folder / "run", "2 sites have joined"), (folder / "cleveland", "the run is over")):
-        done = cli("status", place)
-        assert (done.status, "not running" in done.out, event in done.out) == (0, True, True)
-
-
-def test_nothing_runs_any_more_no_key_is_left_and_what_is_written_is_for_its_user_alone(demo):
-    """Every file and folder of keys, run and vault, whatever the user's umask."""
-    folder, _, _ = demo
+        said = cli("status", place)
+        assert (said.status, "not running" in said.out, event in said.out) == (0, True, True)
     for path in folder.rglob("*"):
         assert path.name not in ("flower", "state.json"), path
         if path.is_file() and path.suffix not in (".key", ".pem"):
             assert b"PRIVATE KEY" not in path.read_bytes(), path
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert str(folder) not in running
+    assert str(folder) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     places = [folder / name for name in ("keys", "run", "cleveland", "hungarian")]
     every = [p for place in places for p in (place, *place.rglob("*"))]
     every += (folder / "hospitals").glob("*.key")
