@@ -30,7 +30,6 @@ from polyfed.testing import check_method
 from polyfed_papers.recipes import load as recipes
 from polyfed_papers.recipes.said import Setting
 from polyfed_papers.window import WindowAdvice, window_for
-from polyfed_sites import fields
 from polyfed_sites.policy import Policy
 from polyfed_tuning.tuned import Tuned
 
@@ -38,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
 notebooks = importlib.import_module("notebooks")
+chosen = importlib.import_module("chosen")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games"),
@@ -362,7 +362,7 @@ def released() -> str:
     return markdown(["method", "its settings", "the run's", "read in", "not taken over"], [":--"] * 5, rows)
 
 
-OF_CODE = {"policy": policy, "fields": fields.rendered, "released": released}
+OF_CODE = {"policy": policy, "fields": chosen.rendered, "released": released}
 
 
 # Markdown

@@ -209,7 +209,7 @@ class Hub:
             then = f"came from {', '.join(before)} before"
             self.say(f"note: {caller.name}'s key {mark} comes from a new address, {caller.address}; it {then}")
 
-    def _leave(self, asked: Any, caller: Caller) -> Any:
+    def _deactivate_node(self, asked: Any, caller: Caller) -> Any:
         with self.changed:
             self._sessions.pop(caller.name, None)
         found = flwr.deactivate_node(asked, self.nodes)
@@ -261,9 +261,6 @@ class Hub:
         if call == "send_node_heartbeat":
             return flwr.send_node_heartbeat(asked, self.nodes)
         return getattr(self, f"_{call}")(asked, caller)
-
-    def _deactivate_node(self, asked: Any, caller: Caller) -> Any:
-        return self._leave(asked, caller)
 
     def _pull_messages(self, asked: Any, caller: Caller) -> Any:
         with self.changed:

@@ -14,8 +14,8 @@ from secured import SECURE, Secured, folder
 from test_one_field import data, private, run, step
 from test_private_sites import study
 
+import chosen
 from polyfed.base.settings import kebab, settings_of
-from polyfed_sites import fields
 from polyfed_sites import wire as m
 from polyfed_sites.policy import Policy
 from polyfed_sites.site import Site
@@ -26,23 +26,23 @@ TELLING = Policy(audit="quantiles", most_joins=10**6, most_agreements=10**6)
 
 
 def test_every_field_of_the_wire_has_an_entry_and_one_without_is_found(monkeypatch):
-    found = dict(fields.walked())
+    found = dict(chosen.walked())
     assert [key for key, entry in found.items() if entry is None] == []
-    assert {*fields.FIELDS} <= {*found}, "no entry for a field that is not there"
+    assert {*chosen.FIELDS} <= {*found}, "no entry for a field that is not there"
     assert len(found) > 80
 
     class Planted(m.Turn):
         kind: Annotated[str, Field()] = "planted"
         secretly: int = 0
 
-    monkeypatch.setattr(fields.m, "Request", m.Request | Planted)
-    assert [key for key, entry in fields.walked() if entry is None] == ["Planted.secretly"]
+    monkeypatch.setattr(chosen.m, "Request", m.Request | Planted)
+    assert [key for key, entry in chosen.walked() if entry is None] == ["Planted.secretly"]
 
 
 def test_every_bound_that_is_a_key_is_one_of_the_policy():
     keys = {kebab(s.name) for s in settings_of(Policy)}
     words = {"text", "protocol", "terms", "--allow", "as Join"}
-    for key, entry in fields.walked():
+    for key, entry in chosen.walked():
         for word in entry.bound.split(" (")[0].split(", "):
             assert word in keys | words, (key, word)
 

@@ -243,10 +243,7 @@ class Federation:
         validation, test = (none if split is None else split.counts for split in (self.validation, self.test))
         return (
             {
-                "dataset": self.meta.get("dataset"),
-                "partition": self.meta.get("partition"),
-                "seed": self.meta.get("seed"),
-                "test": self.meta.get("test"),
+                **{key: self.meta.get(key) for key in ("dataset", "partition", "seed", "test")},
                 "options": dict(self.meta.get("options", {})),
                 "classes": self.classes,
                 "inputs": list(self.input_shape),

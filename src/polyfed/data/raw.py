@@ -47,14 +47,6 @@ class Text:
             return f"{self.column} goes in alone, its texts packed into rows of {self.length} tokens"
         return f"{self.column} goes in alone, as {self.length} tokens; longer texts are cut"
 
-    def elsewhere(self) -> "Text":
-        """The same without the folder that its tokenizer is in here."""
-        return replace(self, tokenizer=Path(self.tokenizer).name)
-
-    def at(self, columns: Columns) -> "Text":
-        """The same with the tokenizer that a site has."""
-        return self if columns.tokenizer is None else replace(self, tokenizer=columns.tokenizer)
-
     def codes(self, texts: Sequence[str], folder: Path) -> Array:
         """Ids and masks, [N, 2, length] int64. Raises DataError for another tokenizer than the digest's."""
         out = np.zeros((len(texts), 2, self.length), dtype=np.int64)
@@ -95,14 +87,6 @@ class Images:
     def __str__(self) -> str:
         return f"{self.column} goes in alone, as images of {self.size} x {self.size} pixels"
 
-    def elsewhere(self) -> "Images":
-        """The same: it has nothing that is of one machine."""
-        return self
-
-    def at(self, columns: Columns) -> "Images":
-        """The same at a site."""
-        return self
-
     def codes(self, files: Sequence[str], folder: Path) -> Array:
         """Pixels, [N, 3, size, size] float32. Raises DataError, with the file, for what is no JPEG or PNG."""
         if self.pixels not in PIXELS:
@@ -112,6 +96,11 @@ class Images:
         for k, file in enumerate(files):
             out[k] = (_image(folder / file, self.size) - mean) / deviation
         return out
+
+
+def read_by(raw: Text | Images | None, tokenizer: str | None = None) -> Text | Images | None:
+    """The same with the tokenizer of another place; None: without the folder that it is in here."""
+    return replace(raw, tokenizer=tokenizer or Path(raw.tokenizer).name) if isinstance(raw, Text) else raw
 
 
 def raw_of(columns: Columns) -> Text | Images | None:

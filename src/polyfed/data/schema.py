@@ -23,7 +23,7 @@ from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, ce
 from polyfed.data.federation import WEIGHTED, Federation, numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import Input, Preparation, Settled, Statistics
 from polyfed.data.prepare import Cut
-from polyfed.data.raw import Text, raw_of
+from polyfed.data.raw import Text, raw_of, read_by
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
 from polyfed.data.tables import Table, text_ids, weights_of, whose_of
 
@@ -224,7 +224,7 @@ class File:
     def _coded(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
         assert self.sheet is not None
         # its tokenizer is in a place of its own here
-        blank = dataclasses.replace(blank, raw=blank.raw and blank.raw.at(self.columns))
+        blank = dataclasses.replace(blank, raw=read_by(blank.raw, self.columns.tokenizer))
         return blank, self._parts(
             torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
         )
@@ -331,7 +331,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     prepared, weighted = settled.preparation, any(s.weighted for s in said.values())
     assert prepared is not None
     inputs = tuple(_trained(i, list(parts[i.name].values())) for i in prepared.inputs)
-    prepared = dataclasses.replace(prepared, raw=prepared.raw and prepared.raw.elsewhere(), inputs=inputs)
+    prepared = dataclasses.replace(prepared, raw=read_by(prepared.raw), inputs=inputs)
     notes = (*settled.notes, *([WEIGHTED] if weighted else []))
     known = {"inputs": prepared.shape, "numbered": None, "weighted": weighted}  # the labels are in the preparation
     return dataclasses.replace(settled, **known, notes=notes, preparation=prepared)

@@ -128,9 +128,6 @@ def fcube(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, (x[:, 0] > 0).astype(np.int64), groups
 
 
-MIXTURES = ("10:90", "30:70", "linear")
-
-
 def mixtures(
     shares: str, clients: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """A closed list of what a server may choose: for every field of every request who bounds it, what it is counted as, and
 what changing it alone can tell. `tests/sites/test_fields.py` walks the types of the wire, and fails for one without an
-entry; docs/security.md shows the list.
+entry; security.md shows the list.
 
 All of it is in the digest that noise, the ledger and a yes are made of, which is of the message as it is serialised;
 but for `keep`, by which a site only forgets.
