@@ -1,5 +1,7 @@
 """Problems whose solution is known without any federated code, in float64."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Batches, Work
+from polyfed.core.schedule import Schedule
 
 
 def pair_vectors(server: dict[str, Tensor]) -> Tensor:
@@ -15,6 +18,16 @@ def pair_vectors(server: dict[str, Tensor]) -> Tensor:
     delta = server["w"][i] - server["w"][j]
     delta[held] = server["delta"][server["row"][held]]
     return delta
+
+
+@dataclass(frozen=True)
+class Given(Schedule):
+    """The cohort of every round, in turn."""
+
+    cohorts: tuple[tuple[int, ...], ...]
+
+    def cohort(self, seed, t, keys):
+        return np.array(self.cohorts[t % len(self.cohorts)])
 
 
 class Point(nn.Module):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares, centres, fit_points
+from problems import Given, LeastSquares, centres, fit_points
 
 import polyfed as pf
 from polyfed.base.randomness import client_keys
-from polyfed.core.schedule import Asynchronous, Delays, Schedule, Timed, Uniform
+from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 
 POINTS = np.random.default_rng(0).normal(size=(5, 3)) + 1
 LR = 0.3
@@ -91,21 +91,11 @@ def test_fedbuff_by_hand():
     assert np.allclose(run.server["w"], w, atol=1e-12)
 
 
-class Listed(Schedule):
-    """One client a round, as listed."""
-
-    def __init__(self, order):
-        self.order = order
-
-    def cohort(self, seed, t, keys):
-        return np.array([self.order[t]])
-
-
 @certifies(pf.FPFC, by="identity")
 def test_one_client_in_flight_is_the_synchronous_method():
     """asyncFPFC with one client at work at a time, zeta computed at dispatch, is FPFC with one participant a round."""
     problem = LeastSquares(seed=0, clients=6, dim=4)
     algorithm = pf.FPFC(0.05, lam=0.5, merge=False)
     late = problem.fit(algorithm, 80, schedule=Asynchronous(Delays("uniform", 0, 20), concurrency=1))
-    step = problem.fit(algorithm, 80, schedule=Listed(late.ledger["client"].tolist()))
+    step = problem.fit(algorithm, 80, schedule=Given([(int(i),) for i in late.ledger["client"]]))
     assert torch.equal(late.personal, step.personal)

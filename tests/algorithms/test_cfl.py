@@ -1,28 +1,16 @@
 """CFL: the bipartition against brute force, planted clusters over two levels, FedAvg where nobody disagrees."""
 
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import centres, fit_points
+from problems import Given, centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.cfl import bipartition
-from polyfed.core.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Only(Schedule):
-    """The same few clients every round."""
-
-    ids: tuple[int, ...]
-
-    def cohort(self, seed, t, keys):
-        return np.array(self.ids)
 
 
 def across(S, part):
@@ -151,7 +139,7 @@ def test_absent_clients_find_their_part_later(seed):
 def test_who_is_absent_does_not_decide_a_split():
     """Three alike clients take part, three unlike ones never do: no split, as zeros for those would give."""
     points = np.array([[4.0, 0]] * 3 + [[-4.0, 0]] * 3)
-    settings = {"rounds": 10, "dim": 2, "schedule": Only((0, 1, 2))}
+    settings = {"rounds": 10, "dim": 2, "schedule": Given(((0, 1, 2),))}
     run = fit_points(centres(points), pf.CFL(0.5, eps1=1.0, eps2=0.5, gamma_max=None), **settings)
     assert len(run.server["w"]) == 1
     assert np.allclose(run.personal[:3], points[:3], atol=0.01)

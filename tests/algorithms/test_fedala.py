@@ -1,27 +1,14 @@
 """FedALA: the weights of the mixture by hand on quadratics, and FedAvg wherever the mixture is the common model."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from certify import certifies
-from problems import centres, fit_labels, fit_points, labelled
+from problems import Given, centres, fit_labels, fit_points, labelled
 
 import polyfed as pf
-from polyfed.core.schedule import Schedule
 from polyfed.testing.stage import private
 
 POINTS = np.random.default_rng(3).normal(size=(5, 4))
-
-
-@dataclass(frozen=True)
-class Given(Schedule):
-    """The cohort of every round."""
-
-    cohorts: tuple[tuple[int, ...], ...]
-
-    def cohort(self, seed, t, keys):
-        return np.array(self.cohorts[t])
 
 
 def by_hand(points, lr, eta, rounds, first_passes):

@@ -114,30 +114,6 @@ def test_asynchronous_fedavg_is_the_hand_computation(concurrency):
     assert loop.ledger.frame()["staleness"].max() >= (concurrency or 4) - 1
 
 
-def test_replies_one_turn_late():
-    """Two groups in turn, each answering in the next one: w_{t+1} = F_g(w_{t-1}), and nothing happens at t = 0."""
-
-    class Alternate(Schedule):
-        def turn(self, seed, t, keys):
-            groups = np.array([0, 2]), np.array([1, 3])
-            return Turn(groups[t % 2], groups[(t - 1) % 2] if t else np.array([], dtype=np.int64))
-
-    loop, course = make(FedAvg(LR, weighted=False), Alternate()), [1.0]
-    for t in range(6):
-        loop.step()
-        group = ((0, 2), (1, 3))[(t - 1) % 2]
-        course.append(np.mean([trained(i, course[t - 1]) for i in group]) if t else 1.0)
-        assert float(loop.server["w"][0]) == pytest.approx(course[-1], abs=1e-12)
-    rounds = loop.engine.rounds
-    assert [r.t for r in rounds] == [1, 2, 3, 4, 5]
-    assert all((r.sent == r.t - 1).all() for r in rounds)
-    frame = loop.ledger.frame()
-    assert frame["round"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert set(frame["down_bytes"]) == set(frame["up_bytes"]) == {8}
-    assert set(frame["exchanges"]) == {1}
-    assert set(frame["staleness"]) == {1}
-
-
 def test_the_method_sees_how_old_a_reply_is():
     loop = make(FedAvg(LR), Late((0, 1, 2, 1)))
     for _ in range(3):

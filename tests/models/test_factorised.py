@@ -38,6 +38,15 @@ def low_rank(model: nn.Module, rank: int) -> tuple[Tensor, dict[str, tuple[Tenso
     return w, factors
 
 
+def packed(model: nn.Module, rank: int, every: int = 0) -> tuple[nn.Module, dict, dict]:
+    """(a copy of the model whose layers have a rank, its tensors as packed, the factors); each `every`-th number of the
+    vector is not of that rank."""
+    layout, (w, factors) = Layout(model), low_rank(model, rank)
+    common = layout.named(w.clone())
+    w[:: every or layout.p] += 0.5 * bool(every)
+    return layout.load_(copy.deepcopy(model), w), pack(layout.named(w), common, factors), factors
+
+
 def outputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1), dtype=next(model.parameters()).dtype)
     with torch.no_grad():
@@ -53,14 +62,11 @@ def convolutions(model: nn.Module) -> int:
 def test_pairs_compute_what_the_dense_layers_do(name, rank):
     shape, options = NETS[name]
     model = models.build(name, shape, 10, **options)
-    layout = Layout(model)
-    w, factors = low_rank(model, rank)
+    whole, tensors, factors = packed(model, rank)
     assert factors
-    named = layout.named(w)
-    tensors = pack(named, named, factors)
     small = factorised(model, tensors)
     assert convolutions(small) == convolutions(model) + len(factors)
-    dense = outputs(layout.load_(model, w), shape)
+    dense, layout = outputs(whole, shape), Layout(model)
     assert (outputs(small, shape) - dense).abs().max() <= 1e-5 * max(1, dense.abs().max())
     if rank:
         numbers = sum(q.numel() for q in small.parameters())
@@ -86,14 +92,11 @@ CONVOLUTIONS = [
 def test_every_kind_of_convolution(settings, sparse):
     """In double precision; beside a sparse rest, other padding than zeros in numbers is run dense."""
     conv = nn.Conv2d(14, 16, dtype=torch.float64, **settings)
-    layout = Layout(conv)
-    w, factors = low_rank(conv, 1)
-    common = layout.named(w.clone())
-    w[::50] += 0.5 * sparse
-    found = factorised(conv, pack(layout.named(w), common, factors), "beside")
+    whole, tensors, _ = packed(conv, 1, every=50 * sparse)
+    found = factorised(conv, tensors, "beside")
     beside = "padding_mode" not in settings and settings.get("padding") != "same"
     assert isinstance(found, Beside if sparse and beside else nn.Sequential if not sparse else nn.Module)
-    assert (outputs(found, (14, 9, 8)) - outputs(layout.load_(conv, w), (14, 9, 8))).abs().max() < 1e-12
+    assert (outputs(found, (14, 9, 8)) - outputs(whole, (14, 9, 8))).abs().max() < 1e-12
 
 
 def test_largest_ranks_that_save():
@@ -108,16 +111,14 @@ def test_largest_ranks_that_save():
 
 def test_a_sparse_rest_goes_beside_the_factors_and_is_run_dense():
     model = models.build("mlp", (1, 12, 12), 10)
-    layout = Layout(model)
-    w, factors = low_rank(model, 2)
-    common = layout.named(w.clone())
-    w[torch.arange(0, layout.p, 97)] += 0.5
-    tensors = pack(layout.named(w), common, factors)
-    k = {n: int((layout.named(w)[n] != common[n]).sum()) for n in factors}
-    assert all(len(tensors[f"{n}.values"]) == len(tensors[f"{n}.at"]) == k[n] > 0 for n in factors)
+    whole, tensors, factors = packed(model, 2, every=97)
+    for name in factors:
+        U, V = factors[name]
+        rest = int((dict(whole.named_parameters())[name] != (U @ V).view_as(model.get_parameter(name))).sum())
+        assert len(tensors[f"{name}.values"]) == len(tensors[f"{name}.at"]) == rest > 0
     small = factorised(model, tensors)
     assert convolutions(small) == convolutions(model)
-    assert (outputs(small, (1, 12, 12)) - outputs(layout.load_(model, w), (1, 12, 12))).abs().max() < 1e-5
+    assert (outputs(small, (1, 12, 12)) - outputs(whole, (1, 12, 12))).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -126,33 +127,25 @@ def test_a_sparse_rest_beside_the_pairs(name, rank):
     """The same outputs; 8 bytes per nonzero and 4 per row (and one more) beside the pairs' numbers."""
     shape, options = NETS[name]
     model = models.build(name, shape, 10, **options)
-    layout = Layout(model)
-    w, factors = low_rank(model, rank)
-    common = layout.named(w.clone())
-    w[torch.arange(0, layout.p, 97)] += 0.5
-    tensors = pack(layout.named(w), common, factors)
+    whole, tensors, factors = packed(model, rank, every=97)
     small = factorised(model, tensors, "beside")
     found = [m for m in small.modules() if isinstance(m, Beside)]
     assert len(found) == sum(f"{n}.at" in tensors for n in factors) > 0
-    dense = outputs(layout.load_(model, w), shape)
+    dense = outputs(whole, shape)
     for other in (small, copy.deepcopy(small)):
         assert (outputs(other, shape) - dense).abs().max() <= 1e-5 * max(1, dense.abs().max())
     if rank:
         assert memory(small) == size(tensors) + sum(4 * (m.shape[0] + 1) for m in found)
-    forms = measure(model, tensors, torch.ones(2, *shape), repeats=1)
-    assert [f["bytes"] for f in forms.values()][::2] == [4 * layout.p, memory(small)]
+    forms = measure(model.eval(), tensors, torch.ones(2, *shape), repeats=1)
+    assert [f["bytes"] for f in forms.values()][::2] == [4 * Layout(model).p, memory(small)]
     assert model.training is False
 
 
 def test_linear_layers_on_more_axes_and_unknown_forms():
     linear = nn.Linear(40, 30)
-    layout = Layout(linear)
-    w, factors = low_rank(linear, 2)
-    common = layout.named(w.clone())
-    w[::50] += 0.5
-    tensors = pack(layout.named(w), common, factors)
+    whole, tensors, _ = packed(linear, 2, every=50)
     found = outputs(factorised(linear, tensors, "beside"), (5, 40))
-    assert (found - outputs(layout.load_(linear, w), (5, 40))).abs().max() < 1e-5
+    assert (found - outputs(whole, (5, 40))).abs().max() < 1e-5
     with pytest.raises(ConfigError, match="sparse: found 'other', expected merged or beside"):
         factorised(linear, tensors, "other")
 
@@ -160,19 +153,15 @@ def test_linear_layers_on_more_axes_and_unknown_forms():
 def test_a_layer_used_twice_stays_one():
     shared = nn.Linear(12, 12)
     model = nn.Sequential(shared, nn.ReLU(), shared)
-    layout = Layout(model)
-    w, factors = low_rank(model, 2)
-    named = layout.named(w)
-    small = factorised(model, pack(named, named, factors))
+    whole, tensors, _ = packed(model, 2)
+    small = factorised(model, tensors)
     assert small[0] is small[2]
-    assert (outputs(small, (12,)) - outputs(layout.load_(model, w), (12,))).abs().max() < 1e-5
+    assert (outputs(small, (12,)) - outputs(whole, (12,))).abs().max() < 1e-5
 
 
 def test_other_tensors_are_refused(tmp_path):
     model = models.build("mlp", (1, 12, 12), 10)
-    w, factors = low_rank(model, 2)
-    named = Layout(model).named(w)
-    tensors = pack(named, named, factors)
+    _, tensors, _ = packed(model, 2)
     path = tmp_path / "a.safetensors"
     save_file(tensors, path)
     assert (outputs(load(path, model), (12, 12)) - outputs(factorised(model, tensors), (12, 12))).abs().max() == 0

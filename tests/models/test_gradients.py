@@ -150,20 +150,3 @@ def test_the_vector_and_the_module_hold_the_same_numbers(case):
     rows = torch.stack([w, 2 * w])
     for view, parameter in zip(layout.views(rows), model.parameters(), strict=True):
         assert torch.equal(view[1], 2 * parameter)
-
-
-def test_convolution_gradients_are_those_of_a_plain_module_trained_in_the_usual_way():
-    """Three plain torch SGD steps against three of ours, in float64, weights and images in both memory orders."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 5, 3, stride=2), nn.Tanh(), nn.Conv2d(5, 4, (2, 3), groups=1), nn.Flatten())
-    net = nn.Sequential(net, nn.Linear(4 * 3 * 2, 3)).double()
-    x, y = torch.randn(7, 2, 9, 9, dtype=torch.float64), torch.randint(3, (7,))
-    task = pf.Task(net)
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
-    w = task.w0[None].clone()
-    for _ in range(3):
-        optimiser.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimiser.step()
-        task.descend_(w, Batch(x[None], y[None]), 0.2)
-    torch.testing.assert_close(w[0], task.layout.flatten(net), atol=1e-12, rtol=0)

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_convolutions import odd
-from test_kernel import CHAINS, IN, OUT, SIZES, WORK, batches, federation, needed, split_of
+from test_kernel import CHAINS, IN, OUT, SIZES, WORK, batches, needed, split_of
 from test_networks import Case, compare, convolutions, drawn, one_of
 from torch import nn
 
-import polyfed as pf
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
@@ -230,17 +229,6 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
     with torch.random.fork_rng():
         wide = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Flatten(), nn.Linear(16, OUT))  # of rows in a sample
     assert path_of(Task(wide), None, split_of(inputs=(2, 3))) == "client by client"
-
-
-@needed
-def test_clients_share_a_call_and_chunks_and_threads_do_not_change_a_bit():
-    fed = federation()
-    runs = [
-        pf.fit(net(Net), fed, pf.Local(lr=0.1), rounds=2, chunk=chunk, workers=workers, seed=1)
-        for chunk, workers in ((None, 1), (1, 1), (2, 2))
-    ]
-    assert (runs[0].trained.engine.plan.path, runs[0].trained.engine.plan.chunk) == ("native", len(SIZES))
-    assert all(torch.equal(runs[0].personal, run.personal) for run in runs)
 
 
 @needed
