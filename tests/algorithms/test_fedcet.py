@@ -79,9 +79,7 @@ EQUAL = np.stack([4 * np.eye(1)] * CLIENTS)  # the axes decouple, so one stands 
 @certifies(pf.FedCET, by="the rates of Figure 1")
 @certifies(pf.FedTrack, by="an eigenvalue of its iteration")
 @pytest.mark.parametrize(
-    ("method", "digits"),
-    list(zip(ROUNDS, (0.886, 0.945, 0.988), strict=True)),
-    ids=[m.name for m in ROUNDS],
+    ("method", "digits"), list(zip(ROUNDS, (0.886, 0.945, 0.988), strict=True)), ids=[m.name for m in ROUNDS]
 )
 def test_contraction_on_the_papers_problem(method, digits):
     """e(k + 1) / e(k) is the eigenvalue that belongs to the mean, of the method's own iteration matrix in numpy: with

@@ -95,11 +95,7 @@ def test_rounds_of_batches_of_fedrc(responsibilities):
 )
 @pytest.mark.parametrize(
     ("shift", "method", "parted"),
-    [
-        ("labels", pf.FedEM(0.3), True),
-        ("labels", pf.FedRC(0.3), False),
-        ("swap", pf.FedRC(0.3), True),
-    ],
+    [("labels", pf.FedEM(0.3), True), ("labels", pf.FedRC(0.3), False), ("swap", pf.FedRC(0.3), True)],
 )
 def test_labels_alone_part_no_models(shift, method, parted):
     rng, sites = np.random.default_rng(0), []

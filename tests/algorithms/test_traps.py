@@ -96,10 +96,7 @@ DECAYED = {  # (f, x, v, scale) -> (w_i, v_i), f the client's gradient, x as rec
         pf.FedBABU(0.05, finetune_epochs=4, head=""),
         lambda f, x, v, s: (descend(x, f, 0.05 * s, 3), descend(x, f, 0.05 * s, 4)),
     ),
-    "pfedme": (
-        pf.PFedMe(0.05, lam=2.0, personal_lr=0.03, inner_steps=4),
-        lambda f, x, v, s: moreau(f, x, s),
-    ),
+    "pfedme": (pf.PFedMe(0.05, lam=2.0, personal_lr=0.03, inner_steps=4), lambda f, x, v, s: moreau(f, x, s)),
 }
 
 

@@ -22,10 +22,7 @@ from polyfed.testing import rows, stage
 from polyfed_papers.adapters import absent, minilm
 
 MISSING = absent("sentences")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]
 
 
 LORA = "lora:r=2,targets=query+value"

@@ -274,10 +274,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
-@pytest.mark.parametrize(
-    ("method", "near"),
-    [(pf.FedAvg(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)],
-)
+@pytest.mark.parametrize(("method", "near"), [(pf.FedAvg(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)])
 def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
     """Clients of one law: the honest optimum is known, and robust values stay near it; SCAFFOLD's, less so, because the
     median of its variates is not what they must sum to."""
