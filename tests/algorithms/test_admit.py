@@ -155,7 +155,7 @@ PAIRS = np.array([[0.0, 0.0], [0.4, 0.0], [9.0, 9.0], [9.0, 9.6]])
 
 def fused(**settings):
     fpfc = pf.FPFC(0.2, **{"lam": 1.5, "xi": 0.05} | settings)
-    return fit_points(centres(PAIRS), fpfc, rounds=300, dim=2, local_steps=10)
+    return fit_points(centres(PAIRS), fpfc, rounds=100, dim=2, local_steps=10)
 
 
 @pytest.mark.parametrize("penalty", ["scad", "l1"])
@@ -187,7 +187,7 @@ def test_it_is_fpfc_with_one_client_more_of_which_alone_is_asked(penalty):
 def test_a_newcomer_with_an_old_clients_data_joins_its_cluster_near_its_model(solver):
     run = fused(solver=solver)
     assert run.clusters.tolist() == [0, 0, 1, 1]
-    found = pf.admit(run, points(*PAIRS), 60)
+    found = pf.admit(run, points(*PAIRS), 40)
     assert np.array_equal(found.clusters, run.clusters)
     assert (found.personal - run.personal).norm(dim=1).max() < 0.05
 
@@ -197,7 +197,7 @@ def test_the_newcomer_is_stationary_for_objective_1_with_the_others_frozen(start
     """grad f(w) + 1/(n+1) sum_j g'(||w - w_j||) (w - w_j) / ||w - w_j|| = 0, g the smoothed SCAD (3)."""
     run = fused(merge=False)
     c = np.array([[0.3, 0.5], [8.0, 8.7], [4.0, 5.0]])
-    w = pf.admit(run, points(*c), 120, start=start).personal.numpy()
+    w = pf.admit(run, points(*c), 80, start=start).personal.numpy()
     lam, a, xi = 1.5, 3.7, 0.05
     for wi, ci in zip(w, c, strict=True):
         gap = wi - run.server["w"].numpy()

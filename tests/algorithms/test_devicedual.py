@@ -197,7 +197,7 @@ def test_fixed_points_minimise_objective_1(start, fraction):
     """SCAD leaves far groups alone: w_i - mean a = (a_i - mean a) / (1 + n lam / (m xi)), in every group."""
     a, group = planted([6, 10, 8], 12)
     fusion = Fusion(1.0)
-    state = train(a, fusion, 400, start, fraction)
+    state = train(a, fusion, 200, start, fraction)
     expected = a.clone()
     for g in range(3):
         mine = a[group == g]

@@ -49,10 +49,10 @@ def test_it_finds_the_sources_of_a_mixture():
     data = pf.data.load("mixtures", shares="linear", clients=12)
     fed, shares = data.partition(seed=0), np.asarray(data.meta["shares"])
     parts = Mixture(*(build("linear", (20,), 5, seed=s) for s in (1, 2)))
-    run = pf.fit(parts, fed, pf.FedEM(1.0), rounds=60, local_steps=2, batch_size=None, evaluate_every=0)
+    run = pf.fit(parts, fed, pf.FedEM(1.0), rounds=30, local_steps=2, batch_size=None, evaluate_every=0)
     mixing = run.personal[:, Layout(parts).mask("mixing")].exp().numpy()
     assert abs(np.corrcoef(mixing[:, 0], shares[:, 0])[0, 1]) > 0.9
-    common = pf.fit(build("linear", (20,), 5), fed, pf.FedAvg(1.0), rounds=60, local_steps=2, batch_size=None)
+    common = pf.fit(build("linear", (20,), 5), fed, pf.FedAvg(1.0), rounds=30, local_steps=2, batch_size=None)
     assert run.final["test"]["accuracy"].mean() > common.final["test"]["accuracy"].mean() + 0.03
 
 
@@ -106,7 +106,7 @@ def test_labels_alone_part_no_models(shift, method, parted):
         sites.append((x, (y + 1) % 4 if shift == "swap" and i % 2 else y))
     model = Mixture(*(build("linear", (6,), 4, seed=s) for s in (1, 2)), classes=4 if method.by_class else None)
     fed = pf.Federation.from_arrays(sites, classes=4)
-    run = pf.fit(model, fed, method, rounds=60, local_steps=2, batch_size=None, evaluate_every=0)
+    run = pf.fit(model, fed, method, rounds=30, local_steps=2, batch_size=None, evaluate_every=0)
     weight = run.personal[:, Layout(model).mask("mixing")].exp().view(8, 2, -1)[:, 0, 0]
     gap = float((weight[::2].mean() - weight[1::2].mean()).abs())
     assert gap > 0.9 if parted else gap < 0.1
