@@ -84,11 +84,16 @@ def test_a_linear_model_is_never_refused_for_its_events():
 
 
 def test_risk_sets_never_cross():
-    """A site may count its time from any day: its patients are compared with each other alone."""
+    """A site may count its time from any day: its patients are compared with each other alone. One without deaths adds
+    nothing."""
     a, (x, time, event) = survival(), survival(seed=1)
     both = clinical.fit([a, (x, time, event)], "cox")
     later = clinical.fit([a, (x, time + 1000, event)], "cox")
     pd.testing.assert_frame_equal(both.coefficients, later.coefficients, rtol=1e-10)
+    x, time, event = survival(seed=2)
+    found = clinical.fit([a, survival(seed=1), (x, time, 0 * event)], "cox")
+    assert found.loglik == pytest.approx(both.loglik, rel=1e-12)
+    assert found.sites["why"].iloc[2] == "no event"
 
 
 def test_the_meta_analysis_is_the_sites_own_fits_weighed():
@@ -169,14 +174,6 @@ def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_
         sites = [(np.c_[x, np.full(len(x), v)], y + 1, y) for v, (x, y) in zip(values, SITES, strict=True)]
         with pytest.raises(DataError, match="column x4 is constant within every site"):
             clinical.fit(sites, "cox")
-
-
-def test_a_stratum_without_deaths_adds_nothing():
-    a, b = survival(), survival(seed=1)
-    x, time, event = survival(seed=2)
-    found = clinical.fit([a, b, (x, time, 0 * event)], "cox")
-    assert found.loglik == pytest.approx(clinical.fit([a, b], "cox").loglik, rel=1e-12)
-    assert found.sites["why"].iloc[2] == "no event"
 
 
 def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
@@ -318,15 +315,12 @@ def test_robust_errors_need_more_clusters_than_coefficients():
     assert any("robust, 69 clusters" in note for note in found.notes)
 
 
-def test_a_federation_gives_names_and_columns():
+def test_a_federation_gives_names_and_columns_and_a_fit_shows_itself():
     fed = pf.data.load("heart-disease").partition()
     found = clinical.fit(fed, intercepts="common")
     assert list(found.sites.index) == list(fed.names)
     assert list(found.sites["patients"]) == list(fed.train.counts)
     assert list(found.coefficients.index[:3]) == ["intercept", "age", "sex"]
-
-
-def test_it_shows_itself():
     found = clinical.fit([(pd.DataFrame(x, columns=["a", "b", "c<i>"]), y) for x, y in SITES])
     assert "odds ratio" in str(found)
     assert "c&lt;i&gt;" in found._repr_html_()

@@ -50,8 +50,6 @@ BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\
 def generator() -> types.ModuleType:
     """docs/pages.py, as mkdocs loads it."""
     spec = importlib.util.spec_from_file_location("docs_pages", DOCS / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

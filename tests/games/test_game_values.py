@@ -77,9 +77,11 @@ def test_the_estimate_comes_near_and_its_standard_error_says_how_near():
     assert 0.87 < np.mean(within) <= 1
 
 
-def test_bell_numbers():
+def test_bell_numbers_and_the_core_is_not_judged_where_coalitions_are_not_known():
     assert [sum(1 for _ in game.partitions(n)) for n in range(1, 8)] == [1, 2, 5, 15, 52, 203, 877]
     assert all(sum(p) == 31 for p in game.partitions(5))
+    part = {c: gain for c, gain in random_gains(4).items() if c != 0b0101}
+    assert game.stability((0b0011, 0b1100), part, 4).core is None
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -122,9 +124,3 @@ def test_the_planted_partition_is_found_and_is_stable_in_every_sense():
     assert not found.nash  # the seventh would join anybody, but none would have it
     assert found.against["nash"].movers == (6,)
     assert game.labels(sorted(partition), 7) == [0, 0, 0, 1, 1, 1, 2]
-
-
-def test_where_coalitions_are_not_known_the_core_is_not_judged():
-    gains = random_gains(4)
-    part = {c: gains[c] for c in gains if c != 0b0101}
-    assert game.stability((0b0011, 0b1100), part, 4).core is None

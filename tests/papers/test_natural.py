@@ -169,14 +169,11 @@ def test_a_source_of_digit_five_is_a_client_or_several(tmp_path):
     assert data.y.tolist() == [0, 1, 2, 3] * 5
     assert data.x[:, :, 1, 26].tolist() == [[60 * k + i] * 3 for i in range(5) for k in range(4)]
     assert not data.x[:, :, 26, 1].any()
-    assert data.y_test is not None
     assert data.y_test.tolist() == [0, 1] * 5
     fed = data.partition()
     assert fed.meta["test"] == "given"
-    assert fed.clusters is not None
     assert fed.clusters.tolist() == [0, 1, 2, 3, 4]
     two = load("digit-5", tmp_path, clients=2, samples=1)
-    assert two.group_names is not None
     assert two.group_names[:3] == ("mnist-0", "mnist-1", "mnistm-0")
     assert np.array(two.group_clusters).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert len(two.y) == 10

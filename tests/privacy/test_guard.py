@@ -117,7 +117,7 @@ def rows_noise(level=0.0, t=0, phase=0, i=0, secret=SECRET, steps=1, at=0, asked
     door = guard("own", secret, unit="row", sums="open", **given)
     door.asked = asked_for
     received = {"w": torch.full((1, N), level).expand(1, N)}
-    rows = Rows(door, None, received, asked((i,), t, phase))  # pyright: ignore[reportArgumentType]
+    rows = Rows(door, None, received, asked((i,), t, phase))
     for k in range(steps):
         rows._calls[i] += 1
         found = rows._noisy(torch.zeros(N, dtype=torch.float64), 0, 1.0).numpy()
@@ -223,7 +223,7 @@ def test_the_plan_of_a_run_spends_the_budget_and_no_more():
 
 def test_a_row_is_counted_as_often_as_it_is_used():
     door = guard("own", counts=(4, 3, 1, 1), unit="row", sums="open")
-    rows = Rows(door, None, {"w": torch.zeros(2, N)}, asked((0, 1)))  # pyright: ignore[reportArgumentType]
+    rows = Rows(door, None, {"w": torch.zeros(2, N)}, asked((0, 1)))
     for places in ([[0, 1], [4, 5]], [[1, 2], [5, 6]], [[3, 0], [5, 4]]):
         batch = Batch(torch.zeros(2, 2, 3), torch.zeros(2, 2).long(), places=np.array(places))
         for k in range(2):

@@ -71,16 +71,6 @@ def test_pair_masks_cancel_over_all_sites_and_over_no_fewer():
         assert (others != 0).mean() > 0.99
 
 
-def test_a_sum_is_exact_once_the_self_masks_are_off():
-    keys, rng = pairs(b"t = 1"), np.random.default_rng(0)
-    q = {name: rng.integers(0, 2**64, 50, dtype=np.uint64) for name in NAMES}
-    own = {name: derive(name.encode() * 8, "self", b"t = 1") for name in NAMES}
-    total = sum(masked(q[name], name, own[name], keys[name]) for name in NAMES)
-    for key in own.values():
-        total = total - words(key, 50)
-    assert (total == sum(q.values())).all()
-
-
 def test_masked_words_look_uniform():
     """Zeros under masks: every bit is set half of the time."""
     found = masked(np.zeros(20_000, dtype=np.uint64), "bern", bytes(32), pairs(b"c")["bern"])

@@ -86,7 +86,7 @@ class Chosen:
 
 def drawn(gaussian: Gaussian, u: int, place: int = 0, accepted: int = 0) -> int | None:
     """The proposal of a bucket's 128-bit word; None where it is not taken."""
-    x, taken = gaussian._tried(Chosen([u, u], place, accepted), 2)  # pyright: ignore[reportArgumentType, reportPrivateUsage]
+    x, taken = gaussian._tried(Chosen([u, u], place, accepted), 2)
     return int(x[0]) if taken[0] else None
 
 

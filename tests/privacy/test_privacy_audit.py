@@ -23,10 +23,7 @@ def test_two_hundred_right_guesses_show_epsilon_four():
     p = 0.05 ** (1 / 200)
     assert lower_bound(200, 200, 2000, 0.0) == pytest.approx(math.log(p / (1 - p)), abs=1e-6)
     assert lower_bound(200, 200, 2000, 1e-5) == pytest.approx(4.14, abs=0.02)
-
-
-def test_guesses_at_random_show_nothing():
-    assert lower_bound(100, 200, 2000, 1e-5) == 0
+    assert lower_bound(100, 200, 2000, 1e-5) == 0, "guesses at random"
 
 
 def test_randomised_response_is_bounded_from_below_in_nineteen_of_twenty():

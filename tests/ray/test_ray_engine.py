@@ -226,11 +226,16 @@ def test_rows_in_memory_are_lost_with_their_actor_and_it_is_said():
         one.step()
 
 
-def test_more_actors_than_processors_are_refused_and_not_waited_for():
-    with pytest.raises(ConfigError, match="workers: found 7, expected at most"):
-        loop(pf.FedAvg(0.1), 7)
-    with pytest.raises(ConfigError, match="workers: found 8, expected 1 to 7"):
-        loop(pf.FedAvg(0.1), 8)
+def test_more_actors_than_processors_or_graphics_cards_are_refused_and_not_waited_for():
+    for workers, said in ((7, "expected at most"), (8, "expected 1 to 7")):
+        with pytest.raises(ConfigError, match=f"workers: found {workers}, {said}"):
+            loop(pf.FedAvg(0.1), workers)
+    assert engine_module.needs("cpu") == {"CPU": 1}
+    assert engine_module.needs("cuda:0") == {"CPU": 1, "GPU": 1}
+    with pytest.raises(ConfigError, match="expected at most 0, the cluster's free graphics cards"):
+        engine_module.connect(1, None, {"GPU": 1}, [])
+    blocks = {1: 64, 1000: 64, 2047: 64, 2048: 128, 10_000: 512, 10**6: 1024}  # enough for a thousand actors
+    assert {n: engine_module.blocks(n) for n in blocks} == blocks
 
 
 def test_a_cluster_at_an_address_may_grow_to_what_is_asked_of_it(monkeypatch):
@@ -245,17 +250,6 @@ def test_a_cluster_at_an_address_may_grow_to_what_is_asked_of_it(monkeypatch):
     monkeypatch.setattr(grown, "JOINED", ["there:6379"])
     with pytest.raises(ConfigError, match=f"address: found {at}, and this process has joined there:6379"):
         grown.connect(1, at, {"CPU": 1}, [])
-
-
-def test_a_large_federation_is_cut_into_enough_blocks_for_a_thousand_actors():
-    assert [engine_module.blocks(n) for n in (1, 1000, 2047, 2048, 10_000, 10**6)] == [64, 64, 64, 128, 512, 1024]
-
-
-def test_an_actor_that_trains_on_a_graphics_card_asks_for_one_and_is_not_waited_for():
-    assert engine_module.needs("cpu") == {"CPU": 1}
-    assert engine_module.needs("cuda:0") == {"CPU": 1, "GPU": 1}
-    with pytest.raises(ConfigError, match="expected at most 0, the cluster's free graphics cards"):
-        engine_module.connect(1, None, {"GPU": 1}, [])
 
 
 def test_the_tree_of_sums_is_the_same_however_blocks_are_dealt_out():

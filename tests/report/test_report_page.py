@@ -142,9 +142,6 @@ def test_figures_are_the_same_every_time_inline_and_in_files(tmp_path):
     """And laid out alike; inline ones say what they show and follow the theme."""
     study = report.read(write_comparison(tmp_path / "c", METHODS))
     one, two, filed = (report.metric_figure(study, "bytes") for _ in range(3))
-    assert one is not None
-    assert two is not None
-    assert filed is not None
     untouched = one.axes[0].get_position().bounds
     svg = to_svg(one, "f", "A <title>", "Dots")
     assert '<title id="f-title">A &lt;title&gt;</title><desc id="f-desc">Dots</desc>' in svg
@@ -175,7 +172,6 @@ def test_points_of_a_figure_say_what_they_are(tmp_path):
     Checker().feed(svg)
     study = report.read(write_comparison(tmp_path, METHODS))
     gain = report.gain_figure(study, "ditto")
-    assert gain is not None
     said = re.findall(r"<title>(.*?)</title>", to_svg(gain, "gain", "Gain"))
     assert {text.split(":")[0] for text in said} == {*study.names, "mean over clients"}
     mean = study.verdicts.mean_gain("ditto", "local", 2)
@@ -205,7 +201,6 @@ def test_a_model_that_knows_the_risk_is_calibrated_and_of_the_greatest_benefit(t
         tmp_path, {"local": [*zip(steep, outcome, strict=True)], "fedavg": [*zip(risk, outcome, strict=True)]}
     )
     figure = probabilities.calibration_figure(study)
-    assert figure is not None
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
     assert np.abs(np.diff(lines["fedavg"], axis=1)).max() < 3
     assert np.abs(np.diff(lines["local"], axis=1)).max() > 6
@@ -280,7 +275,6 @@ def test_curves_start_where_they_tell_something(tmp_path):
     """The made curves rise from 0.25 to about 0.8 and differ by a few points at the end."""
     study = report.read(write_comparison(tmp_path, METHODS))
     figure = report.metric_figure(study)
-    assert figure is not None
     low, high = figure.axes[0].get_ylim()
     ends = [g.mean() for g in study.verdicts.grids.values()]
     assert 25 < low < 100 * min(ends)

@@ -98,7 +98,7 @@ def test_tls_and_silence_cannot_be_turned_off():
 
     from polyfed.cli import app
 
-    commands = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    commands = get_command(app).commands
     for name in ("server", "client"):
         options = [option for p in commands[name].params for option in p.opts]
         assert options

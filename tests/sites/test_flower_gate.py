@@ -30,7 +30,7 @@ def ask(path: str, method: str = "POST", body: bytes | None = None, **headers: s
 
     given = [(key.replace("_", "-").encode(), value.encode()) for key, value in headers.items()]
     scope = {"type": "http", "path": path, "method": method, "headers": given, "client": ("there", 1)}
-    gate = Gate(Some(page=lambda path: None, nodes=None), said.append)  # pyright: ignore
+    gate = Gate(Some(page=lambda path: None, nodes=None), said.append)
     asyncio.run(gate(scope, receive, send))
     return said[0]["status"]
 

@@ -94,7 +94,7 @@ def there(tmp_path):
 
 
 def said(data: bytes | str) -> dict:
-    head = raw(data).head  # pyright: ignore
+    head = raw(data).head
     del head["format"]
     return head
 
@@ -279,7 +279,7 @@ def test_exchanges_take_their_work_and_no_sleep(there, monkeypatch):
     for n in range(90, 101):
         there.transport.push({name: Raw({"n": n}, {"t": t * n}) for name in there.given})
         for reply in there.transport.pull([*there.given]).values():
-            assert torch.equal(raw(reply).tensors["t"], t * n)  # pyright: ignore
+            assert torch.equal(raw(reply).tensors["t"], t * n)
     for end in ends:
         end.join(10)
     assert not any(end.is_alive() for end in ends)
@@ -397,4 +397,4 @@ def test_a_port_without_its_certificate_is_one_line(there, tmp_path):
 
     there.keys.certificate = tmp_path / "gone.pem"
     with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):
-        Port(None, there.keys, "127.0.0.1", free_port())  # pyright: ignore
+        Port(None, there.keys, "127.0.0.1", free_port())
