@@ -99,40 +99,51 @@ def fedproto():
     return [torch.cat([vector(net)[:-18], (2 * M).reshape(-1), -M.square().sum(1)]) for net in nets]
 
 
-def moon():
-    common, last = two_layers(), copies()
-    cosine = nn.CosineSimilarity(dim=-1)
-    for t in range(ROUNDS):
-        nets = [copy.deepcopy(common) for _ in range(N)]
-        for i, net in enumerate(nets):
-
-            def loss(net, x, y, near=common, far=last[i]):
-                z, near, far = net[:-1](x), near[:-1](x).detach(), far[:-1](x).detach()
-                logits = torch.stack([cosine(z, near), cosine(z, far)], 1) / 0.5
-                return F.cross_entropy(net[-1](z), y) + 5 * F.cross_entropy(logits, torch.zeros(len(x)).long())
-
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
-            descend(net, optimizer, batches(i, t, 64, 10), loss)
-        last, common = nets, load(copy.deepcopy(common), mean(nets))
-    return [vector(common)] * N
-
-
-def fedntd():
+def averaged(train):
+    """The common model of rounds in which `train(t, i, net, common)` trains a copy of it for every client."""
     common = two_layers()
     for t in range(ROUNDS):
         nets = [copy.deepcopy(common) for _ in range(N)]
         for i, net in enumerate(nets):
-
-            def loss(net, x, y, teacher=common):
-                z, teacher, others = net(x), teacher(x).detach(), F.one_hot(y, 3) == 0
-                z_not, t_not = (v[others].view(len(x), 2) for v in (z, teacher))
-                kept = F.kl_div(z_not.log_softmax(1), t_not.softmax(1), reduction="batchmean")
-                return F.cross_entropy(z, y) + kept
-
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.01 * 0.99**t, momentum=0.9, weight_decay=1e-5)
-            descend(net, optimizer, batches(i, t, 50, 5), loss)
+            train(t, i, net, common)
         common = load(copy.deepcopy(common), mean(nets))
-    return [vector(common)] * N
+    return common
+
+
+def slope(net, x, y):
+    """The gradient as a vector."""
+    grads = torch.autograd.grad(cross_entropy(net, x, y), [*net.parameters()])
+    return torch.cat([g.reshape(-1) for g in grads])
+
+
+def moon():
+    last, cosine = copies(), nn.CosineSimilarity(dim=-1)
+
+    def train(t, i, net, common):
+        def loss(net, x, y, far=last[i]):
+            z, near, far = net[:-1](x), common[:-1](x).detach(), far[:-1](x).detach()
+            logits = torch.stack([cosine(z, near), cosine(z, far)], 1) / 0.5
+            return F.cross_entropy(net[-1](z), y) + 5 * F.cross_entropy(logits, torch.zeros(len(x)).long())
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
+        descend(net, optimizer, batches(i, t, 64, 10), loss)
+        last[i] = net
+
+    return [vector(averaged(train))] * N
+
+
+def fedntd():
+    def train(t, i, net, common):
+        def loss(net, x, y):
+            z, teacher, others = net(x), common(x).detach(), F.one_hot(y, 3) == 0
+            z_not, t_not = (v[others].view(len(x), 2) for v in (z, teacher))
+            kept = F.kl_div(z_not.log_softmax(1), t_not.softmax(1), reduction="batchmean")
+            return F.cross_entropy(z, y) + kept
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01 * 0.99**t, momentum=0.9, weight_decay=1e-5)
+        descend(net, optimizer, batches(i, t, 50, 5), loss)
+
+    return [vector(averaged(train))] * N
 
 
 def fedbn():
@@ -167,50 +178,47 @@ def fedrep():
 
 
 def ditto():
-    common, own = two_layers(), copies()
-    for t in range(ROUNDS):
-        nets = [copy.deepcopy(common) for _ in range(N)]
-        for i, net in enumerate(nets):
-            for _, (x, y) in zip(range(2), batches(i, t, 16), strict=False):
-                for mine, lam in ((own[i], 1.0), (net, 0.0)):
-                    grads = torch.autograd.grad(cross_entropy(mine, x, y), [*mine.parameters()])
-                    for q, g, anchor in zip(mine.parameters(), grads, common.parameters(), strict=True):
-                        q.data -= 0.05 * (g + lam * (q.data - anchor.data))
-        common = load(copy.deepcopy(common), mean(nets))
+    own = copies()
+
+    def train(t, i, net, common):
+        for _, (x, y) in zip(range(2), batches(i, t, 16), strict=False):
+            for mine, lam in ((own[i], 1.0), (net, 0.0)):
+                w = vector(mine)
+                load(mine, w - 0.05 * (slope(mine, x, y) + lam * (w - vector(common))))
+
+    averaged(train)
     return [vector(net) for net in own]
 
 
 def apfl():
-    common, own = two_layers(), copies()
-    for t in range(ROUNDS):
-        lr, nets = 0.1 / 1.01**t, [copy.deepcopy(common) for _ in range(N)]
-        for i, net in enumerate(nets):
-            for x, y in batches(i, t, 50):
-                mixed = load(copy.deepcopy(net), (vector(own[i]) + vector(net)) / 2)
-                grads = torch.autograd.grad(cross_entropy(mixed, x, y), [*mixed.parameters()])
-                torch_step = torch.optim.SGD(net.parameters(), lr=lr, weight_decay=1e-4)
-                descend(net, torch_step, [(x, y)], cross_entropy)
-                for q, g, m in zip(own[i].parameters(), grads, mixed.parameters(), strict=True):
-                    q.data -= lr * 0.5 * (g + 1e-4 * m.data)
-        common = load(copy.deepcopy(common), mean(nets))
+    own = copies()
+
+    def train(t, i, net, common):
+        lr = 0.1 / 1.01**t
+        for x, y in batches(i, t, 50):
+            mixed = load(copy.deepcopy(net), (vector(own[i]) + vector(net)) / 2)
+            grads = slope(mixed, x, y)
+            torch_step = torch.optim.SGD(net.parameters(), lr=lr, weight_decay=1e-4)
+            descend(net, torch_step, [(x, y)], cross_entropy)
+            load(own[i], vector(own[i]) - lr * 0.5 * (grads + 1e-4 * vector(mixed)))
+
+    common = averaged(train)
     return [(vector(net) + vector(common)) / 2 for net in own]
 
 
 def pfedme():
-    common, own = two_layers(), copies()
-    for t in range(ROUNDS):
-        nets = [copy.deepcopy(common) for _ in range(N)]
-        for i, net in enumerate(nets):
-            for _, (x, y) in zip(range(20), batches(i, t, 20, 7), strict=False):
-                theta = copy.deepcopy(net)
-                for _ in range(5):
-                    grads = torch.autograd.grad(cross_entropy(theta, x, y), [*theta.parameters()])
-                    for q, g, w in zip(theta.parameters(), grads, net.parameters(), strict=True):
-                        q.data -= 0.09 * (g + 15 * (q.data - w.data) + 1e-3 * q.data)
-                for w, q in zip(net.parameters(), theta.parameters(), strict=True):
-                    w.data -= 15 * 0.005 * (w.data - q.data)
-            own[i] = theta
-        common = load(copy.deepcopy(common), mean(nets))
+    own = copies()
+
+    def train(t, i, net, common):
+        for _, (x, y) in zip(range(20), batches(i, t, 20, 7), strict=False):
+            theta, w = copy.deepcopy(net), vector(net)
+            for _ in range(5):
+                u = vector(theta)
+                load(theta, u - 0.09 * (slope(theta, x, y) + 15 * (u - w) + 1e-3 * u))
+            load(net, w - 15 * 0.005 * (w - vector(theta)))
+        own[i] = theta
+
+    averaged(train)
     return [vector(net) for net in own]
 
 

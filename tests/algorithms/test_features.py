@@ -51,6 +51,14 @@ def means(net, x, y, classes=3):
     return torch.stack([f[y == c].mean(0) if (y == c).any() else torch.zeros(5).double() for c in range(classes)])
 
 
+def deploys_the_nearest_of(prototypes, run, nets):
+    assert torch.allclose(run.server["prototypes"], prototypes, atol=1e-12)
+    for i, net in enumerate(nets):
+        x, _ = samples(i)
+        gap = (features(net, x)[:, None] - prototypes).square().sum(2)
+        assert torch.allclose(run.model(i)(x).softmax(1), (-gap).softmax(1), atol=1e-12)
+
+
 # FedProto
 
 
@@ -77,13 +85,7 @@ def test_rounds_of_fedproto(pull, weighted):
         counts = torch.stack([torch.bincount(samples(i)[1], minlength=3) for i in range(3)]).double()
         mass = counts if weighted else (counts > 0).double()
         M = (mass[..., None] * each).sum(0) / mass.sum(0)[:, None]
-    assert torch.allclose(run.server["prototypes"], M, atol=1e-12)
-    for i, net in enumerate(nets):
-        x, _ = samples(i)
-        gap = (features(net, x)[:, None] - M).square().sum(2)
-        deployed = run.model(i)(x)
-        assert torch.equal(deployed.argmax(1), gap.argmin(1))
-        assert torch.allclose(deployed.softmax(1), (-gap).softmax(1), atol=1e-12)
+    deploys_the_nearest_of(M, run, nets)
 
 
 def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
@@ -204,11 +206,7 @@ def test_rounds_of_fedtgp(weighted, tau):
             (q / q.sum() @ F.cross_entropy(-far, c, reduction="none")).backward()
             descent.step()
         P = server(e).detach()
-    assert torch.allclose(run.server["prototypes"], P, atol=1e-12)
-    for i, net in enumerate(nets):
-        x, _ = samples(i)
-        gap = (features(net, x)[:, None] - P).square().sum(2)
-        assert torch.allclose(run.model(i)(x).softmax(1), (-gap).softmax(1), atol=1e-12)
+    deploys_the_nearest_of(P, run, nets)
 
 
 def test_a_prototype_that_meets_its_class_mean_has_a_gradient():

@@ -33,14 +33,11 @@ def close(a, b, common=None):
     [
         is_(pf.APFL(LR, alpha=0.0), PLAIN, certifies(pf.APFL, by="identity at alpha = 0"), **SOME),
         is_(pf.APFL(LR, alpha=1.0), LOCAL, certifies(pf.APFL, by="identity at alpha = 1"), **SOME),
-        is_(
-            pf.APFL(LR, alpha=0.3, adaptive=True), PLAIN, certifies(pf.APFL, by="identity of the common model"),
-            common="w",
-        ),
+        is_(pf.APFL(LR, alpha=0.3, adaptive=True), PLAIN, certifies(pf.APFL, by="identity, common model"), common="w"),
         is_(pf.FedProx(LR, mu=0.0), MEAN, certifies(pf.FedProx, by="identity at mu = 0")),
         is_(pf.Ditto(LR, lam=0.0, personal_epochs=5), LOCAL, certifies(pf.Ditto, by="identity at lam = 0")),
-        is_(pf.Ditto(LR, lam=1.0), MEAN, certifies(pf.Ditto, by="identity of the common model"), common="w"),
-        is_(pf.FedAvgFT(LR), MEAN, certifies(pf.FedAvgFT, by="identity of the common model"), common="w", **SOME),
+        is_(pf.Ditto(LR, lam=1.0), MEAN, certifies(pf.Ditto, by="identity, common model"), common="w"),
+        is_(pf.FedAvgFT(LR), MEAN, certifies(pf.FedAvgFT, by="identity, common model"), common="w", **SOME),
         is_(pf.FedAvgFT(LR, weighted=False), PLAIN, common="w", **SOME),
         is_(pf.FedAvgM(LR, beta=0.0), MEAN, certifies(pf.FedAvgM, by="identity at beta = 0"), **SOME),
         is_(pf.FedAvgM(LR, beta=0.0, weighted=False), PLAIN, **SOME),
@@ -84,9 +81,7 @@ def close(a, b, common=None):
         is_(pf.FedSpa(LR, density=1.0, search="rsm"), PLAIN, **SOME),
         is_(pf.LPGD(LR, lam=0.0), PLAIN, certifies(pf.LPGD, by="identity at lam = 0"), fraction=0.5),
         is_(pf.GPGD(LR, lam=0.0), PLAIN, certifies(pf.GPGD, by="identity at lam = 0"), fraction=0.5),
-        is_(
-            pf.HeurFedAMP(LR, lam=0.0, self_weight=1.0), LOCAL, certifies(pf.HeurFedAMP, by="identity with Local"),
-        ),
+        is_(pf.HeurFedAMP(LR, lam=0.0, self_weight=1.0), LOCAL, certifies(pf.HeurFedAMP, by="identity with Local")),
         is_(pf.FedAMP(LR, lam=0.0, sigma=1e-9), LOCAL, certifies(pf.FedAMP, by="identity as sigma falls"), rounds=3),
     ],
 )  # fmt: skip
@@ -146,11 +141,8 @@ FEDERATIONS = {
         ),
         is_(pf.FPFC(LR, lam=0.5, shared_layers="body head", solver="device-dual"), MEAN, **SOME),
         is_(pf.IFCA(LR, k=3, shared_layers=("body", "head")), PLAIN, **SOME),
-        is_(
-            pf.LGFedAvg(LR, top="0 2"), PLAIN, certifies(pf.LGFedAvg, by="identity with all layers shared"),
-            **SOME,
-        ),
-        is_(pf.Recalibrated(LR), MEAN, certifies(pf.Recalibrated, by="identity of the common model"), common="w"),
+        is_(pf.LGFedAvg(LR, top="0 2"), PLAIN, certifies(pf.LGFedAvg, by="identity with all layers shared"), **SOME),
+        is_(pf.Recalibrated(LR), MEAN, certifies(pf.Recalibrated, by="identity, common model"), common="w"),
         is_(pf.Recalibrated(LR, weighted=False), PLAIN, common="w"),
     ],
 )  # fmt: skip
