@@ -63,7 +63,7 @@ TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",
     "polyfed/data/audit.py": "tests/data/test_audit_thresholds.py",
     "polyfed/algorithms/flexcfl.py": "tests/algorithms/test_groups.py",
-    "polyfed/algorithms/pfedhn.py": "tests/algorithms/test_pfedhn.py",
+    "polyfed/algorithms/pfedhn.py": "tests/algorithms/test_mixing.py",
     "polyfed_clinical/secured.py": "tests/clinical/test_pooled_fit.py -k one_outcome",
     "polyfed_clinical/sites.py": "tests/clinical/test_pooled_fit.py -k one_outcome",
 }

@@ -1,15 +1,16 @@
-"""FedAMP, HeurFedAMP, APPLE and FedFomo: models mixed for each client, by their equations in numpy."""
+"""FedAMP, HeurFedAMP, APPLE, FedFomo, FedALA and pFedHN: models mixed or made for each client, by their equations."""
 
 import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares, centres, fit_labels, fit_points, labelled, two_layers
+from problems import Given, LeastSquares, centres, fit_labels, fit_points, labelled, two_layers
 from torch.func import functional_call
 
 import polyfed as pf
 from polyfed.algorithms.fedamp import messages
 from polyfed.base.errors import ConfigError
+from polyfed.testing.stage import private
 
 
 @certifies(pf.FedAMP, by="optimality conditions")
@@ -208,3 +209,145 @@ def test_validation_samples_do_not_train(validation):
     run = fit_labels(fed, pf.FedFomo(0.2, models=0, validation=validation), rounds=2)
     alone = fit_labels(fed, pf.Local(0.2), rounds=2)
     assert torch.equal(run.personal, alone.personal) is (validation == 0)
+
+
+FIVE = np.random.default_rng(3).normal(size=(5, 4))
+
+
+def ala_by_hand(points, lr, eta, rounds, first_passes):
+    """f_i = 1/2 ||w - c_i||^2 with one local step a round: (w, A) after `rounds`."""
+    w, A, x = np.zeros_like(points), np.ones_like(points), np.zeros(points.shape[1])
+    for t in range(rounds):
+        for _ in range(0 if t == 0 else first_passes if t == 1 else 1):
+            s = w + (x - w) * A
+            A = np.clip(A - eta * (s - points) * (x - w), 0, 1)
+        s = w + (x - w) * A
+        w = s - lr * (s - points)
+        x = w.mean(0)
+    return w, A
+
+
+@certifies(pf.FedALA, by="its equations in numpy")
+@pytest.mark.parametrize(("passes", "settled", "first"), [(1, 0.1, 1), (50, 1e9, 11), (50, 0.0, 50)])
+def test_rounds_of_fedala_by_hand(passes, settled, first):
+    """The first training ends after more than ten passes, the last ten of them with losses that hardly differ. What is
+    deployed is w_i after training.
+    """
+    run = fit_points(centres(FIVE), pf.FedALA(0.4, eta=0.7, passes=passes, settled=settled), 4, 4)
+    w, A = ala_by_hand(FIVE, 0.4, 0.7, 4, first)
+    assert np.allclose(run.personal, w, atol=1e-12)
+    assert np.allclose(private(run)["A"], A, atol=1e-12)
+    assert ((A > 0) & (A < 1)).any()
+
+
+def test_a_pass_ends_with_its_share_and_is_judged_by_the_last_step_that_trained():
+    """Each client has one sample twice, so that half a pass is one step. Its losses by hand: with A after k steps they
+    are told from those with A after k + 1, by which the first training would end a pass earlier.
+    """
+    point, lr, eta = np.array([[1.0], [-1.0]]), 0.4, 0.3
+    own = lr * point  # after the first round, from zero
+    apart, A, losses = own.mean(0) - own, np.ones_like(point), []
+    for _ in range(12):
+        s = own + apart * A
+        losses.append((0.5 * (s - point) ** 2)[:, 0])
+        A = np.clip(A - eta * (s - point) * apart, 0, 1)
+    early, late = (np.std(losses[k : k + 10], axis=0) for k in (1, 2))
+    settled = (early + late).mean() / 2
+    assert (late < settled).all()
+    assert (early > settled).all()
+    data = [(np.full((2, 1), np.sqrt(0.5)), np.full((2, 1), np.sqrt(0.5) * c)) for (c,) in point]
+    method = pf.FedALA(lr, eta=eta, share=0.5, settled=settled)
+    run = fit_points(pf.Federation.from_arrays(data, test=data), method, 2, 1, batch_size=1)
+    w, A = ala_by_hand(point, lr, eta, 2, 12)
+    assert np.allclose(run.personal, w, atol=1e-12)
+    assert np.allclose(private(run)["A"], A, atol=1e-12)
+
+
+def test_a_contact_at_the_clients_own_model_does_not_spend_the_first_training():
+    """Alone in the first rounds a client meets its own model; with the second client's it trains A eleven times."""
+    points = np.array([[1.0], [-1.0]])
+    method = pf.FedALA(0.4, eta=0.3, passes=50, settled=1e9)
+    run = fit_points(centres(points), method, 4, 1, schedule=Given(((0,), (0,), (0, 1), (0, 1))))
+    x, w, A, contacts = np.zeros(1), np.zeros((2, 1)), np.ones((2, 1)), [0, 0]
+    for cohort in ([0], [0], [0, 1], [0, 1]):
+        for i in cohort:
+            away = x - w[i]
+            passes = 0 if contacts[i] == 0 or not away.any() else 11 if contacts[i] == 1 else 1
+            for _ in range(passes):
+                A[i] = np.clip(A[i] - 0.3 * (w[i] + away * A[i] - points[i]) * away, 0, 1)
+            contacts[i] += contacts[i] == 0 or bool(passes)
+            start = w[i] + away * A[i]
+            w[i] = start - 0.4 * (start - points[i])
+        x = w[cohort].mean(0)
+    assert contacts == [2, 2]
+    assert np.allclose(run.personal, w, atol=1e-12)
+    assert np.allclose(private(run)["A"], A, atol=1e-12)
+
+
+def test_the_head_is_a_layer_not_a_tensor():
+    """Its weights and its bias: 5 x 3 + 3 numbers of the two-layer network."""
+    assert private(fit_labels(labelled(), pf.FedALA(0.1), rounds=1))["A"].shape == (3, 18)
+
+
+def network(server, v, layers):
+    h = v
+    for k in range(layers + 1):
+        H = server[f"h{k}"]
+        h = h @ H[:, :-1].T + H[:, -1]
+        h = torch.relu(h) if k < layers else h
+    return h
+
+
+@certifies(pf.PFedHN, by="autograd through the hypernetwork")
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_step_is_the_vector_jacobian_product_of_the_moves(layers):
+    """Summed over the cohort; vectors of clients that did not take part stay."""
+    problem = LeastSquares(seed=2, clients=5, dim=4)
+    method = pf.PFedHN(0.05, server_lr=0.3, hidden=6, layers=layers, embedding=3)
+    before, after = (problem.fit(method, rounds=r, fraction=0.6) for r in (0, 1))
+    state = {k: torch.as_tensor(t).clone().requires_grad_() for k, t in before.server.items() if k != "known"}
+    ids = torch.as_tensor(np.sort(after.ledger["client"].unique()))
+    theta = network(state, state["v"][ids], layers)
+    D = torch.zeros_like(theta)
+    for row, i in enumerate(ids.tolist()):
+        w = theta[row].detach().numpy().copy()
+        for _ in range(5):
+            w -= 0.05 * problem.gradient(i, w)
+        D[row] = theta[row].detach() - torch.as_tensor(w)
+    grads = torch.autograd.grad((theta * D).sum(), [*state.values()])
+    for (name, old), g in zip(state.items(), grads, strict=True):
+        assert torch.allclose(torch.as_tensor(after.server[name]), old.detach() - 0.3 * g, atol=1e-12), name
+    absent = [i for i in range(5) if i not in ids]
+    assert torch.equal(torch.as_tensor(after.server["v"])[absent], state["v"].detach()[absent])
+    assert torch.allclose(after.personal, network(after.server, torch.as_tensor(after.server["v"]), layers))
+
+
+def test_a_client_is_drawn_by_its_name():
+    """In another order of the clients each has the model that it had."""
+    problem, order = LeastSquares(seed=2, clients=5, dim=4), [3, 1, 4, 0, 2]
+    how = {"rounds": 2, "local_steps": 2, "batch_size": None, "loss": "mse"}
+    a, b = (
+        pf.fit(problem.model(), fed, pf.PFedHN(0.05, layers=1), **how).personal
+        for fed in (problem.federation, problem.federation.reorder(order))
+    )
+    assert torch.allclose(a[order], b, atol=1e-12)
+    assert (a[0] - a[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_before_training_every_model_is_the_common_start_and_a_little_of_its_own(layers):
+    """The start may be far from zero, as where a layer normalises: what a client adds is no larger for it."""
+    problem = LeastSquares(seed=2, clients=6, dim=4)
+    method = pf.PFedHN(0.05, hidden=30, layers=layers, embedding=5)
+    own = []
+    for start in (0.0, 100.0):
+        model = problem.model()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(start)
+        run = pf.fit(model, problem.federation, method, rounds=0, batch_size=None, loss="mse")
+        own.append(run.personal - start)
+        assert own[-1].abs().max() < 4
+        assert torch.equal(torch.as_tensor(run.server[f"h{layers}"])[:, -1], torch.full_like(own[-1][0], start))
+        assert own[-1].std(0).min() > 1e-3, "no two clients have one model"
+    assert torch.allclose(*own, atol=1e-12)

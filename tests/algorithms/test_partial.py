@@ -1,13 +1,17 @@
-"""FedRep, FedPer, LG-FedAvg and FedBABU: which part is shared, which never moves, and what is deployed."""
+"""FedRep, FedPer, LG-FedAvg, FedBABU and FedBN: which part is shared, which never moves, and what is deployed."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import LeastSquares
+from problems import LeastSquares, fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
+from polyfed.base.errors import ModelError
+from polyfed.compute.layout import Layout
 
 D, HIDDEN, CLIENTS = 4, 2, 5
 
@@ -17,7 +21,7 @@ def problem():
     return LeastSquares(seed=3, clients=CLIENTS, dim=D)
 
 
-def two_layers():
+def two_linear_layers():
     """y = h' B x: a body B [2, 4] and a head h [1, 2], without biases."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -26,7 +30,7 @@ def two_layers():
 
 def fit(problem, algorithm, rounds, **kwargs):
     settings = {"local_epochs": 1, "batch_size": None, "evaluate_every": 0, "loss": "mse"} | kwargs
-    return pf.fit(two_layers(), problem.federation, algorithm, rounds=rounds, **settings)
+    return pf.fit(two_linear_layers(), problem.federation, algorithm, rounds=rounds, **settings)
 
 
 def split(w):
@@ -55,7 +59,7 @@ def test_lg_shares_the_top_layer(problem):
 @certifies(pf.FedRep, by="Algorithm 1 in plain numpy")
 def test_one_round_of_fedrep(problem):
     """Head first with the received body, then the body with the new head; deployed: new body, new head."""
-    lr, start = 0.02, two_layers()
+    lr, start = 0.02, two_linear_layers()
     B0, h0 = start[0].weight.detach().numpy(), start[1].weight.detach().numpy()[0]
     bodies, heads = [], []
     for i in range(CLIENTS):
@@ -94,7 +98,7 @@ def test_the_common_head_never_moves(problem, rounds, tune):
 @certifies(pf.FedBABU, by="Algorithm 1 in plain numpy")
 def test_one_round_of_fedbabu(problem):
     """Body steps under the first head, and personal steps of everything, both from the common start."""
-    lr, start = 0.02, two_layers()
+    lr, start = 0.02, two_linear_layers()
     B0, h0 = start[0].weight.detach().numpy(), start[1].weight.detach().numpy()[0]
     run = fit(problem, pf.FedBABU(lr, finetune_epochs=3), 1, local_epochs=2)
     bodies, own = [], []
@@ -121,3 +125,35 @@ def test_heads_are_fitted_to_the_common_body(problem):
     assert np.allclose(B, before, atol=1e-14)
     best = [np.linalg.solve(before @ H @ before.T, before @ b) for H, b in zip(problem.H, problem.b, strict=True)]
     assert np.allclose(h, best, atol=1e-8)
+
+
+@certifies(pf.FedBN, by="torch.optim, client by client")
+def test_all_but_normalisation_is_averaged():
+    """The normalisation layer is "1.weight" and "1.bias": known by its type, not by "bn" in its name."""
+    fed, start = labelled(), two_layers(norm=True)
+    run = fit_labels(fed, pf.FedBN(0.1), model=two_layers(norm=True))
+    clients = [copy.deepcopy(start) for _ in range(3)]
+    for _ in range(3):
+        for i, net in enumerate(clients):
+            x, y = fed.train.client(i)
+            for _ in range(2):
+                net.zero_grad()
+                nn.functional.cross_entropy(net(x.double()), y).backward()
+                torch.optim.SGD(net.parameters(), lr=0.1).step()
+        common = {k: torch.stack([net.state_dict()[k] for net in clients]).mean(0) for k in start.state_dict()}
+        for net in clients:
+            net.load_state_dict({k: v if k.startswith("1.") else common[k] for k, v in net.state_dict().items()})
+    expected = torch.stack([Layout(net).flatten(net) for net in clients])
+    assert torch.allclose(run.personal, expected, atol=1e-12)
+    assert len({tuple(w) for w in expected[:, Layout(start).mask("norm")].tolist()}) == 3
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(5), nn.GroupNorm(1, 5, affine=False), nn.Identity()])
+def test_a_model_without_trained_normalisation_is_refused(norm):
+    """It would be FedAvg under another name."""
+    model = nn.Sequential(nn.Linear(4, 5), norm, nn.Linear(5, 3)).double()
+    if isinstance(norm, nn.LayerNorm):
+        assert np.isfinite(fit_labels(labelled(), pf.FedBN(0.1), model=model).personal.numpy()).all()
+        return
+    with pytest.raises(ModelError, match=r"found no normalisation layer among 0\.weight"):
+        fit_labels(labelled(), pf.FedBN(0.1), model=model)
