@@ -11,72 +11,40 @@ import tomli_w
 
 
 def write_run(
-    folder: Path,
-    values: Sequence[float | None],
-    *,
-    algorithm: str = "fedavg",
-    seed: int = 0,
-    metric: str = "accuracy",
-    names: Sequence[str] | None = None,
-    samples: Sequence[int] | None = None,
-    test: Sequence[int] | None = None,
-    labels: Sequence[Sequence[int]] | None = None,
-    classes: int | None = 4,
-    clusters: Sequence[int] | None = None,
-    report: dict[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    status: str = "finished",
-    rounds: int = 20,
-    megabytes: float = 1.0,
-    settings: dict[str, Any] | None = None,
-    digest: str | None = None,
-    summary: bool = True,
-    deploys: str | None = None,
-    steps: float | None = None,
-) -> Path:
+    folder: Path, values: Sequence[float | None], *, algorithm: str = "fedavg", seed: int = 0, metric: str = "accuracy",
+    names: Sequence[str] | None = None, samples: Sequence[int] | None = None, test: Sequence[int] | None = None,
+    classes: int | None = 4, clusters: Sequence[int] | None = None, report: dict[str, Any] | None = None,
+    notes: Sequence[str] = (), status: str = "finished", rounds: int = 20, settings: dict[str, Any] | None = None,
+    digest: str | None = None, summary: bool = True, deploys: str | None = None, steps: float | None = None,
+) -> Path:  # fmt: skip
     """A run folder whose clients end at `values` of the metric (None: no test samples). Returns the folder."""
     n = len(values)
     names = list(names or [f"client-{i}" for i in range(n)])
     samples = list(samples or [100 + 10 * i for i in range(n)])
     test = list(test or [0 if v is None else 50 for v in values])
-    rng = np.random.default_rng(len(algorithm))
-    holdings = np.random.default_rng(7)
-    if classes is not None and labels is None:
+    rng, holdings, labels = np.random.default_rng(len(algorithm)), np.random.default_rng(7), [None] * n
+    if classes is not None:
         labels = [holdings.multinomial(s, holdings.dirichlet([2.0] * classes)).tolist() for s in samples]
     folder.mkdir(parents=True, exist_ok=True)
     known = [v for v in values if v is not None]
     mean, higher = float(np.mean(known)), metric == "accuracy"
     worst, best = (min(known), max(known)) if higher else (max(known), min(known))
-    total = 0 if algorithm == "local" else int(megabytes * 1e6) * n
+    total = 0 if algorithm == "local" else 10**6 * n
     config = {
-        "rounds": rounds,
-        "fraction": 1.0,
-        "batch-size": 32,
-        "seed": seed,
+        "rounds": rounds, "fraction": 1.0, "batch-size": 32, "seed": seed,
         "algorithm": {"name": algorithm, "lr": 0.1, **(settings or {})},
         "data": {"name": "made", "clients": n, **({"digest": digest} if digest else {})},
-        "model": {"name": "MLP"},
-        "versions": {"polyfed": "0.1.0", "torch": "2.4"},
-    }
+        "model": {"name": "MLP"}, "versions": {"polyfed": "0.1.0", "torch": "2.4"},
+    }  # fmt: skip
     (folder / "config.toml").write_text(tomli_w.dumps(config))
+    clients = [
+        {"name": name, "train": m, "validation": 0, "test": k, "labels": label}
+        for name, m, k, label in zip(names, samples, test, labels, strict=True)
+    ]
     federation = {
-        "dataset": "made",
-        "partition": "dirichlet:0.5",
-        "seed": seed,
-        "classes": classes,
-        "clients": [
-            {
-                "name": names[i],
-                "train": samples[i],
-                "validation": 0,
-                "test": test[i],
-                "labels": None if labels is None else list(labels[i]),
-            }
-            for i in range(n)
-        ],
-        "clusters": None if clusters is None else list(clusters),
-        "notes": list(notes),
-    }
+        "dataset": "made", "partition": "dirichlet:0.5", "seed": seed, "classes": classes, "clients": clients,
+        "clusters": None if clusters is None else list(clusters), "notes": list(notes),
+    }  # fmt: skip
     (folder / "federation.json").write_text(json.dumps(federation))
     start = 0.25 if higher else 3 * mean
     lines = []

@@ -379,13 +379,15 @@ def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance
 
 
 def test_who_only_connects_does_not_close_the_port_to_sites(there):
-    """300 connections that say nothing, as many as to make the port forget some: a site is answered meanwhile."""
+    """300 connections that say nothing, more than the port holds of one address: the site that was there before them
+    and one that comes after them, from the same address, are answered meanwhile."""
     site, idle = there.site().enter(), []
     try:
         for _ in range(300):
             idle.append(socket.create_connection(("127.0.0.1", there.hub.port)))
-        there.transport.push({"bern": Raw({"n": 1})})
-        assert said(site.pull()) == {"n": 1}
+        for name, end in (("oslo", there.site("oslo").enter()), ("bern", site)):
+            there.transport.push({name: Raw({"n": 1})})
+            assert said(end.pull()) == {"n": 1}
         assert len(there.hub._gate._socket.open["127.0.0.1"]) <= 256
     finally:
         for one in idle:

@@ -1,13 +1,9 @@
 """Sites that mean harm, and those who only connect: they are named, and nobody else pays for it."""
 
-import asyncio
 import os
-import resource
 import signal
-import socket
 import threading
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +13,6 @@ from hospitals import NAMES, Between, Sites, at_sites, study
 
 from polyfed.base.errors import DataError, Diverged, PolyfedError
 from polyfed.runs import stop
-from polyfed_sites.listening import Listening
 
 QUIET = {"evaluate-every": 0}
 
@@ -84,46 +79,6 @@ def test_a_run_that_goes_on_with_other_sites_is_refused_by_their_names(tmp_path)
     two = Sites(tmp_path, data, names=NAMES[:2])
     with pytest.raises(PolyfedError, match=r"its sites are bern, oslo, riga, found bern, oslo$"):
         at_sites(file, two, resume=True)
-
-
-def test_who_only_connects_takes_nobody_elses_place():
-    """1,100 connections that say nothing: those who talk go on, also from the same address, and few are held."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    listening, idle = Listening("127.0.0.1", 0), []
-
-    async def echo(reader, writer):
-        with suppress(ConnectionError):
-            while line := await reader.readline():
-                writer.write(line)
-        writer.close()
-
-    async def talk(pair) -> bytes:
-        pair[1].write(b"well\n")
-        return await asyncio.wait_for(pair[0].readline(), 5)
-
-    async def all_of_it():
-        server = await asyncio.start_server(echo, sock=listening)
-        where = listening.getsockname()
-        before = await asyncio.open_connection(*where)
-        assert await talk(before) == b"well\n"
-        for _ in range(1100):
-            idle.append(socket.create_connection(where))
-            await asyncio.sleep(0)
-        after = await asyncio.open_connection(*where)
-        assert await talk(after) == b"well\n"
-        assert await talk(before) == b"well\n"
-        assert sum(map(len, listening.open.values())) <= 256
-        for _, writer in (before, after):
-            writer.close()
-        server.close()
-
-    try:
-        asyncio.run(all_of_it())
-    finally:
-        for s in idle:
-            s.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_signal_is_obeyed_while_others_are_waited_for(tmp_path):
