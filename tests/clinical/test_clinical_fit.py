@@ -76,13 +76,6 @@ def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
     assert far.loglik == pytest.approx(one.loglik - 240 * np.log(unit), rel=1e-6)
 
 
-def test_a_linear_model_is_never_refused_for_its_events():
-    columns = torch.tensor([False, True])
-    found = Found(torch.zeros(2), 0.0, torch.zeros(2, 2), ENDLESS, columns)
-    assert "event" not in why(found, named("linear"), ["intercept", "age"])
-    assert "age separates those with events" in why(found, named("logistic"), ["intercept", "age"])
-
-
 def test_risk_sets_never_cross():
     """A site may count its time from any day: its patients are compared with each other alone. One without deaths adds
     nothing."""
@@ -139,11 +132,14 @@ def test_sites_of_unlike_base_rates_disagree_wherever_columns_are_zero(model):
         pd.testing.assert_frame_equal(f.heterogeneity, found[0].heterogeneity, rtol=1e-6)
 
 
-def test_intervals_are_walds():
+def test_intervals_are_walds_and_a_linear_model_has_neither_ratios_nor_events():
     c = clinical.fit(SITES, level=0.9).coefficients
     assert (c["upper"] - c["estimate"]).to_numpy() == pytest.approx(1.6448536269514722 * c["se"].to_numpy(), rel=1e-12)
     assert c["ratio"].to_numpy() == pytest.approx(np.exp(c["estimate"].to_numpy()), rel=1e-12)
     assert "ratio" not in clinical.fit(SITES, "linear").coefficients
+    found = Found(torch.zeros(2), 0.0, torch.zeros(2, 2), ENDLESS, torch.tensor([False, True]))
+    assert "event" not in why(found, named("linear"), ["intercept", "age"])
+    assert "age separates those with events" in why(found, named("logistic"), ["intercept", "age"])
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,14 @@ def settings(rounds: int = 6, privacy: dict | None = None, **more) -> Training:
     return Training(**(given | more))
 
 
+def alike(plain, secure) -> None:
+    """The servers' states but for rounding; float32 keeps seven digits."""
+    for key, value in plain.server.items():
+        if value.is_floating_point() and value.numel():
+            gap = (value.double() - secure.server[key].double()).abs().max()
+            assert gap <= 4e-6 * max(1.0, float(value.abs().max()))
+
+
 def planned(trainer: Trainer) -> Planned:
     return trainer.door.args[0]
 
@@ -69,17 +77,13 @@ def planned(trainer: Trainer) -> Planned:
 @pytest.mark.parametrize("name", [*SUMS, "fedcet"])
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
-    """With everybody, and with each of four sites absent in turn; float32 keeps seven digits."""
+    """With everybody, and with each of four sites absent in turn."""
     fed = federation()
     plain, secure = (
         prepare(net(), fed, method(name), settings(6, p, local_steps=3, fraction=fraction)).run()
         for p in (None, {"sums": "secure"})
     )
-    for key, value in plain.server.items():
-        if value.is_floating_point() and value.numel():
-            assert (value.double() - secure.server[key].double()).abs().max() <= 4e-6 * max(
-                1.0, float(value.abs().max())
-            )
+    alike(plain, secure)
     up = [run.trained.ledger.totals()[1] for run in (plain, secure)]
     assert up[1] == 2 * up[0]
     there = secure.trained.ledger.frame().groupby("round")["client"].apply(set)
@@ -152,11 +156,7 @@ def test_any_other_method_has_the_plain_sums_or_is_refused(name):
         secure = prepare(net(), fed, method(name), settings(3, {"sums": "secure"}))
     except (ConfigError, ModelError):  # one that needs every client's own, or a model of another kind
         return
-    plain = prepare(net(), fed, method(name), settings(3)).run()
-    for key, value in secure.run().server.items():
-        if value.is_floating_point() and value.numel():
-            other = plain.server[key].double()
-            assert (value.double() - other).abs().max() <= 4e-6 * max(1.0, float(other.abs().max()))
+    alike(prepare(net(), fed, method(name), settings(3)).run(), secure.run())
 
 
 def test_numbers_that_a_sum_does_not_hold_are_refused_at_the_client():
@@ -445,24 +445,22 @@ def test_a_comparison_shares_the_budget_among_its_runs():
     assert next(iter(alone.runs.values())).settings.privacy_plan["epsilon-of-the-run"] == pytest.approx(2.0, rel=1e-6)
 
 
-def test_local_models_leave_nothing_and_cost_nothing():
-    trainer = prepare(net(), federation(), pf.Local(), settings(privacy=PRIVATE))
-    assert trainer.door is None
-    assert trainer.describe["privacy-says"] == ["Nothing leaves the sites: there is nothing to protect."]
-
-
 TRUST = {"shared": "none colludes with it", "own": "nobody else is trusted", "server": "trusted with every reply"}
 
 
 def test_the_plan_says_who_is_trusted_and_what_is_not_covered():
+    def says(method, **given):
+        return prepare(net(), federation(), method, settings(50, PRIVATE | given))
+
     for noise, words in TRUST.items():
-        how = settings(50, PRIVATE | {"noise": noise})
-        text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).describe["privacy-says"])
+        text = "\n".join(says(pf.FedAvg(), noise=noise).describe["privacy-says"])
         assert words in text
         assert "Not covered" in text
-    how = settings(50, PRIVATE | {"unit": "site"})
-    text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).describe["privacy-says"])
+    text = "\n".join(says(pf.FedAvg(), unit="site").describe["privacy-says"])
     assert "a model of any use is not to be had so" in text
+    local = says(pf.Local())
+    assert local.door is None, "local models leave nothing and cost nothing"
+    assert local.describe["privacy-says"] == ["Nothing leaves the sites: there is nothing to protect."]
 
 
 @pytest.mark.parametrize("inputs", [30, 3000])

@@ -87,14 +87,21 @@ def test_the_answer(values, said, tmp_path):
     assert all(word in text for word in said)
 
 
-def test_diverged_runs_are_told_and_left_out(tmp_path):
-    write_comparison(tmp_path, {k: GAIN[k] for k in ("local", "fedavg")})
-    write_run(tmp_path / "runs" / "fedavg-seed2", [0.1] * 3, seed=2, status="diverged")
-    study = report.read(tmp_path)
+def test_diverged_runs_redrawn_partitions_and_steps_per_round_are_told(tmp_path):
+    write_comparison(tmp_path / "a", {k: GAIN[k] for k in ("local", "fedavg")}, steps={"local": 3, "fedavg": 33})
+    write_run(tmp_path / "a" / "runs" / "fedavg-seed2", [0.1] * 3, seed=2, status="diverged")
+    study = report.read(tmp_path / "a")
+    table = report.compare_table(study)
     assert "fedavg diverged" in report.answer(study)
-    assert "diverged 1 of 3" in report.compare_table(study).to("markdown")
-    found = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
+    assert "diverged 1 of 3" in table.to("markdown")
+    found = {r["method"]: r for r in rows(table.to("csv"))}
     assert found["fedavg"]["seeds"] == "2"
+    assert {name: float(r["steps_per_round"]) for name, r in found.items()} == {"local": 3, "fedavg": 33}
+    assert "steps/round" in table.headers
+    values = {k: v[:2] for k, v in GAIN.items()}
+    study = comparison(tmp_path / "b", values, samples=lambda seed: [100 + seed, 110, 120])
+    assert study.redrawn
+    assert "drawn anew" in report.client_table(study).to("markdown")
 
 
 def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
@@ -121,13 +128,6 @@ def test_a_hundred_clients_are_summarised(tmp_path):
     assert float(row["least"]) == pytest.approx(-0.3, abs=0.05)
 
 
-def test_partitions_redrawn_per_seed_are_told(tmp_path):
-    values = {k: v[:2] for k, v in GAIN.items()}
-    study = comparison(tmp_path, values, samples=lambda seed: [100 + seed, 110, 120])
-    assert study.redrawn
-    assert "drawn anew" in report.client_table(study).to("markdown")
-
-
 def test_every_rendering_holds_every_row_in_order_of_the_result_and_escapes_hostile_text(study):
     for form in ("html", "markdown", "latex", "csv"):
         assert all(label in report.compare_table(study).to(form) for label in GAIN)
@@ -151,13 +151,6 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     found = rows(report.client_table(study, every=True).to("csv"))
     assert [r["client"] for r in found] == [f"'{n}" for n in names]
     assert [float(r["gain"]) for r in found] == pytest.approx([0.1, 0, -0.1, -0.2])
-
-
-def test_steps_per_round_are_shown(tmp_path):
-    study = comparison(tmp_path, {"local": [[0.5]], "fedrep": [[0.6]]}, steps={"local": 3, "fedrep": 33})
-    table = report.compare_table(study)
-    assert {r["method"]: float(r["steps_per_round"]) for r in rows(table.to("csv"))} == {"local": 3, "fedrep": 33}
-    assert "steps/round" in table.headers
 
 
 def test_six_hundred_clients_are_listed_beside_the_page(tmp_path):
