@@ -37,29 +37,11 @@ def test_a_new_project_runs_at_once_and_overwrites_nothing(cli, tmp_path, undraw
 
 def test_what_is_there_is_not_overwritten(cli, tmp_path):
     (tmp_path / "fed_mine.py").write_text("mine")
-    said = cli("new-method", "fed-mine")
-    assert said.status == 2
-    assert said.err == "polyfed: fed_mine.py: already exists; nothing was written\n"
+    line = "polyfed: fed_mine.py: already exists; nothing was written\n"
+    assert cli("new-method", "fed-mine")[:3:2] == (2, line)
     assert [p.name for p in tmp_path.iterdir()] == ["fed_mine.py"]
-
-
-def test_names_that_are_none(cli):
     assert "lower-case letters" in cli("new-method", "Fed Mine").err
     assert "is a built-in method" in cli("new-method", "fedavg").err
-
-
-def test_a_method_that_breaks_a_row_is_told_which(cli, tmp_path):
-    cli("new-method", "fed-mine")
-    path = tmp_path / "fed_mine.py"
-    path.write_text(path.read_text().replace("round.samples)", "1.0 + round.ids.float())"))
-    said = cli("check", "fed_mine.py", "--row", "relabelling")
-    assert said.status == 2
-    assert said.err.startswith("polyfed: fed_mine.py: fed-mine: relabelling the clients relabels the result: with the ")
-
-
-def test_a_file_without_a_method_is_refused(cli, tmp_path):
-    (tmp_path / "empty.py").write_text("")
-    assert "found no method" in cli("check", "empty.py").err
 
 
 def spoilt(cli, tmp_path, was: str, put: str) -> str:
@@ -73,6 +55,23 @@ def spoilt(cli, tmp_path, was: str, put: str) -> str:
 
 
 DICT = "self.lr)}\n\n    def downlink(self, server, round):\n        return {'w': server['w']}"
+
+
+@pytest.mark.parametrize(
+    ("was", "put", "said"),
+    [
+        ("round.samples)", "1.0 + round.ids.float())", "fed-mine: relabelling the clients relabels the result: with "),
+        ("setting(0.1, ", "setting(", "algorithm.lr: is missing; fed-mine needs a number of at least 0"),
+        (None, "", "found no method"),
+    ],
+)
+def test_a_method_that_breaks_a_row_or_is_none_is_told_which(cli, tmp_path, was, put, said):
+    if was is None:
+        (tmp_path / "fed_mine.py").write_text(put)
+    else:
+        spoilt(cli, tmp_path, was, put)
+    found = cli("check", "fed_mine.py", "--row", "relabelling")
+    assert (found.status, said in found.err) == (2, True), found.err
 
 
 @pytest.mark.parametrize(
@@ -98,11 +97,5 @@ def test_a_mistake_in_an_authors_file_is_one_line_with_its_place(cli, tmp_path, 
     number = next(k for k, text in enumerate(lines, 1) if line in text)
     for words in (("check", path, "--row", "byte"), ("run", "fed_mine.toml", "--rounds", 2, "--quiet", "--out", "x")):
         said = cli(*words)
-        assert said.status == 1
+        assert (said.status, said.err.count("\n")) == (1, 1)
         assert said.err.startswith(f"polyfed: {path}, line {number}: {mistake}")
-        assert said.err.count("\n") == 1
-
-
-def test_a_setting_without_a_default_is_asked_for(cli, tmp_path):
-    path = spoilt(cli, tmp_path, "setting(0.1, ", "setting(")
-    assert "algorithm.lr: is missing; fed-mine needs a number of at least 0" in cli("check", path).err

@@ -95,10 +95,13 @@ def test_an_interruption_while_a_command_sets_out_is_said(cli, small, monkeypatc
     assert (said.status, said.err) == (status, "polyfed: interrupted\n")
 
 
-def test_a_draft_of_a_killed_process_is_replaced(tmp_path):
+def test_a_draft_of_a_killed_process_is_replaced_and_a_full_disk_is_called_so(tmp_path):
     (tmp_path / ".page.html.draft").write_text("half")
     write_atomically(tmp_path / "page.html", b"whole")
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    for error in (OSError(errno.ENOSPC, "No space left on device"), SafetensorError(text)):
+        assert reason(error) == "the disk is full"
 
 
 def test_a_finished_run_has_its_log(cli, tmp_path, small, monkeypatch):
@@ -112,12 +115,6 @@ def test_a_finished_run_has_its_log(cli, tmp_path, small, monkeypatch):
 
     monkeypatch.setattr(RunFolder, "write", seen)
     assert cli("run", small, *RUN).status == 0
-
-
-def test_a_full_disk_is_called_so_whoever_says_it():
-    assert reason(OSError(errno.ENOSPC, "No space left on device")) == "the disk is full"
-    text = "Error while serializing: I/O error: No space left on device (os error 28)"
-    assert reason(SafetensorError(text)) == "the disk is full"
 
 
 def test_a_disk_that_is_full_is_one_line_wherever_a_command_meets_it(cli, small, monkeypatch):

@@ -2,7 +2,6 @@
 folders are told.
 """
 
-import json
 import shutil
 import tomllib
 
@@ -37,12 +36,11 @@ def test_from_folder_to_report_and_prediction(cli, tmp_path, name):
     assert predicted.status == 0, predicted.err
     rows, raw = pd.read_csv(tmp_path / "p.csv"), pd.read_csv(tmp_path / name / f"{site}.csv")
     assert len(rows) == len(raw)
-    held = json.loads((tmp_path / "run" / "federation.json").read_text())
     # the rows that were held out get the score that the run reports for them
     fed = pf.Run.open(tmp_path / "run").federation
-    target = held["preparation"]["target"]
+    target = fed.meta["preparation"]["target"]
     at = np.asarray(fed.meta["split_indices"]["test"][0])
-    if held["classes"] is None:
+    if fed.classes is None:
         gap = rows["prediction"].to_numpy() - raw[target].to_numpy()
         assert np.sqrt((gap[at] ** 2).mean()) == pytest.approx(clients["test_rmse"][0], rel=1e-4)
         assert gap.std() < raw[target].std()  # in the target's unit, and better than its mean
@@ -51,7 +49,7 @@ def test_from_folder_to_report_and_prediction(cli, tmp_path, name):
         assert right[at].mean() == pytest.approx(clients["test_accuracy"][0], abs=1e-6)
         probabilities = rows.filter(like="probability_").to_numpy()
         assert probabilities.sum(1) == pytest.approx(1.0)
-        assert [f"probability_{v}" for v in held["preparation"]["labels"]] == [*rows.columns[2:]]
+        assert [f"probability_{v}" for v in fed.meta["preparation"]["labels"]] == [*rows.columns[2:]]
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +98,12 @@ def test_what_data_inspect_says_of_columns(cli, tmp_path):
     said = cli("data", "inspect", "a")
     first = said.out.partition("\n\n")[0]  # before every site by itself
     lines = [line.split() for line in first.splitlines() if line and not line[0].isspace()]
-    kinds = {line[0]: line[1] for line in lines if len(line) > 1}
-    assert kinds | {
+    kinds = {
         "age": "number", "ward": "category", "sex": "category", "patient": "identifier", "admitted": "date",
         "remark": "text", "study": "constant", "died": "binary",
-    } == kinds  # fmt: skip
-    assert said.status == 1
-    assert len(said.err.splitlines()) == 1
+    }  # fmt: skip
+    assert kinds.items() <= {line[0]: line[1] for line in lines if len(line) > 1}.items()
+    assert (said.status, said.err.count("\n")) == (1, 1)
     assert "drop = [" in said.err
     assert "--drop admitted,remark" in said.err
     assert "left out" in next(line for line in first.splitlines() if line.startswith("patient"))
@@ -170,10 +167,8 @@ def test_what_a_wrong_folder_is_told(cli, tmp_path, rows, words, said):
 def test_a_target_with_one_value_everywhere_is_named(cli, tmp_path, value):
     for name in ("one", "two"):
         write(tmp_path / "d" / f"{name}.csv", changed(y=value))
-    found = cli("run", "--data", "d", *SHORT)
-    assert found.status == 1
     expected = f"d: target 'y': found {value} in every row of every file, expected two classes or more"
-    assert found.err == f"polyfed: {expected}\n"
+    assert cli("run", "--data", "d", *SHORT)[:3:2] == (1, f"polyfed: {expected}\n")
 
 
 def test_a_column_of_weights_weighs_rows_and_is_no_input(cli, tmp_path):
@@ -186,7 +181,6 @@ def test_a_column_of_weights_weighs_rows_and_is_no_input(cli, tmp_path):
     assert "training samples have weights" in (tmp_path / "run" / "federation.json").read_text()
     fed = pf.Run.open(tmp_path / "run").federation
     assert fed.meta["inputs"] == ["age", "ward=a", "ward=b"]
-    assert fed.train.weight is not None
     assert fed.train.weight.tolist() == [
         (int(i) + k) % 3 for k in range(2) for i in fed.meta["split_indices"]["train"][k] - len(ROWS) * k
     ]
@@ -229,10 +223,8 @@ def test_predict_refuses_what_it_cannot_prepare(cli, tmp_path, small):
 def test_a_semicolon_file_with_both_points_and_commas_is_refused(cli, tmp_path):
     """1.234 beside 1,5 is a thousand and more: read as 1.234 it would be wrong without a word."""
     costs(tmp_path / "d")
-    lines = (tmp_path / "d" / "a.csv").read_text().replace(".", ",").splitlines()
-    text = [lines[0].replace(",", ";")]
-    text += ["50;1,5;3,5;icu;m;1.234,5", "60;1.500;3,5;icu;f;900,5"]
-    (tmp_path / "d" / "a.csv").write_text("\n".join(text))
+    rows = ["50;1,5;3,5;icu;m;1.234,5", "60;1.500;3,5;icu;f;900,5"]
+    (tmp_path / "d" / "a.csv").write_text("\n".join(["age;chol;crp;ward;sex;cost", *rows]))
     said = cli("data", "inspect", "d", "--set", "columns.task=regression")
     assert said.status == 1
     assert "'1.234,5'" in said.err

@@ -33,6 +33,8 @@ def test_a_paper_table_has_a_group_of_columns_per_data_set(cli, runs):
     said = cli("report", "a", "b", "--paper")
     assert said.status == 0, said.err
     assert said.out.count(r"\multicolumn{3}") == 2
+    assert r"\begin{tabular}" in cli("report", "a", "--out", "page.html", "--table", "latex").out
+    assert (runs / "page.html").exists()
     assert cli("report", "a", "--paper", "--table", "markdown").out.count("fedavg") == 1
 
 

@@ -68,9 +68,8 @@ def test_a_run_folder_is_an_experiment_that_repeats_itself(cli, tmp_path, small)
 
 @undrawn
 def test_a_comparison_file_repeats_the_comparison(cli, tmp_path, small):
-    assert (
-        cli("run", small, "--seeds", "3,5", "--algorithm", "fedavg", "--algorithm", "ditto", "--out", "a").status == 0
-    )
+    methods = ("--algorithm", "fedavg", "--algorithm", "ditto")
+    assert cli("run", small, "--seeds", "3,5", *methods, "--out", "a").status == 0
     assert cli("run", "a/comparison.toml", "--out", "b").status == 0
     for run in ("fedavg-seed3", "ditto-seed5"):
         assert models(tmp_path / "a/runs" / run) == models(tmp_path / "b/runs" / run)
@@ -96,17 +95,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(cli, tmp_path, small, stopp
 @undrawn
 def test_an_interrupted_comparison_resumes_and_keeps_what_is_done(cli, tmp_path, small, stopper, monkeypatch):
     monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
-    text = (
-        small.read_text()
-        + f'[[algorithms]]\nname = "fedavg"\n[[algorithms]]\nfile = "stopper.py"\nmarker = "{tmp_path}/m"\n'
-    )
-    (tmp_path / "two.toml").write_text(text)
+    methods = f'[[algorithms]]\nname = "fedavg"\n[[algorithms]]\nfile = "stopper.py"\nmarker = "{tmp_path}/m"\n'
+    (tmp_path / "two.toml").write_text(small.read_text() + methods)
     assert cli("run", "two.toml", "--seeds", 2, "--out", "a").status == 130
     done = tmp_path / "a/runs/fedavg-seed0/summary.json"
     before = done.stat().st_mtime_ns
     assert sorted(p.name for p in (tmp_path / "a/runs").iterdir()) == ["fedavg-seed0", "stopper-seed0"]
-    said = cli("resume", "a")
-    assert said.status == 0
+    assert cli("resume", "a").status == 0
     assert done.stat().st_mtime_ns == before
     assert cli("run", "two.toml", "--seeds", 2, "--out", "b").status == 0
     for run in ("fedavg-seed0", "stopper-seed0", "fedavg-seed1", "stopper-seed1"):
@@ -144,12 +139,8 @@ def test_a_diverging_method_does_not_stop_the_others(cli, tmp_path, small):
     assert "round 0: client" in last
     assert "fedavg-lr=0.1" in said.out
     assert (tmp_path / "a/report.html").exists()
-
-
-@undrawn
-def test_one_diverging_run_is_one_line(cli, small):
-    said = cli("run", small, "--algorithm", "fedavg:lr=1e38", "--out", "a", "-q")
-    assert (said.status, len(said.err.splitlines())) == (1, 1)
+    said = cli("run", small, "--algorithm", "fedavg:lr=1e38", "--out", "b", "-q")
+    assert (said.status, said.err.count("\n")) == (1, 1)
     assert "round 0: client" in said.err
 
 
@@ -192,22 +183,16 @@ def test_export_measures_the_factorised_model(cli, tmp_path):
 def test_own_model_and_own_data_from_files(cli, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
-        "class MyNet(nn.Module):\n"
-        "    def __init__(self, input_shape, outputs, width=4):\n"
-        "        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(input_shape[0], width), nn.Linear(width, outputs)\n"
-        "    def forward(self, x):\n"
-        "        return self.b(self.a(x).tanh())\n"
+        "def my_net(input_shape, outputs, width=4):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], width), nn.Tanh(), nn.Linear(width, outputs))\n"
     )
     sites = tmp_path / "sites"
     sites.mkdir()
-    rng = np.random.default_rng(0)
     for i in range(3):
-        x = rng.normal(size=(30, 2))
-        rows = "\n".join(f"{a},{b},{int(a > i - 1)}" for a, b in x)
-        (sites / f"site{i}.csv").write_text(f"a,b,label\n{rows}\n")
+        rows = "".join(f"{a},{b},{int(a > i - 1)}\n" for a, b in np.random.default_rng(i).normal(size=(30, 2)))
+        (sites / f"site{i}.csv").write_text(f"a,b,label\n{rows}")
     (tmp_path / "mine.toml").write_text(
-        'rounds = 2\n[data]\nname = "sites"\n[model]\nfile = "net.py"\nname = "MyNet"\nwidth = 5\n'
+        'rounds = 2\n[data]\nname = "sites"\n[model]\nfile = "net.py"\nname = "my_net"\nwidth = 5\n'
         '[algorithm]\nname = "fedavg"\n'
     )
     assert cli("run", "mine.toml", "--data", sites, "--out", "a").status == 0
@@ -225,15 +210,6 @@ def test_artificial_clients_where_the_data_has_none(cli, tmp_path):
     assert (config["data"]["partition"], config["data"]["clients"]) == ("dirichlet:0.5", 20)
 
 
-def test_report_prints_tables_and_writes_the_page(cli, tmp_path, small):
-    assert cli("run", small, "--algorithm", "fedavg", "--algorithm", "ditto", "--out", "a").status == 0
-    said = cli("report", "a", "--out", "page.html", "--table", "latex")
-    assert said.status == 0
-    assert r"\begin{tabular}" in said.out
-    assert (tmp_path / "page.html").exists()
-    assert all(h in cli("report", "a").out for h in HOSPITALS)
-
-
 @undrawn
 def test_results_are_never_overwritten_unasked(cli, tmp_path, small):
     (tmp_path / "mine").mkdir()
@@ -248,24 +224,28 @@ def test_results_are_never_overwritten_unasked(cli, tmp_path, small):
     assert json.loads((tmp_path / "a/summary.json").read_text())["algorithm"] == "ditto"
 
 
-def test_a_failed_start_leaves_nothing_behind(cli, tmp_path, small):
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--set", "model.file=net.py", "--set", "model.name=net"), "shape [10]"),
+        (("--metrics", "aucc"), "metrics: found 'aucc' (did you mean 'auc'?)"),
+        (("--metrics", "mae"), "metrics: mae needs numbers; the targets are 2 classes"),
+        (("--metrics", "auc,auc"), "each once"),
+    ],
+)
+def test_a_failed_start_is_one_line_and_leaves_nothing_behind(cli, tmp_path, small, words, told):
     (tmp_path / "net.py").write_text("from torch import nn\ndef net(outputs):\n    return nn.Linear(3, outputs)\n")
-    said = cli("run", small, "--set", "model.file=net.py", "--set", "model.name=net", "--out", "a")
-    assert said.status == 1
-    assert len(said.err.splitlines()) == 1
+    said = cli("run", small, *words, "--out", "a")
+    assert said.status in (1, 2)
+    assert told in said.err
+    assert said.err.count("\n") == 1
     assert not (tmp_path / "a").exists()
 
 
 def test_compare_in_python_is_paired_and_complete(tmp_path):
-    data = pf.data.load("heart-disease")
-    found = pf.compare(
-        pf.models.build("linear", (10,), 2),
-        lambda seed: data.partition(seed=seed),
-        [pf.Local(lr=0.1), pf.FedAvg(lr=0.1)],
-        seeds=2,
-        rounds=2,
-        out=tmp_path / "c",
-    )
+    data, methods = pf.data.load("heart-disease"), [pf.Local(lr=0.1), pf.FedAvg(lr=0.1)]
+    model = pf.models.build("linear", (10,), 2)
+    found = pf.compare(model, lambda s: data.partition(seed=s), methods, seeds=2, rounds=2, out=tmp_path / "c")
     assert set(found.runs) == {("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)}
     for seed in (0, 1):
         a, b = (found.runs[m, seed].federation for m in ("local", "fedavg"))
@@ -290,28 +270,11 @@ def test_a_score_asked_for_leads_from_the_command_line_to_the_page(cli, tmp_path
         auc = roc_auc_score(y, z) if len(set(y.tolist())) == 2 else np.nan
         assert found.clients["test_auc"].iloc[i] == pytest.approx(auc, abs=1e-6, nan_ok=True)
         assert found.clients["test_brier"].iloc[i] == pytest.approx(((z - y) ** 2).mean(), abs=1e-6)
-    config = tomllib.loads((tmp_path / "a/runs/fedavg-seed0/config.toml").read_text())
-    assert config["metrics"] == ["auc", "brier"]
-    summary = json.loads((tmp_path / "a/runs/fedavg-seed0/summary.json").read_text())
-    assert summary["metric"] == "auc"
+    run = tmp_path / "a/runs/fedavg-seed0"
+    assert tomllib.loads((run / "config.toml").read_text())["metrics"] == ["auc", "brier"]
+    assert json.loads((run / "summary.json").read_text())["metric"] == "auc"
     page = (tmp_path / "a/report.html").read_text()
     assert "test AUC" in page
     assert "Brier score" in page
     assert cli("run", "a/runs/fedavg-seed0/config.toml", "--out", "b").status == 0  # the folder's key is the option's
     assert (tmp_path / "b/metrics.jsonl").read_text().count('"auc"') == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("aucc", "metrics: found 'aucc' (did you mean 'auc'?)"),
-        ("mae", "metrics: mae needs numbers; the targets are 2 classes"),
-        ("auc,auc", "each once"),
-    ],
-)
-def test_a_metric_that_cannot_be_is_refused_in_one_line_before_training(cli, tmp_path, small, given, told):
-    said = cli("run", small, "--metrics", given, "--out", "a")
-    assert said.status not in (0, None)
-    assert told in said.err
-    assert len(said.err.strip().splitlines()) == 1
-    assert not list(tmp_path.glob("a/**/metrics.jsonl"))

@@ -19,20 +19,8 @@ from polyfed.core.algorithm import REGISTRY
 
 METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 COMMANDS = [
-    "run",
-    "compare",
-    "tune",
-    "resume",
-    "report",
-    "export",
-    "admit",
-    "coalitions",
-    "leave",
-    "regress",
-    "algorithms",
-    "data list",
-    "data fetch",
-    "data inspect",
+    *("run", "compare", "tune", "resume", "report", "export", "admit", "coalitions", "leave", "regress", "algorithms"),
+    *("data list", "data fetch", "data inspect"),
 ]
 
 
