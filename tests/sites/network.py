@@ -49,17 +49,10 @@ class Federation:
         return self.keys.address
 
     def start(self, name: str) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            str(HERE / "flower_site.py"),
-            str(self.folder / f"{name}.key"),
-            str(self.folder / name),
-            self.server(name),
-        ]
+        words = (HERE / "flower_site.py", self.folder / f"{name}.key", self.folder / name, self.server(name))
+        command, env = [sys.executable, *map(str, words)], os.environ | {"OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.txt").open("ab") as out:
-            return subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
+            return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
 
     def told(self, name: str) -> str:
         """What the operator of a site has seen."""
@@ -90,13 +83,8 @@ class Labelled:
         self.more = {"label": label, "mark": mark}
 
     def push(self, messages) -> None:
-        faults = self.there.faults
-        self.transport.push(
-            {
-                n: Raw(m.head.model_dump() | self.more | {"fault": faults.get(n, "")}, m.tensors)
-                for n, m in messages.items()
-            }
-        )
+        more = {n: self.more | {"fault": self.there.faults.get(n, "")} for n in messages}
+        self.transport.push({n: Raw(m.head.model_dump() | more[n], m.tensors) for n, m in messages.items()})
 
     def pull(self, names, enough=None, seconds=None):
         return self.transport.pull(names, enough, seconds)
@@ -111,39 +99,26 @@ def loops(there: Federation, label: str, schedule, mark: str = "", quorum: int |
     at = np.arange(len(SITES))
     work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
     task = Task(model(kind_of(method)), device="cpu")
-    data = {
-        name: split.select(at).to(task.device, task.dtype) for name, split in (("train", fed.train), ("test", fed.test))
-    }
+    splits = {"train": fed.train, "test": fed.test}
+    data = {name: split.select(at).to(task.device, task.dtype) for name, split in splits.items()}
     rows, plan = make_rows(method, task, len(at), len(at), None), make_plan(task, len(at), 8, chunk=1, workers=1)
     here = LocalEngine(task, data, rows, client_keys(SITES), work, 3, plan)
     counts = data["train"].counts
     other = Task(model(kind_of(method)), device="cpu")
     up = forms(method, other, data["train"].x.shape[1:], CLASSES, CLASSES)
     remote = RemoteEngine(
-        SITES,
-        counts,
-        Labelled(there, label, mark),
-        work,
-        3,
-        expected=lambda t, phase: up.of(method.needs.phases(t), phase),
-        seconds=None if quorum is None else 300,
-        quorum=quorum,
-        say=there.said.append,
-    )
-    return (
-        Loop(task, counts, SITES, method, schedule, here, 3),
-        Loop(other, counts, SITES, method, schedule, remote, 3),
-    )
+        SITES, counts, Labelled(there, label, mark), work, 3, quorum=quorum, say=there.said.append,
+        expected=lambda t, phase: up.of(method.needs.phases(t), phase), seconds=None if quorum is None else 300,
+    )  # fmt: skip
+    pairs = ((task, here), (other, remote))
+    return tuple(Loop(of, counts, SITES, method, schedule, engine, 3) for of, engine in pairs)
 
 
 def private(there: Federation, label: str, loop: Loop, mark: str = "") -> list[dict[str, Tensor]]:
     base = loop.engine.save()["base"].tolist()
     start = loop.algorithm.init_client(loop.task, loop.task.w0)
-    there.transport.push(
-        {n: Raw({"kind": "private", "label": label, "mark": mark, "base": b}) for n, b in zip(SITES, base, strict=True)}
-    )
+    base, head = dict(zip(SITES, base, strict=True)), {"kind": "private", "label": label, "mark": mark}
+    there.transport.push({n: Raw(head | {"base": b}) for n, b in base.items()})
     found = there.transport.pull(SITES)
-    return [
-        start if b == [-1, -1] else {k: t[0] for k, t in raw(found[n]).tensors.items()}
-        for n, b in zip(SITES, base, strict=True)
-    ]
+    none = [-1, -1]
+    return [start if base[n] == none else {k: t[0] for k, t in raw(found[n]).tensors.items()} for n in SITES]

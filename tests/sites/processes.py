@@ -7,10 +7,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -140,26 +141,20 @@ def close(pipes: list[Connection]) -> None:
         pipe.close()
 
 
-class noted:  # noqa: N801  (a context)
+@contextmanager
+def noted(path: Path):
     """Within it, all noise that is drawn leaves a line."""
+    before = Guard._noise
 
-    def __init__(self, path: Path):
-        self.path, self.before = path, Guard._noise
+    def drawn(self, gaussian, secret, like, round, name, kind, digest):
+        found = before(self, gaussian, secret, like, round, name, kind, digest)
+        key = [*self.names, self.run, round.t, round.phase, name, kind, digest.hex()]
+        with path.open("a") as f:
+            f.write(json.dumps([key, sha256(found.numpy().tobytes()).hexdigest()]) + "\n")
+        return found
 
-    def __enter__(self) -> None:
-        path, before = self.path, self.before
-
-        def drawn(self, gaussian, secret, like, round, name, kind, digest):
-            found = before(self, gaussian, secret, like, round, name, kind, digest)
-            key = [*self.names, self.run, round.t, round.phase, name, kind, digest.hex()]
-            with path.open("a") as f:
-                f.write(json.dumps([key, sha256(found.numpy().tobytes()).hexdigest()]) + "\n")
-            return found
-
-        Guard._noise = drawn
-
-    def __exit__(self, *_) -> None:
-        Guard._noise = self.before
+    with mock.patch.object(Guard, "_noise", drawn):
+        yield
 
 
 def killing(kills: list[tuple[str, str, int]]) -> Callable[..., None]:

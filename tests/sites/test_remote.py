@@ -44,6 +44,11 @@ def engine(sites: Sites, **settings) -> RemoteEngine:
     return RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, seconds=0.0, **settings)
 
 
+def connected(**settings) -> tuple[Sites, RemoteEngine]:
+    sites = Sites()
+    return sites, engine(sites, **settings)
+
+
 def round_of(t: int, ids=(0, 1, 2), phase: int = 0) -> Round:
     at = torch.tensor(ids)
     return Round(t, 3, phase, at, SAMPLES[at], torch.full_like(at, t))
@@ -80,8 +85,7 @@ def test_step_sizes_are_those_of_the_round():
 
 
 def test_a_round_that_is_abandoned_after_a_reply_was_used_builds_on_the_last_that_counts():
-    sites = Sites()
-    remote = engine(sites)
+    sites, remote = connected()
     for phase in (0, 1):
         exchange(remote, round_of(0, phase=phase))
     remote.commit()
@@ -95,8 +99,7 @@ def test_a_round_that_is_abandoned_after_a_reply_was_used_builds_on_the_last_tha
 
 
 def test_what_is_saved_in_the_middle_of_a_round_is_the_state_before_it():
-    sites = Sites()
-    remote = engine(sites)
+    sites, remote = connected()
     exchange(remote, round_of(0))
     remote.commit()
     exchange(remote, round_of(1))
@@ -113,8 +116,7 @@ def test_what_is_saved_in_the_middle_of_a_round_is_the_state_before_it():
 @pytest.mark.parametrize("durable", [True, False])
 def test_sites_keep_what_a_checkpoint_may_go_back_to(durable):
     """The last but one, since the last may turn out to be damaged; without checkpoints the last that counts."""
-    sites = Sites()
-    remote, kept = engine(sites, durable=durable), []
+    (sites, remote), kept = connected(durable=durable), []
     for t in range(5):
         exchange(remote, round_of(t))
         kept.append(bases(sites, "keep")["oslo"])
@@ -125,20 +127,17 @@ def test_sites_keep_what_a_checkpoint_may_go_back_to(durable):
 
 
 def test_an_answer_to_the_exchange_before_is_none_to_this_one():
-    sites = Sites()
-    remote = engine(sites)
+    sites, remote = connected()
     exchange(remote, round_of(0))
-    sites.stray = [
-        Raw({"kind": "trained", "t": 0, "phase": 0, "steps": 1, "seconds": 0.0}, {"w": torch.zeros(1).double()}).pack()
-    ]
+    head = {"kind": "trained", "t": 0, "phase": 0, "steps": 1, "seconds": 0.0}
+    sites.stray = [Raw(head, {"w": torch.zeros(1).double()}).pack()]
     assert exchange(remote, round_of(0, phase=1))[0] == {0: 220, 1: 222, 2: 224}
     assert not sites.stray
 
 
 def test_a_reply_to_a_dropped_exchange_is_not_taken_for_one_to_the_next():
     """Oslo and bern have answered the second exchange when riga does not, so that the round begins again without it."""
-    sites = Sites()
-    remote = engine(sites, quorum=2)
+    sites, remote = connected(quorum=2)
     exchange(remote, round_of(0))
     sites.silent = {"riga"}
     round = round_of(0, phase=1)
@@ -150,8 +149,7 @@ def test_a_reply_to_a_dropped_exchange_is_not_taken_for_one_to_the_next():
 
 
 def test_a_reply_that_came_early_waits_for_its_turn():
-    sites = Sites()
-    remote, round = engine(sites), round_of(0)
+    (sites, remote), round = connected(), round_of(0)
     remote.send(told(round), round)
     assert len(remote.wait(round.ids.numpy()).ids) == 3
     assert exchange(remote, round_of(0, [2]), send=False)[0] == {2: 24}
@@ -194,9 +192,7 @@ def test_the_client_that_diverged_is_named(who):
 
 
 def test_a_quorum_larger_than_the_cohort_is_the_cohort():
-    sites = Sites()
-    remote = engine(sites, quorum=3)
-    assert exchange(remote, round_of(0, [1, 2]))[0] == {1: 22, 2: 24}
+    assert exchange(connected(quorum=3)[1], round_of(0, [1, 2]))[0] == {1: 22, 2: 24}
 
 
 def test_a_metric_that_one_site_alone_has_given_to_an_average_is_not_shown():

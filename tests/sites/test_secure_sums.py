@@ -40,7 +40,7 @@ def test_sites_have_the_bits_of_a_rehearsal(method, more, data, tmp_path):
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
 
-def test_nothing_that_leaves_a_site_or_lies_at_the_server_holds_its_numbers(data, tmp_path):
+def test_nothing_that_leaves_a_site_or_lies_at_the_server_holds_its_numbers(data, tmp_path, monkeypatch):
     """No plain reply, sum, score or time: neither as it would be sent, nor as the integers under the masks."""
     plain: list[bytes] = []
     hidden = sums.Hidden.masked
@@ -53,12 +53,9 @@ def test_nothing_that_leaves_a_site_or_lies_at_the_server_holds_its_numbers(data
         plain.extend(repr(v).encode() for v in values if len(repr(v)) > 9)
         return hidden(self, asked, found, names, privacy)
 
-    sums.Hidden.masked = noted
-    try:
-        sites = Secured(tmp_path, data)
-        run = at_sites(study(tmp_path), sites)
-    finally:
-        sums.Hidden.masked = hidden
+    monkeypatch.setattr(sums.Hidden, "masked", noted)
+    sites = Secured(tmp_path, data)
+    run = at_sites(study(tmp_path), sites)
     assert len(plain) > 50
     kinds = {
         raw(found).head["kind"] for _, head, found in sites.seen if head["kind"] in ("pooled", "train", "evaluate")
@@ -151,15 +148,12 @@ def once(sites):
 def test_a_sum_that_was_opened_without_a_site_stays_that_after_a_kill(data, tmp_path):
     """wien, absent in the round before the kill, is not added to its sum afterwards."""
     file, sites = study(tmp_path, **{"checkpoint-every": 100}), Secured(tmp_path, data)
-    sites.lost = lambda name, head: name == "wien" and head["kind"] == "train" and head["t"] == 0
-    stopped = []
 
     class Killed(Exception):
         pass
 
     def kill(name, head):
         if head["kind"] == "train" and head["t"] == 2:
-            stopped.append(name)
             raise Killed
         return name == "wien" and head["kind"] == "train" and head["t"] == 0
 
