@@ -36,24 +36,18 @@ def test_a_notebook_runs_and_its_page_has_the_outputs(file, tmp_path, monkeypatc
     assert all("\n\n" not in part for output in found for part in output.split("\n\n<div")[1:])  # else it ends there
 
 
-def test_there_are_ten_and_each_says_what_it_shows():
+def test_there_are_ten_and_each_says_what_it_shows_and_is_what_jupyter_opens():
     assert len(notebooks.files()) == 10
     for file in notebooks.files():
         assert len(notebooks.about(file)) > 60
         assert len(file.read_text().splitlines()) <= 100, "a notebook of the gallery is short"
-
-
-def test_a_notebook_is_what_jupyter_opens():
-    for file in notebooks.files():
         found = json.loads(notebooks.ipynb(file))
         assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
-        kinds = [cell["cell_type"] for cell in found["cells"]]
-        assert kinds[0] == "markdown"
+        assert found["cells"][0]["cell_type"] == "markdown"
         for cell in found["cells"]:
             code = cell["cell_type"] == "code"
-            assert cell.keys() == {"cell_type", "id", "metadata", "source"} | (
-                {"execution_count", "outputs"} if code else set()
-            )
+            more = {"execution_count", "outputs"} if code else set()
+            assert cell.keys() == {"cell_type", "id", "metadata", "source"} | more
             assert not code or compile("".join(cell["source"]), file.name, "exec")
 
 

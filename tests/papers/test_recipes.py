@@ -166,6 +166,9 @@ def test_claims_are_corrected_over_their_table_and_edges_are_marked():
     assert [row[3].text for row in claims_table(claims).rows] == ["decided", "decided", "decided", "–"]
     claims[2] = claims[2]._replace(p=0.026)
     assert [row[3].text for row in claims_table(claims).rows] == ["not decided", "decided", "not decided", "–"]
+    table = beside("T", ["accuracy"], {"m": [("84.97", ours([0.8, 0.9], 100))]})
+    assert table.headers == ["method", "accuracy, paper", "accuracy, ours"]
+    assert [c.text for c in table.rows[0]] == ["m", "84.97", "85.00 ± 7.07"]
     low, inside = (decided("", low, 1.0, 0.5) for low in (-0.09, -0.2))  # widths 1.09 and 1.2
     assert (low.edge, inside.edge) == (True, False)
     assert claims_table([low]).rows[0][3].text == "not decided, edge"
@@ -185,12 +188,6 @@ def test_a_recipe_says_how_many_edges_are_left(tmp_path):
     assert len(calls) == 1
     found = replace(find("fedslr/table2"), run=lambda bench: Outcome(notes=["a"])).outcome(bench)
     assert found.notes == ["a", *bench.tuning()]
-
-
-def test_paper_and_ours_stand_side_by_side():
-    table = beside("T", ["accuracy"], {"m": [("84.97", ours([0.8, 0.9], 100))]})
-    assert table.headers == ["method", "accuracy, paper", "accuracy, ours"]
-    assert [c.text for c in table.rows[0]] == ["m", "84.97", "85.00 ± 7.07"]
 
 
 FPFC_PAPER = "1 3 4 5 6 7 8 9 e1 e2 e3 e4 e5 e6", "1 2 3 e1 e2 e3 e4"
@@ -243,6 +240,10 @@ def started(name):
 def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
     """The estimate for paper scale, and of every setting whose it is: the paper's, the released code's, or ours."""
     r = started(name)
+    assert r.title
+    assert find(name).about
+    assert all(0 < r.minutes[size] for size in SIZES)
+    assert {s.source for size in r.sizes for s in r.settings(size)} <= {"paper", "code", "ours"}
     monkeypatch.setitem(RECIPES, name, r)
     before, _, _ = cli("reproduce", name, "--scale", "paper", "--yes").out.partition("STARTED")
     said = re.search(rf"(?:about (\d+) (min|h|days)|a few seconds) on {re.escape(r.machine)}", before)
@@ -252,16 +253,6 @@ def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
     assert re.search(r"what +whose +value", before)
     for setting in r.settings("paper"):
         assert re.search(rf"{re.escape(setting.key[:12])}.* {setting.source} ", before)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_recipe_says_what_it_is(name):
-    r = find(name)
-    assert r.title
-    assert r.about
-    assert all(0 < r.minutes[size] for size in SIZES)
-    for size in r.sizes:
-        assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
 def test_all_small_sizes_together_take_three_hours_at_most():

@@ -44,11 +44,6 @@ def test_a_method_that_cannot_is_refused_by_name_with_the_reason(experiment, cli
     assert status == 2
 
 
-def test_without_the_table_there_is_nothing_to_plan(cli):
-    said = cli("privacy", "--data", "heart-disease")
-    assert (said.status, "found no table [privacy]" in said.err) == (2, True)
-
-
 def test_a_private_run_says_so_comes_out_again_and_needs_its_own_noise(experiment, tmp_path, capsys):
     run = tmp_path / "run"
     assert call(["run", str(experiment), "--out", str(run), "--quiet"]) == 0
@@ -61,10 +56,19 @@ def test_a_private_run_says_so_comes_out_again_and_needs_its_own_noise(experimen
     assert "its noise.key is not here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["coalitions", "--against", "none"], ["tune", "fedavg", "--setting", "lr"]])
-def test_analyses_that_no_budget_is_kept_for_are_refused(command, cli):
-    said = cli(*command, "--data", "heart-disease", "--set", "privacy.sums=secure", "--out", "out")
-    assert (said.status, f"privacy: not with {command[0]}" in said.err) == (2, True)
+HEART = ["--data", "heart-disease"]
+SECURE = [*HEART, "--set", "privacy.sums=secure", "--out", "out"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["coalitions", "--against", "none", *SECURE], "privacy: not with coalitions"),
+    (["tune", "fedavg", "--setting", "lr", *SECURE], "privacy: not with tune"),
+    (["privacy", *HEART], "found no table [privacy]"),
+    *((["privacy", "experiment.toml", f"--cost={eps}", "--out", "out", "-q"], "found") for eps in ("8,x", "0", "-1")),
+])  # fmt: skip
+def test_what_no_budget_is_kept_for_and_what_is_no_epsilon_is_one_line(words, said, experiment, cli):
+    done = cli(*words)
+    assert (done.status, done.err.count("\n"), said in done.err) == (2, 1, True)
 
 
 def test_what_epsilon_costs_is_a_figure_and_a_line_for_each_site(experiment, tmp_path, capsys):
@@ -81,10 +85,3 @@ def test_what_epsilon_costs_is_a_figure_and_a_line_for_each_site(experiment, tmp
         table = tomllib.loads((out / "runs" / f"{label}-seed1" / "config.toml").read_text()).get("privacy", {})
         assert (table.get("epsilon"), table.get("per")) == (epsilon, epsilon and "run")
     assert "What does privacy cost?" in (out / "report.html").read_text()
-
-
-@pytest.mark.parametrize("given", ["8,x", "0", "-1"])
-def test_epsilons_that_are_none_are_one_line(given, experiment, cli):
-    said = cli("privacy", experiment, f"--cost={given}", "--out", "out", "-q")
-    assert (said.status, said.err.count("\n")) == (2, 1)
-    assert "found" in said.err
