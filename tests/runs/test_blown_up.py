@@ -32,11 +32,8 @@ def sites(scale: float = 1e12, classes: bool = False, empty: bool = False) -> pf
         x = rng.normal(size=(40, 3)).astype(np.float32)
         y = x @ [1.0, -1, 0.5] + 0.3 * rng.normal(size=40)
         pairs.append((x * (scale if i == 3 else 1), (y > 0).astype(np.int64) if classes else y.astype(np.float32)))
-    given = [(x[:10], y[:10]) for x, y in pairs]
-    return pf.Federation.from_arrays(
-        [(x[10:], y[10:]) for x, y in pairs], [None if empty and i == 1 else t for i, t in enumerate(given)],
-        names=["a", "b", "c", "d"],
-    )  # fmt: skip
+    test = [None if empty and i == 1 else (x[:10], y[:10]) for i, (x, y) in enumerate(pairs)]
+    return pf.Federation.from_arrays([(x[10:], y[10:]) for x, y in pairs], test, names=list("abcd"))
 
 
 def fit(method, fed, rounds=1, **how):
@@ -59,21 +56,16 @@ def test_a_run_whose_model_blows_up_at_one_site_has_diverged_there(evaluate_ever
     assert np.isfinite(clients.loc[["a", "b", "c"], "test_rmse"]).all()
 
 
-def test_a_site_without_samples_is_no_divergence():
-    run = fit(pf.Local(lr=1e-3), sites(1.0, empty=True))
-    assert run.status == "finished"
-    assert np.isnan(run.final["test"]["rmse"]).tolist() == [False, True, False, False]
-    assert math.isclose(run.records[-1]["rmse"], np.nanmean(run.final["test"]["rmse"]))
-
-
-def test_a_score_that_is_not_defined_is_no_divergence():
+def test_a_site_without_samples_or_without_a_defined_score_is_no_divergence():
     """AUC of one class: a site's samples, and not its model, are why there is none."""
-    fed = sites(1.0, classes=True)
-    fed.test.y[fed.test.offsets[3] :] = 1
-    run = fit(pf.FedAvg(lr=0.1), fed, metrics="auc,accuracy")
-    assert run.status == "finished"
-    assert np.isnan(run.final["test"]["auc"]).tolist() == [False, False, False, True]
-    assert math.isfinite(run.records[-1]["auc"])
+    one_class = sites(1.0, classes=True)
+    one_class.test.y[one_class.test.offsets[3] :] = 1
+    for fed, metric, none in ((sites(1.0, empty=True), "rmse", 1), (one_class, "auc", 3)):
+        run = fit(pf.Local(lr=1e-3), fed, metrics=f"{metric},{'mae' if metric == 'rmse' else 'accuracy'}")
+        assert run.status == "finished"
+        found = run.final["test"][metric]
+        assert np.flatnonzero(np.isnan(found)).tolist() == [none]
+        assert math.isclose(run.records[-1][metric], np.nanmean(found))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
@@ -116,10 +108,8 @@ def test_a_method_that_blows_up_never_ranks_better(tmp_path):
     fed = [sites(1.0), sites(1e12)]
     torch.manual_seed(0)
     methods = {"wild": pf.Local(lr=1e-3), "calm": pf.Local(lr=0.0)}
-    found = pf.compare(
-        nn.Linear(3, 1), lambda seed: fed[seed], methods, rounds=1, batch_size=None, local_steps=1, seeds=2,
-        out=tmp_path / "c",
-    )  # fmt: skip
+    how = {"rounds": 1, "batch_size": None, "local_steps": 1, "seeds": 2, "out": tmp_path / "c"}
+    found = pf.compare(nn.Linear(3, 1), lambda seed: fed[seed], methods, **how)
     assert [(r.label, r.seed) for r in found.failures] == [("wild", 1)]
     table = found.table.set_index("label")
     assert table.loc["wild", "diverged"] == 1
@@ -134,10 +124,8 @@ def test_tune_does_not_choose_a_value_that_blows_up():
     pytest.importorskip("polyfed_tuning")
     torch.manual_seed(0)
     fed = sites(1e12).with_validation(0.3, 0)
-    found = pf.tune(
-        nn.Linear(3, 1), fed, pf.Local(lr=1e-3), setting="lr", grid=[0.0, 1e-3], batch_size=None, local_steps=1,
-        rounds=1, extend=0, train_on=0,
-    )  # fmt: skip
+    how = {"setting": "lr", "grid": [0.0, 1e-3], "batch_size": None, "local_steps": 1, "rounds": 1, "extend": 0}
+    found = pf.tune(nn.Linear(3, 1), fed, pf.Local(lr=1e-3), train_on=0, **how)
     rows = found.table.set_index("lr")
     assert rows.loc[1e-3, "ended"] == "diverged"
     assert rows.loc[0.0, "best"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -29,8 +30,12 @@ def federation(names=NAMES, seed=0):
 
 def train(fed=None, model=None, **settings):
     torch.manual_seed(0)
-    model = model if model is not None else torch.nn.Linear(3, 2)
-    return pf.fit(model, fed or federation(), pf.Ditto(lr=0.1), **{"rounds": 6, "batch_size": None, **settings})
+    return pf.fit(
+        model or torch.nn.Linear(3, 2),
+        fed or federation(),
+        pf.Ditto(lr=0.1),
+        **{"rounds": 6, "batch_size": None, **settings},
+    )
 
 
 def enough(progress):
@@ -51,16 +56,15 @@ def test_a_run_that_a_callback_ended_stays_ended(tmp_path, lost):
     assert (tmp_path / "clients.csv").read_bytes() == before  # in the order of columns too
 
 
-def flipped(split):
-    return dataclasses.replace(split, y=1 - split.y)
+def flipped(fed, part):
+    split = getattr(fed, part)
+    return {part: dataclasses.replace(split, y=1 - split.y)}
 
 
 @pytest.mark.parametrize(
     ("word", "change"),
     [
-        ("test", lambda f: {"test": flipped(f.test)}),
-        ("train", lambda f: {"train": flipped(f.train)}),
-        ("validation", lambda f: {"validation": flipped(f.validation)}),
+        *((part, partial(flipped, part=part)) for part in ("test", "train", "validation")),
         ("clients", lambda f: {"names": (*f.names[:-1], "bergen")}),
         ("clients", lambda f: {"classes": 3}),
         ("preparation", lambda f: {"meta": {**f.meta, "options": {"scaled": True}}}),
@@ -94,10 +98,8 @@ def test_frozen_tensors_are_kept_and_others_refused(tmp_path):
     fixed = load_file(tmp_path / "fixed.safetensors")
     assert set(fixed) == {"features.weight", "features.bias", "scale"}
     own, _ = folder_module.client_model(tmp_path, 0, "oslo")
-    Backbone(2.0).load_state_dict(own | fixed)  # complete
-    x = torch.randn(5, 3)
-    exported = Backbone(2.0)
-    exported.load_state_dict(own | fixed)
+    x, exported = torch.randn(5, 3), Backbone(2.0)
+    exported.load_state_dict(own | fixed)  # complete
     assert torch.equal(exported(x), run.model("oslo")(x))
     model.features.weight.data += 1
     for changed in (model, Backbone(0.5)):
@@ -106,12 +108,9 @@ def test_frozen_tensors_are_kept_and_others_refused(tmp_path):
     assert pf.Task(torch.nn.Linear(3, 2)).fixed_digest == ""
 
 
-def failing(t):
-    def watch(progress):
-        if progress.round == t:
-            raise ZeroDivisionError("a fault of the callback")
-
-    return watch
+def failing(progress):
+    if progress.round == 4:
+        raise ZeroDivisionError("a fault of the callback")
 
 
 class Brittle(torch.nn.Linear):
@@ -130,9 +129,8 @@ class Brittle(torch.nn.Linear):
 def test_an_error_saves_the_last_whole_round(tmp_path, fault):
     torch.manual_seed(0)
     Brittle.left = 10**9 if fault == "callback" else 2 * len(NAMES) * 4  # in the fourth round, or about
-    calls = [failing(4)] if fault == "callback" else []
     with pytest.raises(ZeroDivisionError, match=f"fault of the {fault}"):
-        train(model=Brittle(3, 2), out=tmp_path, callbacks=calls)
+        train(model=Brittle(3, 2), out=tmp_path, callbacks=[failing] if fault == "callback" else [])
     t = checkpoint.load(tmp_path / "checkpoint")[1]["t"]
     assert t == 4 if fault == "callback" else t > 0
     Brittle.left = 10**9

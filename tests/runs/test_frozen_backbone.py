@@ -1,6 +1,8 @@
 """Runs on kept features: the same numbers as through the backbone, which is run once."""
 
 import copy
+import shutil
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -21,32 +23,20 @@ X = torch.as_tensor(RNG.normal(size=(5, 4)))
 FED = pf.Federation.from_arrays([(RNG.normal(size=(30, 4)), np.arange(30) % 3) for _ in range(4)])
 
 
-class Counting(nn.Module):
+class Counting(nn.Sequential):
     """A backbone that counts the samples it has seen."""
 
     seen = 0
 
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
-
     def forward(self, x):
         type(self).seen += len(x)
-        return self.layers(x)
+        return super().forward(x)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.backbone, self.head = Counting().requires_grad_(False), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.head(self.backbone(x).relu())
-
-
-def model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return Net().double()
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    body = Counting(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5)).requires_grad_(False)
+    return nn.Sequential(OrderedDict(backbone=body, relu=nn.ReLU(), head=nn.Linear(5, 3))).double()
 
 
 def run(method=None, **settings):
@@ -114,18 +104,9 @@ def test_a_run_beside_it_has_the_same_files_and_a_resumed_one_goes_on(tmp_path):
     run(out=tmp_path / "part", rounds=2)
     again = run(out=tmp_path / "part", resume=True)
     assert torch.equal(again.personal, whole.personal)
-    for pattern in ("fixed.safetensors", "features/*.npy"):
-        names = [sorted((tmp_path / name).glob(pattern)) for name in ("whole", "part")]
-        assert names[0]
-        assert all(a.samefile(b) for a, b in zip(*names, strict=True))
-
-
-def test_a_damaged_file_of_features_is_made_again(tmp_path):
-    first = run(out=tmp_path / "a")
-    for file in (tmp_path / "a" / "features").iterdir():
-        file.write_bytes(b"\x93NUMPY")
-    features._known.clear()
-    assert torch.equal(run(out=tmp_path / "b").personal, first.personal)
+    files = [tmp_path / "whole" / "fixed.safetensors", *(tmp_path / "whole").glob("features/*.npy")]
+    assert len(files) > 1
+    assert all(file.samefile(tmp_path / "part" / file.relative_to(tmp_path / "whole")) for file in files)
 
 
 def test_large_features_stay_in_their_file(monkeypatch, tmp_path):
@@ -162,10 +143,8 @@ def test_a_module_of_which_nothing_is_trained_drops_nothing_and_any_other_does(t
         block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(trained), nn.Linear(6, 6).requires_grad_(False))
         task = Task(nn.Sequential(body.requires_grad_(False), block, nn.Tanh(), nn.Linear(6, 3)).double().train(train))
         task.stacked, task.vectorised, task.grouped = None, together, grouped
-        batch = Batch(
-            X.expand(2, -1, -1), torch.arange(5).expand(2, -1) % 3, seed=lambda: np.arange(2, dtype=np.uint64)
-        )
-        return task.gradient(task.w0.expand(2, -1), batch)[0]
+        x, y = X.expand(2, -1, -1), torch.arange(5).expand(2, -1) % 3
+        return task.gradient(task.w0.expand(2, -1), Batch(x, y, seed=lambda: np.arange(2, dtype=np.uint64)))[0]
 
     for train in (True, False):
         assert torch.equal(gradient(0.5, 0.0, train), gradient(0.0, 0.0, train))
@@ -174,12 +153,10 @@ def test_a_module_of_which_nothing_is_trained_drops_nothing_and_any_other_does(t
 
 
 def test_dropout_of_a_frozen_backbone_is_off_and_of_the_head_on():
-    def net(backbone: nn.Module, head: nn.Module) -> nn.Module:
+    def trained(backbone: nn.Module, head: nn.Module) -> torch.Tensor:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Sequential(nn.Linear(4, 5), backbone).requires_grad_(False), head, nn.Linear(5, 3))
-
-    def trained(*layers: nn.Module) -> torch.Tensor:
-        return pf.fit(net(*layers), FED, pf.FedAvg(lr=0.1), rounds=2).personal
+        below = nn.Sequential(nn.Linear(4, 5), backbone).requires_grad_(False)
+        return pf.fit(nn.Sequential(below, head, nn.Linear(5, 3)), FED, pf.FedAvg(lr=0.1), rounds=2).personal
 
     plain = trained(nn.Dropout(0.0), nn.Identity())
     assert torch.equal(trained(nn.Dropout(0.5), nn.Identity()), plain)
@@ -201,9 +178,8 @@ def test_half_precision_stays_in_memory_and_computes_as_if_widened(words, half, 
     assert kept[0]["1.base.weight" if "lora" in words else "1.weight"] == half
     sizes = [(tmp_path / str(i) / "fixed.safetensors").stat().st_size for i in range(2)]
     assert sizes[0] < sizes[1]
-    x = torch.as_tensor(RNG.normal(size=(5, 4))).float()
     with torch.no_grad():
-        outs = [pf.models.merged(run.model(1)).eval()(x) for run in runs]
+        outs = [pf.models.merged(run.model(1)).eval()(X.float()) for run in runs]
     assert torch.allclose(*outs, rtol=0, atol=1e-5)
 
 
@@ -215,18 +191,18 @@ def test_exports_share_one_file_of_the_backbone(tmp_path):
     assert all(load_file(path).keys() == {"head.weight", "head.bias"} for path in paths)
     whole = model()
     whole.load_state_dict(load_file(shared) | load_file(paths[2]))
-    x = torch.as_tensor(RNG.normal(size=(5, 4)))
-    assert torch.equal(whole(x), found.model(2)(x))
+    assert torch.equal(whole(X), found.model(2)(X))
 
 
 @pytest.mark.parametrize(
     "wrong", ["a row short", "a row long", "a feature short", "another type", "one axis", "cut", "text", "empty"]
 )
 def test_whatever_lies_under_a_features_name_the_run_is_the_same(wrong, tmp_path):
-    """What is not such a file is made anew, of each split by itself."""
+    """What is not such a file is made anew, of each split by itself, and not taken from a folder beside it."""
     right = run(out=tmp_path / "right")
     for path in sorted((tmp_path / "right/features").glob("*.npy")):
-        place = tmp_path / f"wrong-{path.stem[:6]}" / "features"
+        shutil.rmtree(tmp_path / "wrong", ignore_errors=True)
+        place = tmp_path / "wrong" / "features"
         place.mkdir(parents=True)
         whole = np.load(path)
         given = {
@@ -239,19 +215,8 @@ def test_whatever_lies_under_a_features_name_the_run_is_the_same(wrong, tmp_path
         else:
             data = path.read_bytes()
             (place / path.name).write_bytes({"cut": data[: len(data) // 2], "text": b"features", "empty": b""}[wrong])
-        features._known.clear()
-        found = run(out=place.parent)
-        assert torch.equal(found.personal, right.personal)
-        assert np.array_equal(np.load(place / path.name), whole)
-
-
-def test_features_of_a_folder_beside_it_are_taken_where_they_fit_alone(tmp_path):
-    right = run(out=tmp_path / "a" / "right")
-    names = [path.name for path in (tmp_path / "a/right/features").glob("*.npy")]
-    for name in names:
-        place = tmp_path / "b" / "wrong" / "features"
-        place.mkdir(parents=True, exist_ok=True)
-        np.save(place / name, np.load(tmp_path / "a/right/features" / name)[:-1])
-    features._known.clear()
-    found = run(out=tmp_path / "b" / "new")
-    assert torch.equal(found.personal, right.personal)
+        for out in (tmp_path / "beside", place.parent):
+            features._known.clear()
+            assert torch.equal(run(out=out).personal, right.personal)
+            assert np.array_equal(np.load(out / "features" / path.name), whole)
+            shutil.rmtree(tmp_path / "beside", ignore_errors=True)

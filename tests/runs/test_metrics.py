@@ -1,5 +1,6 @@
 """A run judged by scores that were asked for: in its history, files, tables, figures, tuning and newcomers."""
 
+import dataclasses
 import json
 import math
 import tomllib
@@ -106,9 +107,8 @@ def test_a_function_of_python_leads_and_its_folder_says_that_no_file_holds_it(tm
 
 def test_the_report_says_who_has_no_score_and_over_how_many_the_mean_is(tmp_path):
     methods = [pf.Local(0.1), pf.FedAvg(0.1)]
-    found = pf.compare(
-        linear(), lambda seed: federation(seed=seed), methods, seeds=3, out=tmp_path, rounds=4, metrics=["auc", "brier"]
-    )
+    how = {"seeds": 3, "rounds": 4, "metrics": ["auc", "brier"], "out": tmp_path}
+    found = pf.compare(linear(), lambda seed: federation(seed=seed), methods, **how)
     assert (found.metric.name, list(found.table)[3]) == ("auc", "auc")
     study = report.read(tmp_path)
     table = report.client_table(study)
@@ -134,15 +134,11 @@ def test_the_report_says_who_has_no_score_and_over_how_many_the_mean_is(tmp_path
 @pytest.mark.parametrize(("metric", "pick"), [("auc", max), ("log-loss", min), ("calibration-slope", None)])
 def test_tuning_chooses_by_the_metric_that_leads(metric, pick):
     pytest.importorskip("polyfed_tuning")
-    fed = federation().with_validation(0.4, 0)
-    tuned = pf.tune(
-        linear(), fed, pf.FedAvg(), setting="lr", grid=[0.001, 0.1, 3.0], rounds=4, train_on=0, metrics=metric
-    )
+    how = {"setting": "lr", "grid": [0.001, 0.1, 3.0], "rounds": 4, "train_on": 0, "metrics": metric}
+    tuned = pf.tune(linear(), federation().with_validation(0.4, 0), pf.FedAvg(), **how)
     found = {row["lr"]: row["validation"] for row in tuned.rows}
-    pick = pick or (
-        lambda values, key: min(values, key=lambda lr: abs(found[lr] - 1) if found[lr] == found[lr] else 9e9)
-    )
-    assert tuned.best["lr"] == pick(found, key=found.get)
+    gaps = {lr: abs(value - 1) if value == value else math.inf for lr, value in found.items()}
+    assert tuned.best["lr"] == (pick(found, key=found.get) if pick else min(gaps, key=gaps.get))
     assert tuned.metric.name == metric
 
 
@@ -155,31 +151,17 @@ def test_tuning_by_a_score_that_no_client_has_is_refused():
 
 
 def test_newcomers_are_judged_by_the_runs_metric():
-    run = train()
-    new = federation(names=("wien", ONE_CLASS + "2", "rome"), seed=5)
-    ill = new.names.index(ONE_CLASS + "2")
-    draw = [(f.x, torch.ones_like(f.y) if i == ill else f.y) for i, f in enumerate(map(_all_of(new), range(3)))]
-    new = pf.Federation.from_arrays(
-        [(x.numpy(), y.numpy()) for x, y in draw], names=new.names, classes=2, test_fraction=0.4
-    )
+    run, new = train(), federation(names=("wien", "rome", ONE_CLASS), seed=5)
+    new = dataclasses.replace(new, names=("wien", "rome", "bern2"))
     found = pf.admit(run, new, 2)
     last = found.table[found.table["exchange"] == 2].set_index("client")["auc"]
     x, y = new.test.client(0)
     z = found.model("wien")(x).detach().double().numpy()
     assert last["wien"] == pytest.approx(roc_auc_score(y, z[:, 1] - z[:, 0]), abs=1e-6)
-    assert np.isnan(last[ONE_CLASS + "2"])
+    assert np.isnan(last["bern2"])
     notes = found.summary().notes
     assert any("of 2" in n for n in notes)
     assert any("no AUC: bern2 (one class)" in n for n in notes)
-
-
-def _all_of(fed):
-    class Part:
-        def __init__(self, i):
-            (a, b), (c, d) = fed.train.client(i), fed.test.client(i)
-            self.x, self.y = torch.cat([a, c]), torch.cat([b, d])
-
-    return Part
 
 
 def test_numbers_have_their_own_scores():

@@ -19,9 +19,8 @@ METHODS = (pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedACS(0.1), pf.IFCA(0.1, k=2), pf.
 def federation(names=NAMES, seed=0):
     rng = np.random.default_rng(seed)
     draw = [(rng.normal(size=(20, 3)).astype(np.float32), rng.integers(0, 2, 20)) for _ in names]
-    return pf.Federation.from_arrays(
-        draw, names=names, classes=2, test_fraction=0.25, clusters=[0, 0, 1, 1][: len(names)]
-    )
+    clusters = [0, 0, 1, 1][: len(names)]
+    return pf.Federation.from_arrays(draw, names=names, classes=2, test_fraction=0.25, clusters=clusters)
 
 
 def linear():
@@ -43,20 +42,16 @@ def test_an_opened_run_is_the_run_that_was_trained(tmp_path, method):
     run = train(tmp_path, method)
     before = contents(tmp_path)
     found = pf.Run.open(str(tmp_path), model=linear())
-    assert torch.equal(found.personal, run.personal)
-    assert (found.common is None) == (run.common is None)
-    assert run.common is None or torch.equal(found.common, run.common)
-    assert found.server.keys() == run.server.keys()
-    assert all(torch.equal(found.server[k], run.server[k]) for k in run.server)
+    torch.testing.assert_close(
+        (found.personal, found.common, found.server), (run.personal, run.common, run.server), rtol=0, atol=0
+    )
     for name in NAMES:
         x = torch.randn(5, 3)
         assert torch.equal(found.model(name)(x), run.model(name)(x))
     for table in ("history", "ledger", "clients", "assignments"):
         pd.testing.assert_frame_equal(getattr(found, table), getattr(run, table), check_exact=False, rtol=1e-12)
     assert (found.parameters == run.parameters).all()
-    assert found.status == "finished"
-    assert found.metric == run.metric
-    assert found.findings.keys() == run.findings.keys()
+    assert (found.status, found.metric, found.findings.keys()) == ("finished", run.metric, run.findings.keys())
     assert found.settings.algorithm == {k: v for k, v in run.settings.algorithm.items() if v is not None}
     assert run.clusters is None or (found.clusters == run.clusters).all()
     assert contents(tmp_path) == before
@@ -125,9 +120,7 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(tmp_path):
 
 
 def test_an_attack_on_the_labels_strikes_once(tmp_path):
-    attack = pf.threats.ATTACKS.make(
-        "label-flip" if "label-flip" in pf.threats.ATTACKS else "labelflip", {"ratio": 0.5}
-    )
+    attack = pf.threats.ATTACKS.make("label-flip", {"ratio": 0.5})
     whole = train(tmp_path / "a", rounds=5, attack=attack)
     train(tmp_path / "b", rounds=2, attack=attack)
     found = pf.Run.open(tmp_path / "b", federation(), linear())
@@ -159,11 +152,9 @@ def test_a_run_on_named_data_is_whole_again(cli, tmp_path):
     words = ["--data", "heart-disease", "--rounds", 3, "--seeds", 1, "--algorithm", "ditto", "--local-steps", 2]
     assert cli("run", *words, "--out", "a", "-q").status == 0
     found = pf.Run.open(tmp_path / "a")
-    again = found.evaluate(found.personal)
-    assert np.allclose(again["accuracy"], found.clients["test_accuracy"], rtol=1e-12)
+    assert np.allclose(found.evaluate(found.personal)["accuracy"], found.clients["test_accuracy"], rtol=1e-12)
     path, about = found.export("va", tmp_path / "va.safetensors")
-    source = load_file(tmp_path / "a/models/va.safetensors")
-    assert all(torch.equal(t, source[k]) for k, t in load_file(path).items())
+    torch.testing.assert_close(load_file(path), load_file(tmp_path / "a/models/va.safetensors"), rtol=0, atol=0)
     assert json.loads(about.read_text())["client"] == "va"
     assert found.report(tmp_path / "page.html").read_text().startswith("<!")
     on = found.resume(5)
@@ -179,10 +170,8 @@ def test_a_folder_whose_data_are_gone_is_read_all_the_same(cli, tmp_path):
     rng = np.random.default_rng(0)
     for name in ("north", "south"):
         np.savez(sites / f"{name}.npz", x=rng.normal(size=(30, 4)).astype(np.float32), y=np.arange(30) % 2)
-    assert (
-        cli("run", "--data", "sites", "--rounds", 2, "--seeds", 1, "--algorithm", "ditto", "--out", "a", "-q").status
-        == 0
-    )
+    words = ("--data", "sites", "--rounds", 2, "--seeds", 1, "--algorithm", "ditto", "--out", "a", "-q")
+    assert cli("run", *words).status == 0
     before = pf.Run.open(tmp_path / "a")
     assert before.federation.names == ("north", "south")
     shutil.rmtree(sites)
@@ -249,9 +238,6 @@ def test_a_damaged_last_checkpoint_is_not_taken_for_the_run(tmp_path):
 
 def test_an_opened_run_can_be_set_out_from(tmp_path):
     run = train(tmp_path)
-    given = {"rounds": 2, "batch_size": 8}
-    a, b = (
-        pf.fit(linear(), federation(), pf.Ditto(0.1), start=start, **given)
-        for start in (run, pf.Run.open(tmp_path, model=linear()))
-    )
-    assert torch.equal(a.personal, b.personal)
+    opened = pf.Run.open(tmp_path, model=linear())
+    a, b = (train(None, rounds=2, start=start).personal for start in (run, opened))
+    assert torch.equal(a, b)

@@ -21,7 +21,7 @@ from polyfed.yardsticks import Commonest, OwnLinear, OwnTrees
 
 SIZES = (9, 7)
 EVERYONE = np.arange(len(SIZES))
-TRAIN = {"test_fraction": 0.0}
+RISING = [np.arange(1.0, n + 1) for n in SIZES]
 
 
 class Odd(nn.Module):
@@ -45,11 +45,9 @@ def weighted(classes: bool = True) -> tuple[Split, Split]:
     data, rng = sites(classes), np.random.default_rng(1)
     weights = [rng.integers(0, 4, n) for n in SIZES]
     copies = [(np.repeat(x, w, 0), np.repeat(y, w)) for (x, y), w in zip(data, weights, strict=True)]
-    more = TRAIN | {"classes": 3 if classes else None}
-    return (
-        pf.Federation.from_arrays(data, weights=weights, **more).train,
-        pf.Federation.from_arrays(copies, **more).train,
-    )
+    more = {"test_fraction": 0.0, "classes": 3 if classes else None}
+    given = (data, weights), (copies, None)
+    return tuple(pf.Federation.from_arrays(pairs, weights=w, **more).train for pairs, w in given)
 
 
 @pytest.mark.parametrize("path", ["closed form", "module", "vectorised"])
@@ -64,7 +62,6 @@ def test_a_weight_is_that_many_copies_of_the_sample(path, loss):
         split = task.place(split)
         w, batch = task.w0.expand(2, -1) + torch.linspace(0, 1, task.p), padded(split, EVERYONE)
         g, value = task.gradient(w, batch)
-        assert value is not None
         stepped, on = w.clone(), task.gradient_on(w, batch)
         task.descend_(stepped, batch, 1.0)
         same = [g, value, task.loss_of(w, batch), w - stepped, task.hvp(w, torch.ones_like(w), batch)]
@@ -91,14 +88,13 @@ def test_the_batches_of_an_epoch_make_up_the_weighted_loss():
 
 
 def test_any_factor_on_a_clients_weights_changes_nothing_and_equal_ones_no_bit():
-    data, weights = sites(True), [np.arange(1.0, n + 1) for n in SIZES]
     model, how = nn.Linear(4, 3), {"rounds": 2, "seed": 1, "batch_size": 4, "dtype": "float64"}
 
     def models(weights):
-        fed = pf.Federation.from_arrays(data, weights=weights, test_fraction=0.2, classes=3)
+        fed = pf.Federation.from_arrays(sites(True), weights=weights, test_fraction=0.2, classes=3)
         return pf.fit(model, fed, pf.FedAvg(), **how).personal
 
-    once, more = models(weights), models([5 * weights[0], 0.2 * weights[1]])
+    once, more = models(RISING), models([5 * RISING[0], 0.2 * RISING[1]])
     assert once.numpy() == pytest.approx(more.numpy(), abs=1e-12)
     assert torch.equal(models([np.ones(9), np.full(7, 0.3)]), models(None))
     assert float((once - models(None)).abs().max()) > 1e-3
@@ -131,36 +127,29 @@ def test_scores_and_the_weight_of_a_client_do_not_ask_for_them():
 
 
 def test_they_go_where_the_samples_go():
-    data, weights = sites(True), [np.arange(1.0, n + 1) for n in SIZES]
-    fed = pf.Federation.from_arrays(
-        [(np.c_[x, w], y) for (x, y), w in zip(data, weights, strict=True)], weights=weights
-    )
+    pairs = [(np.c_[x, w], y) for (x, y), w in zip(sites(True), RISING, strict=True)]
+    fed = pf.Federation.from_arrays(pairs, weights=RISING)
     later = fed.with_validation(0.3)
     for f in (fed, fed.reorder([1, 0]), fed.without(["client-0"]), later):
-        assert f.train.weight is not None
         assert torch.equal(f.train.weight.float(), f.train.x[:, -1].float())
         assert f.test.weight is None
-    assert later.validation is not None
     assert later.validation.weight is None
     assert later.train.select([1]).shares is not None
-    shares = [later.train.shares[later.train.rows(i)] for i in range(2)]  # pyright: ignore[reportOptionalSubscript]
+    shares = [later.train.shares[later.train.rows(i)] for i in range(2)]
     assert [float(s.mean()) for s in shares] == pytest.approx([1, 1])
-    pooled = together(later).train.shares
-    assert pooled is not None
-    assert pooled.numpy() == pytest.approx(torch.cat(shares).numpy())
-    assert digest(fed) != digest(replace(fed, train=replace(fed.train, weight=fed.train.weight.square())))  # pyright: ignore
+    assert together(later).train.shares.numpy() == pytest.approx(torch.cat(shares).numpy())
+    assert digest(fed) != digest(replace(fed, train=replace(fed.train, weight=fed.train.weight.square())))
 
 
 def test_own_models_and_intercepts_take_them_too():
     rng, u = np.random.default_rng(0), torch.tensor([2, 0, 1] * 20)
     x, y = torch.tensor(rng.normal(size=(60, 4))), torch.tensor(rng.integers(0, 3, 60))
     many = [t.repeat_interleave(u, 0) for t in (x, y)]
-    for kind in (Commonest(), OwnLinear(penalty=1.0)):
-        one, copies = kind.fitted(x, y, 3, u.double())(x), kind.fitted(*many, 3)(x)
-        assert one.numpy() == pytest.approx(copies.numpy(), abs=1e-3)
     trees = OwnTrees(min_samples_leaf=2)
     assert not torch.allclose(trees.fitted(x, y, 3, u.double())(x), trees.fitted(x, y, 3)(x), atol=0.1)
     for kind in (Commonest(), OwnLinear(penalty=1.0)):
+        one, copies = kind.fitted(x, y, 3, u.double())(x), kind.fitted(*many, 3)(x)
+        assert one.numpy() == pytest.approx(copies.numpy(), abs=1e-3)
         one = kind.fitted(x, x[:, 0] + y, None, u.double())(x)
         copies = kind.fitted(many[0], many[0][:, 0] + many[1], None)(x)
         assert one.numpy() == pytest.approx(copies.numpy())
@@ -190,12 +179,11 @@ def test_weights_that_are_none_are_refused(weights, said):
 
 
 def test_a_loss_that_is_no_mean_over_samples_refuses_them_by_name():
-    weights = [np.arange(1.0, n + 1) for n in SIZES]
-    fed = pf.Federation.from_arrays(sites(False), weights=weights)
+    fed = pf.Federation.from_arrays(sites(False), weights=RISING)
     with pytest.raises(ConfigError, match="weights: the loss cox is no mean over samples"):
         pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=cox)
     times = [(x, np.c_[np.abs(y), np.arange(len(y)) % 2]) for x, y in sites(False)]
-    fed = pf.Federation.from_arrays(times, weights=weights)
+    fed = pf.Federation.from_arrays(times, weights=RISING)
     clinical = pytest.importorskip("polyfed_clinical")
     with pytest.raises(PolyfedError, match="weights: the loss cox"):
         pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=clinical.loss("cox"), batch_size=None)
