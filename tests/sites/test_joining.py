@@ -16,7 +16,6 @@ from hospitals import (
     Sites,
     at_sites,
     experiment,
-    folder,
     on_one_machine,
     same,
     study,
@@ -337,14 +336,6 @@ def test_a_run_begins_with_what_was_consented_to(heard):
         assert f"it has {key}, which this version does not know" in said(site, begin.saying(**other))
     assert len(shown) == 4
     assert not said(site, begin)
-
-
-def test_an_operator_is_asked_once_in_a_run(tmp_path):
-    data, shown = folder(tmp_path / "data"), []
-    consent = Consent(ALL.allow, ask=lambda text: not shown.append(text))
-    top = {"rounds": 1, "class-weights": "balanced", "seed": 2**63 - 1}  # the largest
-    at_sites(experiment(tmp_path / "study.toml", FEDAVG, **top), Sites(tmp_path, data, consent))
-    assert sorted(text.split("'")[1] for text in shown) == sorted(NAMES)
 
 
 def test_the_text_has_the_shapes_of_a_model_that_is_left_open(tmp_path):

@@ -336,12 +336,13 @@ def test_a_digest_is_agreed_to_and_nothing_else(data, tmp_path):
 def test_an_operator_is_asked_once_over_restarts_and_anew_when_a_run_gets_longer(data, tmp_path):
     shown = []
     asking = Consent(ALL.allow, ask=lambda text: not shown.append(text))
+    top = {"class-weights": "balanced", "seed": 2**63 - 1}  # labels and sums are asked for too; the largest seed
     for _ in range(2):
         sites = Sites(tmp_path, data, asking, NAMES, DEFAULT)
-        at_sites(experiment(tmp_path / "study.toml", FEDAVG, CLIENT, rounds=1), sites, resume=True)
-    assert len(shown) == 2, "one question at each site"
+        at_sites(experiment(tmp_path / "study.toml", FEDAVG, POOLED, rounds=1, **top), sites, resume=True)
+    assert sorted(text.split("'")[1] for text in shown) == sorted(NAMES), "one question at each site"
     sites = Sites(tmp_path, data, asking, NAMES, DEFAULT)
-    there = at_sites(experiment(tmp_path / "study.toml", FEDAVG, CLIENT, rounds=2), sites, resume=True)
+    there = at_sites(experiment(tmp_path / "study.toml", FEDAVG, POOLED, rounds=2, **top), sites, resume=True)
     assert there.rounds == 2
     assert len(shown) == 4
     assert "at most 2 rounds" in shown[-1]

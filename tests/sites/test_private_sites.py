@@ -7,22 +7,12 @@ import numpy as np
 import pytest
 from direct import raw
 from hospitals import OPEN, at_sites, experiment
-from secured import FOUR, SECURE, Secured, folder
+from secured import COLUMNS, DP, FOUR, SECURE, Secured
 
 from polyfed.base.errors import PolyfedError
-from polyfed.runs.privacy import Privacy
 from polyfed_privacy.guard import Guard
-from polyfed_privacy.ledger import Entry, Ledger, Spent
-from polyfed_privacy.planned import Planned
 
-COLUMNS = '[columns]\nmissing = "mean"\n'
 WIDE = '[model]\nname = "mlp"\nhidden = [120]\n'
-DP = "epsilon = 2.0\ndelta = 1e-3\nclip = 1.0\n"
-
-
-@pytest.fixture
-def data(tmp_path):
-    return folder(tmp_path / "data")
 
 
 def study(place, privacy, rounds=1, model="", name="study"):
@@ -138,23 +128,6 @@ def test_rounds_that_are_raised_on_resume_are_refused_by_every_site(unit, data, 
         at_sites(study(tmp_path, privacy, rounds=4), sites, resume=True)
     assert {head["t"] for _, head, _ in sites.seen if head["kind"] == "train"} == {0, 1}
     assert (tmp_path / "vaults" / "privacy.ledger").read_text() == booked
-
-
-def test_what_is_left_of_a_budget_has_to_hold_what_is_left_of_a_plan(tmp_path):
-    """Of four rounds a half is booked: two more fit, and not the four of a run whose rounds were raised to six."""
-
-    def guard(rounds):
-        plan = Planned(Privacy(sums="secure", epsilon=2.0, clip=1.0), True, rounds, float(rounds), 10, 1.0, cohort=4)
-        counts = np.array([20])
-        return Guard(plan, ["bern"], counts, b"0" * 32, Ledger(tmp_path / "ledger"), "d", None, everybody=counts)
-
-    four = guard(4)
-    four.check_budget(0)
-    rho = four.plan.limit / 4
-    four.ledger.book([Entry("bern", "d", f"{four.run} {t}.0", f"{t}", rho) for t in range(2)], four.plan.budget)
-    guard(4).check_budget(0)
-    with pytest.raises(Spent, match=r"budget of epsilon 2 at delta 1e-05 does not hold 4 rounds \(epsilon 1\."):
-        guard(6).check_budget(0)
 
 
 @pytest.mark.parametrize(

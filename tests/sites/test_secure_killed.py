@@ -4,25 +4,17 @@ import sys
 
 import numpy as np
 import pytest
-from hospitals import experiment, on_one_machine, same
+from hospitals import FEDAVG, experiment, on_one_machine, same
 from processes import Network, found_in, killing, repeated
-from secured import FOUR, SECURE, folder
+from secured import COLUMNS, DP, FOUR, SECURE
 
 from polyfed_sites import sums
 
-COLUMNS = '[columns]\nmissing = "mean"\n'
-FEDAVG = 'name = "fedavg"\nlr = 0.1'
-DP = "epsilon = 2.0\ndelta = 1e-3\nclip = 1.0\n"
 WHOLE = {"batch-size": "full", "local-epochs": 1}
 BITS = [("oslo", "before", 0), ("oslo", "between", 1), ("server", "between", 1), ("oslo", "after", 2)]
 NOISY = [("server", "after", 1), ("oslo", "between", 2)]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and /proc")
-
-
-@pytest.fixture
-def data(tmp_path):
-    return folder(tmp_path / "data")
 
 
 @pytest.mark.parametrize(("privacy", "kills"), [("", BITS), (DP, NOISY)])

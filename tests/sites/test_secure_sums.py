@@ -9,19 +9,13 @@ import pytest
 import torch
 from direct import raw
 from hospitals import FEDAVG, OPEN, at_sites, experiment, on_one_machine, same
-from secured import FOUR, SECURE, Keyed, Losing, Secured, folder
+from secured import COLUMNS, FOUR, SECURE, Keyed, Losing, Secured
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed_privacy.fixed import narrow, wide
 from polyfed_sites import sums
 
-COLUMNS = '[columns]\nmissing = "mean"\n'
 NET = '[model]\nname = "mlp"\nhidden = [5]\n'
-
-
-@pytest.fixture
-def data(tmp_path):
-    return folder(tmp_path / "data")
 
 
 def study(place, method=FEDAVG, privacy="", **top):

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 from direct import raw
 from hospitals import OPEN, at_sites
-from secured import FOUR, Keyed, Secured, folder, register
-from test_private_sites import DP, study
-from test_private_sites import SECURE as TABLE
+from secured import DP, FOUR, SECURE, Keyed, Secured, register
+from test_private_sites import study
 
 from polyfed.base.errors import PolyfedError
 from polyfed_sites.keys import fingerprint
@@ -18,12 +17,7 @@ from polyfed_sites.wire import request
 PINS = {name: fingerprint(key) for name, key in register().items()}
 
 
-@pytest.fixture
-def data(tmp_path):
-    return folder(tmp_path / "data")
-
-
-def attacked(tmp_path, data, change=lambda _, question: question, policy=OPEN, privacy=TABLE):
+def attacked(tmp_path, data, change=lambda _, question: question, policy=OPEN, privacy=SECURE):
     """What a server is told that asks what `change` makes of its questions."""
     sites = Secured(tmp_path, data, policy=policy)
     with pytest.raises(PolyfedError) as error:
@@ -38,7 +32,7 @@ def test_an_unattended_site_hides_by_no_key_that_it_was_not_given(data, tmp_path
     for name in FOUR:
         sites.member(name).policy = Policy(least_rows=1, least_batch=1, least_count=1)
     with pytest.raises(PolyfedError) as error:
-        at_sites(study(tmp_path, TABLE), sites)
+        at_sites(study(tmp_path, SECURE), sites)
     said = str(error.value)
     assert "bern: is asked for sums hidden by keys that nobody here has pinned" in said
     assert all(f'"{PINS[name]}"' in said for name in ("oslo", "riga", "wien")), "what would pass"
@@ -58,7 +52,7 @@ def test_noise_that_unpinned_sites_share_is_refused_unless_the_others_make_enoug
     policy = dataclasses.replace(
         OPEN, peers=[PINS[n] for n in ("bern", "oslo", "riga")], epsilon=2.0, delta=1e-3, absent=1
     )
-    said, _ = attacked(tmp_path, data, policy=policy, privacy=TABLE + DP)
+    said, _ = attacked(tmp_path, data, policy=policy, privacy=SECURE + DP)
     keys = "of whom 1 have keys that are not pinned, with privacy.absent = 0"
     assert f"is asked for noise that 4 sites share, {keys}" in said
     assert "(2 or more would do); its policy has peers = " in said
@@ -83,7 +77,7 @@ def test_a_sum_is_not_opened_without_a_site_that_the_policy_wants_in_it(data, tm
     for name in FOUR:
         sites.member(name).hidden.policy = dataclasses.replace(OPEN, absent=0)
     with pytest.raises(PolyfedError, match="bern: is asked for a sum without wien; its policy has absent = 0"):
-        at_sites(study(tmp_path, TABLE), sites, wait=30, quorum=3)
+        at_sites(study(tmp_path, SECURE), sites, wait=30, quorum=3)
 
 
 def test_one_model_is_opened_for_one_group_of_sites(data, tmp_path):
@@ -97,7 +91,7 @@ def test_one_model_is_opened_for_one_group_of_sites(data, tmp_path):
 
     wire = Keyed(sites, asked=stop)
     with pytest.raises(KeyboardInterrupt):
-        at_sites(study(tmp_path, TABLE, rounds=3), sites, wire)
+        at_sites(study(tmp_path, SECURE, rounds=3), sites, wire)
     again = wire.first("train", "bern").saying(t=1)
     assert raw(sites.answer("bern", again.pack())).head["kind"] == "masked"
     digest = shared(request(again.pack(), 1 << 24, "it")).hex()
@@ -114,4 +108,4 @@ def test_an_operator_who_has_read_the_keys_has_pinned_them(data, tmp_path):
             sites.consent[name], ask=lambda text: all(p in text for p in PINS.values())
         )
         sites.member(name).policy = dataclasses.replace(OPEN, peers=None)
-    assert at_sites(study(tmp_path, TABLE), sites).status == "finished"
+    assert at_sites(study(tmp_path, SECURE), sites).status == "finished"
