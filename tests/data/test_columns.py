@@ -70,9 +70,6 @@ def hot(fed, i, column, split="train"):
     return getattr(fed, split).client(i)[0][:, at]
 
 
-# cells that match
-
-
 def test_plain_decimals_match_by_number_and_true_by_word():
     for texts in (("1", "1.0", "01", "+1", "1.", "1.00"), ("-0.5", "-00.50"), ("0", "-0.0", "+0"), ("TRUE", "True")):
         assert len({canonical(t) for t in texts}) == 1
@@ -87,8 +84,7 @@ def test_plain_decimals_match_by_number_and_true_by_word():
         "A",
         "true",
         "0",
-        "12345678901234567890",
-        "12345678901234567891",
+        *(str(12345678901234567890 + k) for k in (0, 1)),
     ]
     assert len({canonical(t) for t in apart}) == len(apart)
     assert spelt(["2.0", "01", "1.0", "+2", "True", "TRUE"]) == ["01", "+2", "TRUE"]
@@ -136,9 +132,7 @@ def test_gaps_match_by_number(tmp_path):
     assert "4 of 48 cells are missing (crp)" in " ".join(fed.notes)
 
 
-@pytest.mark.parametrize(
-    "columns", [{"task": "binary"}, {"labels": ["0", "1"]}, {"task": "binary", "labels": ["1", "0"]}]
-)
+@pytest.mark.parametrize("columns", [{"task": "binary"}, {"labels": ["0", "1"]}, {"labels": ["1", "0"]}])
 def test_labels_match_by_number(tmp_path, columns):
     folder = saved(tmp_path / "d", {"a": {"y": ["0", "1"] * 6}, "b": {"y": ["0.0", "1.0"] * 6}})
     fed = both(folder, **columns)
@@ -147,13 +141,10 @@ def test_labels_match_by_number(tmp_path, columns):
     assert [sorted(fed.train.client(i)[1].unique().tolist()) for i in range(2)] == [[0, 1]] * 2
 
 
-def test_texts_true_and_false_are_classes_whatever_their_case(tmp_path):
+def test_true_and_false_are_classes_whatever_their_case_and_events_match_by_number(tmp_path):
     folder = saved(tmp_path / "d", {"a": {"y": ["TRUE", "FALSE"] * 6}, "b": {"y": ["True", "False"] * 6}})
     assert both(folder).meta["preparation"]["labels"] == ["FALSE", "TRUE"]
-
-
-def test_events_match_by_number(tmp_path):
-    folder = saved(tmp_path / "d", {"a": {"t": [*"123456" * 2], "y": ["2", "1.0"] * 6}})
+    folder = saved(tmp_path / "e", {"a": {"t": [*"123456" * 2], "y": ["2", "1.0"] * 6}})
     fed = pf.data.load(folder, task="survival", time="t", event="y", labels=["1", "2"]).partition("iid", 2)
     assert set(fed.train.y[:, 1].tolist()) == {0.0, 1.0}
 
@@ -162,9 +153,6 @@ def test_cells_that_no_declared_value_matches_are_counted(tmp_path):
     folder = saved(tmp_path / "d", {"a": {"ward": ["x", "y"] * 6}, "b": {"ward": ["X", "y", "z", ""] * 3}})
     fed = both(folder, categories={"ward": ["x", "y"]})
     assert "cells that match none of the declared values: ward 6 of 24" in fed.notes
-
-
-# predictions
 
 
 @pytest.fixture
@@ -195,22 +183,12 @@ def test_predictions_in_python_warn_of_gaps_and_unseen_categories_once(run):
     ]
 
 
-def test_a_frame_with_two_columns_of_one_name_is_refused(run, refused):
+def test_two_columns_of_one_name_are_refused_and_numbers_written_out_as_far_as_they_are_exact(run, refused):
     rows = pd.DataFrame([[50, 51, True, 1]], columns=["age", "age", "smoker", "ward"])
     with refused("rows: two columns are called 'age'"):
         run.predict("a", rows)
-
-
-def test_numbers_of_a_frame_are_written_out_as_far_as_a_float_is_exact():
-    assert sheet_of(pd.DataFrame({"a": [1e-5, 2.0, 1e16, 0.1]})).columns["a"] == [
-        "0.00001",
-        "2",
-        "1e+16",
-        "0.1",
-    ]
-
-
-# classes
+    found = sheet_of(pd.DataFrame({"a": [1e-5, 2.0, 1e16, 0.1]})).columns["a"]
+    assert found == ["0.00001", "2", "1e+16", "0.1"]
 
 
 @pytest.mark.parametrize("codes", [("2", "4"), ("10", "20"), ("-1", "1"), ("1", "2"), ("2.0", "4")])
@@ -250,23 +228,14 @@ def test_a_number_of_classes_that_texts_contradict_is_refused(tmp_path):
     kinds_refused(folder, r"target 'y': found 2 classes \(ill, well\), expected 3", classes=3)
 
 
-# what a column is
-
-
 NUMBERS = [str(v) for v in range(N)]
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (
-            ["<5"] * 8 + ["7", "9", "12", "15"],
-            "numbers and texts .*name texts that stand for a gap in gaps, or the column in",
-        ),
-        (
-            ["4,25", "5,5", "6,1"] * 4,
-            "numbers in another notation than 1.5 .*write them so, or name the column in categ",
-        ),
+        (["<5"] * 8 + ["7", "9", "12", "15"], "numbers and texts .*texts that stand for a gap in gaps, or the column"),
+        (["4,25", "5,5", "6,1"] * 4, "numbers in another notation than 1.5 .*write them so, or name the column in cat"),
         (["1,200", "980 000", "none"] * 4, "numbers in another notation"),
         (["5%", "10 %", "12.5%"] * 4, "numbers in another notation"),
         (["<5", "≥ 10", "~7"] * 4, "numbers in another notation"),
@@ -300,21 +269,18 @@ def test_categories_that_look_a_little_like_numbers_or_dates_stay(tmp_path, valu
 
 
 @pytest.mark.parametrize(
-    ("values", "columns"),
+    ("values", "columns", "inputs"),
     [
-        (["20240314", "19990101", "20010228"] * 4, {"numbers": ["c"]}),
-        (["20240314", "19990101", "20240230"] * 4, {}),
-        (["20240314", "20240315", "18991231"] * 4, {}),
-        (["2024.03", "2023.12", "2024.01"] * 4, {}),
+        (["20240314", "19990101", "20010228"] * 4, {"numbers": ["c"]}, ["age", "c"]),
+        (["20240314", "19990101", "20240230"] * 4, {}, ["age", "c"]),
+        (["20240314", "20240315", "18991231"] * 4, {}, ["age", "c"]),
+        (["2024.03", "2023.12", "2024.01"] * 4, {}, ["age", "c"]),
+        (["20240314"] * N, {}, ["age"]),  # a constant
     ],
 )
-def test_numbers_that_are_no_dates_stay(tmp_path, values, columns):
-    assert both(saved(tmp_path / "d", {name: {"c": values} for name in "ab"}), **columns).meta["inputs"] == ["age", "c"]
-
-
-def test_one_number_that_could_be_a_date_is_a_constant(tmp_path):
-    folder = saved(tmp_path / "d", {name: {"c": ["20240314"] * N, "w": ["a", "b"] * 6} for name in "ab"})
-    assert both(folder).meta["inputs"] == ["age", "w=a", "w=b"]
+def test_numbers_that_are_no_dates_stay(tmp_path, values, columns, inputs):
+    folder = saved(tmp_path / "d", {name: {"c": values} for name in "ab"})
+    assert both(folder, **columns).meta["inputs"] == inputs
 
 
 def test_texts_that_are_all_different_at_every_site_identify_rows(tmp_path):
@@ -326,9 +292,6 @@ def test_texts_that_are_all_different_at_every_site_identify_rows(tmp_path):
     assert any("patient is left out" in note for note in fed.notes)
     wards = saved(tmp_path / "few", {name: {"ward": ["x", "y", "z", "w"]} for name in "abc"})
     assert pf.data.load(wards).partition(seed=0).meta["inputs"][1:] == [f"ward={v}" for v in "wxyz"]
-
-
-# files
 
 
 @pytest.mark.parametrize("name", ["south.tsv", "south.TAB", "south.csv.gz", "south.xlsx", "south.parquet", "south.sav"])
@@ -377,9 +340,6 @@ def test_files_of_arrays_have_no_columns(tmp_path, refused, columns):
         pf.Federation.from_folder(tmp_path, target="nonsense")
 
 
-# encodings
-
-
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8-sig"])
 def test_a_file_in_another_encoding_is_the_file_in_utf_8(tmp_path, refused, encoding):
     columns = {"münze": ["groß", "klein", "höher"] * 4}
@@ -410,9 +370,6 @@ def test_bytes_of_an_unnamed_or_a_wrong_encoding_are_one_line(tmp_path, refused)
 def test_names_of_no_text_encoding_are_refused(name):
     with pytest.raises(ConfigError, match=r"columns\.encoding"):
         Columns(encoding=name)
-
-
-# speed
 
 
 def test_what_a_cell_means_is_worked_out_once_for_each_distinct_text(monkeypatch):

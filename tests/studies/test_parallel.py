@@ -31,10 +31,8 @@ SETTINGS = {"rounds": 20, "local_steps": 2, "batch_size": 8, "evaluate_every": 1
 
 def federation(seed: int, d: int = 6, m: int = 24) -> pf.Federation:
     rng = np.random.default_rng(seed)
-    train, test = (
-        [(rng.standard_normal((m, d)).astype("float32"), rng.integers(0, 3, m)) for _ in range(4)] for _ in range(2)
-    )
-    return pf.Federation.from_arrays(train, test)
+    pairs = [(rng.standard_normal((m, d)).astype("float32"), rng.integers(0, 3, m)) for _ in range(8)]
+    return pf.Federation.from_arrays(pairs[:4], pairs[4:])
 
 
 def linear(seed: int) -> nn.Module:
@@ -62,12 +60,6 @@ def compared(out, model=linear, **more):
 
 def processes(out) -> list[int]:
     return [tomllib.loads(p.read_text())["made"]["pid"] for p in sorted(out.glob("runs/*/config.toml"))]
-
-
-def test_values_come_back_with_their_number():
-    assert dict(side_by_side([lambda k=k: [k, {"square": k * k}] for k in range(5)], 2)) == {
-        k: [k, {"square": k * k}] for k in range(5)
-    }
 
 
 def test_tasks_overlap_in_processes_of_their_own(tmp_path):
@@ -153,21 +145,17 @@ def test_a_task_that_is_interrupted_while_it_says_why_it_failed_prints_nothing(k
     assert capfd.readouterr().err == ""
 
 
-def test_a_fault_of_ours_comes_with_its_place():
+def test_values_come_back_with_their_number_and_faults_in_a_line():
+    found = dict(side_by_side([lambda k=k: [k, {"square": k * k}] for k in range(5)], 2))
+    assert found == {k: [k, {"square": k * k}] for k in range(5)}
     with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*ZeroDivisionError"):
         list(side_by_side([lambda: 1 / 0], 1))
-
-
-def test_a_process_that_is_killed_is_one_line():
     with pytest.raises(RunError, match=r"^a worker process was killed \(signal 9\); the machine may be out of memory$"):
         list(side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], 1))
 
 
-def test_a_task_has_no_room_for_more():
+def test_a_task_has_no_room_for_more_nor_has_an_accelerator():
     assert list(side_by_side([lambda: parallel.room()], 1)) == [(0, 1)]
-
-
-def test_no_room_on_an_accelerator():
     assert parallel.room("cuda") == 1
 
 
@@ -253,9 +241,8 @@ def waiting(out: Path) -> Comparison:
     parallel.room = lambda device="cpu": 3
     methods = {"b": pf.Ditto(0.1), "a": Waiting(0.1, passed=str(out.parent / "passed"))}  # the first is alone
     settings = {"rounds": 60, "batch_size": 8, "checkpoint_every": 20, "evaluate_every": 0}
-    return pf.compare(
-        linear, federation(0), methods, seeds=2, out=out, keep=False, report=False, resume=True, **settings
-    )
+    how = {"seeds": 2, "keep": False, "report": False, "resume": True}
+    return pf.compare(linear, federation(0), methods, out=out, **how, **settings)
 
 
 def started(out: Path) -> Any:
