@@ -7,14 +7,13 @@ import gzip
 import numpy as np
 import pandas as pd
 import pytest
+from doors import settled
 
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import csv_files
 from polyfed.data.csv_files import canonical, read, sheet_of, spelt
-from polyfed.data.prepare import Cut
-from polyfed.data.schema import File, settle
 
 N = 12
 
@@ -31,25 +30,19 @@ def saved(folder, sites, sep=","):
     return folder
 
 
-def sites(folder, **columns):
-    """What sites with a file each settle, and their files."""
-    files = {p.stem: File(p, p.stem, Columns(**columns), Cut(0, 0.2, 0.0)) for p in sorted(folder.iterdir())}
-    return settle({name: file.schema() for name, file in files.items()}, Columns(**columns)), files
-
-
 def both(folder, **columns):
     """The federation of a folder, which that of its sites equals to the bit."""
     if next(folder.iterdir()).suffix == ".csv":
         columns = {"target": "y", "standardise": "client"} | columns
     fed = pf.data.load(folder, **columns).partition(seed=0)
-    settled, files = sites(folder, **columns)
-    if settled.preparation is not None:
-        assert settled.preparation.names == fed.meta["inputs"]
-        assert list(settled.preparation.labels or ()) == (fed.meta["preparation"]["labels"] or [])
-    assert settled.classes == fed.classes
-    assert settled.notes == tuple(n for n in fed.notes if not n.endswith(" twice?"))  # sites compare no rows
+    agreed, files = settled(folder, **columns)
+    if agreed.preparation is not None:
+        assert agreed.preparation.names == fed.meta["inputs"]
+        assert list(agreed.preparation.labels or ()) == (fed.meta["preparation"]["labels"] or [])
+    assert agreed.classes == fed.classes
+    assert agreed.notes == tuple(n for n in fed.notes if not n.endswith(" twice?"))  # sites compare no rows
     for i, (name, file) in enumerate(files.items()):
-        for part, split in file.prepared(settled).items():
+        for part, split in file.prepared(agreed).items():
             x, y = getattr(fed, part).client(i)
             assert split.x.equal(x), (name, part)
             assert split.y.equal(y), (name, part)
@@ -58,7 +51,7 @@ def both(folder, **columns):
 
 def kinds_refused(folder, said, **columns):
     """One line that holds `said`, locally and at sites."""
-    for way in (pf.data.load, sites):
+    for way in (pf.data.load, settled):
         with pytest.raises(DataError, match=said) as error:
             way(folder, **columns)
         assert "\n" not in str(error.value)
@@ -335,7 +328,7 @@ def test_files_of_arrays_have_no_columns(tmp_path, refused, columns):
     with pytest.raises(ConfigError, match=rf"columns\.{next(iter(columns))}: .* holds arrays"):
         pf.data.load(tmp_path, **columns)
     with refused(f"columns.{next(iter(columns))}", "expected none for npz files at sites"):
-        sites(tmp_path, **columns)
+        settled(tmp_path, **columns)
     with refused("target: found 'nonsense', expected none for npz files"):
         pf.Federation.from_folder(tmp_path, target="nonsense")
 
@@ -348,7 +341,7 @@ def test_a_file_in_another_encoding_is_the_file_in_utf_8(tmp_path, refused, enco
     text = (folder / "b.csv").read_text(encoding="utf-8")
     (folder / "b.csv").write_bytes(text.encode(encoding))
     if encoding != "utf-8-sig":
-        for way in (pf.data.load, sites):
+        for way in (pf.data.load, settled):
             with refused("b.csv: "):
                 way(folder, target="y")
     fed = both(folder, encoding=encoding)

@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from doors import settled, written
 
 import polyfed as pf
-from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
-from polyfed.data.prepare import Cut
-from polyfed.data.schema import File, settle
 
 N = 12
 ROWS = np.random.default_rng(0).normal(size=(3, N, 2)).round(3)
@@ -28,19 +26,6 @@ def frames(labels, **columns):
         )
         for k, (name, y) in enumerate(zip(NAMES, labels, strict=False))
     }
-
-
-def written(folder, made, **options):
-    folder.mkdir(exist_ok=True)
-    for name, frame in made.items():
-        frame.to_csv(folder / f"{name}.csv", index=False, **options)
-    return folder
-
-
-def settled(folder, **columns):
-    asked = Columns(**columns)
-    files = {p.stem: File(p, p.stem, asked, Cut(0, 0.2, 0.0)) for p in sorted(folder.glob("*.csv"))}
-    return settle({name: file.schema() for name, file in files.items()}, asked)
 
 
 class Dataset:
@@ -143,7 +128,7 @@ def test_names_without_an_order_are_classes_by_the_alphabet_at_every_door(tmp_pa
     for fed in feds:
         assert class_of(fed) == ["ill", "well"]
         assert by_name(fed) == [sorted(y) for y in Y]
-    assert settled(tmp_path / "d", target="y").preparation.labels == ("ill", "well")
+    assert settled(tmp_path / "d", target="y")[0].preparation.labels == ("ill", "well")
 
 
 def test_names_and_numbers_do_not_mix(refused):
@@ -172,8 +157,8 @@ def test_labels_that_are_alike_as_numbers_are_alike_everywhere(tmp_path, one, ot
         assert (fed.classes, fed.loss) == (2, "cross-entropy")
         assert class_of(fed) == [str(int(float(v))) for v in one.split()]
         assert fed.aim.startswith("target y, 2 classes")
-    assert settled(folder, target="y").classes == 2
-    assert settled(folder, target="y").notes == feds[0].notes
+    assert settled(folder, target="y")[0].classes == 2
+    assert settled(folder, target="y")[0].notes == feds[0].notes
 
 
 @pytest.mark.parametrize("odd", range(3))
@@ -201,7 +186,7 @@ def test_codes_beyond_2_53_stay_exact(tmp_path, n):
         assert class_of(fed) == codes
         assert by_name(fed) == [sorted(v) for v in y]
         assert fed.meta["inputs"][2:] == [f"ward={code}" for code in codes]
-    assert settled(folder, target="y").preparation.labels == tuple(codes)
+    assert settled(folder, target="y")[0].preparation.labels == tuple(codes)
     for labels in ([*map(int, codes)], codes):
         fed = pf.Federation.from_arrays([(ROWS[k], np.array(labels * (N // n))) for k in range(3)])
         assert by_name(fed) == [sorted(v) for v in y]
@@ -212,7 +197,7 @@ def test_a_number_with_a_fraction_at_one_site_makes_it_a_regression_of_all(tmp_p
     folder = written(tmp_path / "d", made)
     for fed in (pf.data.from_frames(made, "y"), pf.Federation.from_folder(folder, target="y")):
         assert (fed.classes, fed.aim) == (None, "target y, a regression")
-    assert settled(folder, target="y", standardise="client").classes is None
+    assert settled(folder, target="y", standardise="client")[0].classes is None
 
 
 def test_true_at_one_site_and_1_at_another_is_refused_with_what_to_do(tmp_path, refused):
@@ -246,7 +231,7 @@ def test_both_spellings_of_a_name_are_one(tmp_path, odd):
         assert fed.without([spelt("westü", 0)]).n == 2
         fitted = pf.fit(torch.nn.Linear(5, 2), fed, pf.FedAvg(lr=0.1), rounds=1)
         assert len(fitted.predict(spelt("westü", 0), next(iter(made.values())))) == N
-    assert [*settled(folder, target="y").preparation.names[2:]] == fed.meta["inputs"][2:]
+    assert [*settled(folder, target="y")[0].preparation.names[2:]] == fed.meta["inputs"][2:]
 
 
 LEFT = [

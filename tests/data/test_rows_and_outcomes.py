@@ -5,13 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from doors import settled, written
 
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.base.part import CHECK
 from polyfed.data.prepare import Cut
-from polyfed.data.schema import File, settle
+from polyfed.data.schema import File
 
 
 def sites(sizes=(60, 80, 50), seed=0):
@@ -34,16 +35,11 @@ def each(frames, make):
 def doors(frames, tmp_path, **columns):
     """(inputs, notes) of frames, of the folder with their files, and of what sites with these files settle."""
     columns = {"target": "outcome"} | columns
-    for name, frame in frames.items():
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    fed = pf.data.from_frames(frames, **columns)
-    yield fed.meta["inputs"], fed.notes
-    fed = pf.Federation.from_folder(tmp_path, **columns)
-    yield fed.meta["inputs"], fed.notes
-    known = Columns(**columns)
-    files = {name: File(tmp_path / f"{name}.csv", name, known, Cut(0, 0.2, 0.0)) for name in frames}
-    settled = settle({name: file.schema() for name, file in files.items()}, known)
-    yield settled.preparation.names, settled.notes
+    folder = written(tmp_path, frames)
+    for fed in (pf.data.from_frames(frames, **columns), pf.Federation.from_folder(folder, **columns)):
+        yield fed.meta["inputs"], fed.notes
+    agreed, _ = settled(folder, **columns)
+    yield agreed.preparation.names, agreed.notes
 
 
 NUMBERS = {
@@ -67,10 +63,13 @@ def test_what_numbers_or_names_the_rows_is_no_input_and_said(tmp_path, kind):
         assert said.startswith(f"{CHECK}new ")
 
 
-def test_it_goes_in_where_it_is_asked_for(tmp_path):
-    for inputs, notes in doors(each(sites(), NUMBERS["from 1"]), tmp_path, numbers=["new"]):
+def test_it_goes_in_where_it_is_asked_for_or_is_the_target(tmp_path):
+    numbered = each(sites(), NUMBERS["from 1"])
+    for inputs, notes in doors(numbered, tmp_path, numbers=["new"]):
         assert "new" in inputs
         assert not any("left out" in note for note in notes)
+    for inputs, _ in doors(numbered, tmp_path, target="new", task="regression"):
+        assert "age" in inputs
 
 
 MEASURED = {
@@ -101,14 +100,6 @@ def test_numbers_of_rows_are_seen_at_small_sites(tmp_path):
         assert "new" not in inputs
 
 
-def test_a_target_that_is_different_in_every_row_is_a_target(tmp_path):
-    for inputs, _ in doors(each(sites(), NUMBERS["from 1"]), tmp_path, target="new", task="regression"):
-        assert "age" in inputs
-
-
-# columns that tell the outcome
-
-
 def told(frames, **columns):
     return [note for note in pf.data.from_frames(frames, "outcome", **columns).notes if " alone predicts " in note]
 
@@ -129,9 +120,7 @@ def test_a_column_that_predicts_the_outcome_alone_is_named(leak, tmp_path):
     (said,) = told(frames)
     assert said.startswith(CHECK)
     assert "new alone predicts outcome" in said
-    for name, frame in frames.items():
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    assert said in pf.Federation.from_folder(tmp_path, target="outcome").notes
+    assert said in pf.Federation.from_folder(written(tmp_path, frames), target="outcome").notes
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -141,20 +130,13 @@ def test_clean_columns_and_few_rows_tell_nothing(seed):
         sites(seed=seed), lambda v, i, rng: np.where(np.arange(len(v)) < 2, "rare", rng.choice(["a", "b"], len(v)))
     )
     assert told(frames) == []
-    few = sites((6, 6, 6), seed)
-    few = {
-        k: v.assign(outcome=["ill", "ill", "well", "well", "ill", "well"], chol=[1.5, 2.25, 5.5, 6.5, 3.125, 7.5])
-        for k, v in few.items()
-    }
-    assert told(few) == []
+    ordered = {"outcome": ["ill", "ill", "well", "well", "ill", "well"], "chol": [1.5, 2.25, 5.5, 6.5, 3.125, 7.5]}
+    assert told({k: v.assign(**ordered) for k, v in sites((6, 6, 6), seed).items()}) == []
 
 
 def test_a_good_predictor_is_no_leak():
     """AUC .95 or so, as the best of real predictors have it."""
     assert told(each(sites(), lambda v, i, rng: 2.3 * (v.outcome == "ill") + rng.normal(size=len(v)))) == []
-
-
-# rows at two sites
 
 
 def twice(frames):
@@ -165,9 +147,8 @@ def test_rows_of_one_site_at_another_are_counted():
     found = sites()
     (said,) = twice({**found, "north (1)": found["north"]})
     assert said.startswith(f"{CHECK}north (1): 60 of 60 rows are at north too")
-    mixed = (
-        found["north"].sample(frac=1, random_state=1).iloc[:20, ::-1].assign(chol=lambda t: t.chol.map("{:.6f}".format))
-    )
+    mixed = found["north"].sample(frac=1, random_state=1).iloc[:20, ::-1]
+    mixed["chol"] = mixed.chol.map("{:.6f}".format)
     (said,) = twice({**found, "copy": mixed})
     assert "copy: 20 of 20 rows are at north too" in said
     part = pd.concat([found["west"], found["south"].head(15)])
@@ -185,9 +166,6 @@ def test_like_sites_share_no_more_rows_than_chance_has_it(seed):
     assert twice({k: v[["age", "sex", "outcome"]] for k, v in sites(seed=seed).items()}) == []
     coarse = {k: v.assign(old=v.age > 60)[["old", "sex", "outcome"]].astype(str) for k, v in sites(seed=seed).items()}
     assert twice(coarse) == []
-
-
-# groups and splits
 
 
 def grouped(spelling):
@@ -213,13 +191,9 @@ def grouped(spelling):
 )
 def test_groups_that_are_equal_as_numbers_are_one(tmp_path, spelling):
     frames = grouped(spelling)
-    for name, frame in frames.items():
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
     how = {"target": "outcome", "group": "pid"}
-    feds = [f(x, **how, test_fraction=0.3, standardise="none") for f, x in (
-        (pf.data.from_frames, frames), (pf.Federation.from_folder, tmp_path),
-    )]  # fmt: skip
-    for fed in feds:
+    for way, given in ((pf.data.from_frames, frames), (pf.Federation.from_folder, written(tmp_path, frames))):
+        fed = way(given, **how, test_fraction=0.3, standardise="none")
         mark = fed.meta["inputs"].index("mark")
         for i in range(3):
             train, test = (set(part.client(i)[0][:, mark].tolist()) for part in (fed.train, fed.test))
@@ -237,16 +211,19 @@ def test_a_split_that_groups_make_impossible_is_refused():
 
 
 def test_a_split_that_holds_out_what_was_not_asked_is_said():
+    def said_of(fed):
+        (said,) = (note for note in fed.notes if "test fraction" in note)
+        assert said.startswith(CHECK)
+        return said
+
     frames = {k: v.assign(pid=np.arange(len(v)) if k != "west" else 7) for k, v in sites().items()}
-    (said,) = (n for n in pf.data.from_frames(frames, "outcome", group="pid").notes if "test fraction" in n)
-    assert said.startswith(CHECK)
+    said = said_of(pf.data.from_frames(frames, "outcome", group="pid"))
     assert "west 0 of 50" in said
     assert "north" not in said
     halves = {k: v.assign(pid=np.arange(len(v)) % 2) for k, v in sites().items()}
-    (said,) = (n for n in pf.data.from_frames(halves, "outcome", group="pid").notes if "test fraction" in n)
-    assert "north 30 of 60" in said
+    assert "north 30 of 60" in said_of(pf.data.from_frames(halves, "outcome", group="pid"))
     pairs = [(np.eye(10)[:k], np.arange(k) % 2) for k in (1, 2, 10)]
-    (said,) = (n for n in pf.Federation.from_arrays(pairs, classes=2).notes if "test fraction" in n)
+    said = said_of(pf.Federation.from_arrays(pairs, classes=2))
     assert "client-0 0 of 1, client-1 1 of 2" in said
     assert "client-2" not in said
     assert not any(CHECK in n for n in pf.data.from_frames(sites(), "outcome").notes)
@@ -264,9 +241,8 @@ def test_training_scores_lead_nothing(tmp_path):
     def model(_):
         return torch.nn.Linear(len(fed.meta["inputs"]), 2)
 
-    found = pf.compare(
-        model, fed, {"fedavg": pf.FedAvg(0.1), "local": pf.Local(0.1)}, seeds=2, rounds=2, out=tmp_path / "c"
-    )
+    methods = {"fedavg": pf.FedAvg(0.1), "local": pf.Local(0.1)}
+    found = pf.compare(model, fed, methods, seeds=2, rounds=2, out=tmp_path / "c")
     study = pf.report.read(tmp_path / "c")
     answer = pf.report.answer(study)
     assert "train accuracy" not in answer

@@ -1,0 +1,20 @@
+"""Files of sites, and what sites with these files settle, that say no more than their schema."""
+
+from polyfed.base.columns import Columns
+from polyfed.data.prepare import Cut
+from polyfed.data.schema import File, settle
+
+
+def written(folder, frames, **options):
+    """The folder, with a CSV file for each frame."""
+    folder.mkdir(exist_ok=True)
+    for name, frame in frames.items():
+        frame.to_csv(folder / f"{name}.csv", index=False, **options)
+    return folder
+
+
+def settled(folder, **columns):
+    """What the files settle, and the files."""
+    asked = Columns(**columns)
+    files = {p.stem: File(p, p.stem, asked, Cut(0, 0.2, 0.0)) for p in sorted(folder.iterdir())}
+    return settle({name: file.schema() for name, file in files.items()}, asked), files
