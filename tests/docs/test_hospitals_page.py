@@ -13,10 +13,6 @@ BLOCK = re.compile(r'```(sh|toml|text)(?: title="([^"]+)")?\n(.*?)```', re.S)
 REPAIRED = re.compile(r"^(gaps|temp|sex|glucose) = .*\n|^\[columns\.site\.(graz|lyon)\]\n", re.M)
 
 
-def words_of(text):
-    return " ".join(text.split())
-
-
 def walk(cli, folder, short):
     six.write(folder / "hospitals")
     said, shown = [], ""
@@ -35,7 +31,7 @@ def check(said, shown):
     (first, looked), *rest = said
     assert (first[:2], looked.status) == (["data", "inspect"], 1)  # limits and missing outcomes stand in the way
     found = [line for line in looked.out.splitlines() if line.startswith("! ")]
-    assert words_of(" ".join(found)) == words_of(shown)
+    assert " ".join(found).split() == shown.split()
     for words, done in rest:
         assert done.status == 0, f"{words}\n{done.out}{done.err}"
     assert Path("predictions.csv").is_file()

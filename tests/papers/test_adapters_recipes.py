@@ -70,12 +70,9 @@ def test_a_method_gets_the_form_of_adapter_that_it_averages(made_up):
     assert form[FedExLoRA].R is not None
     assert not form[FPFC].A.requires_grad
     assert {name for d in DEPTHS.values() for name in d.methods} <= {*REGISTRY}
-
-
-def test_methods_are_tuned_with_the_first_number_of_clients_alone(made_up):
     first, *rest = places("sentences", "probe", "small").items()
     assert first[1].chosen is None
-    assert [at.chosen for _, at in rest] == [first, first]
+    assert [at.chosen for _, at in rest] == [first, first], "tuned with the first number of clients alone"
 
 
 @pytest.mark.parametrize("name", ["sentences-heads", "sentences-lora", "groups"])

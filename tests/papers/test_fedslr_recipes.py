@@ -93,14 +93,12 @@ def test_messages_through_a_real_socket():
     assert all(0 < s for row in rows.values() for s in row["seconds"])
 
 
-def test_the_gradient_that_uploads_are_held_against_is_autograds():
+def test_one_step_gives_fedavgs_gradient_away_and_a_solved_problem_fedslrs(tmp_path):
+    """(w - w_i) / lr is the gradient at w; gamma is that at w_i where phase I is solved. The gradient that uploads are
+    held against is autograd's."""
     x, y, w = torch.randn(9, 5).double(), torch.arange(9) % 3, torch.randn(18).double().requires_grad_()
     torch.nn.functional.cross_entropy(x @ w[:-3].view(3, 5).T + w[-3:], y).backward()
     assert gradient(w.detach().numpy(), x.numpy(), y.numpy()) == pytest.approx(w.grad.numpy(), abs=1e-12)
-
-
-def test_one_step_gives_fedavgs_gradient_away_and_a_solved_problem_fedslrs(tmp_path):
-    """(w - w_i) / lr is the gradient at w; gamma is that at w_i where phase I is solved."""
     bench = Bench(tmp_path)
     assert guessed(bench, Noted(0.1), 1, 0)["gradient"] < 1e-12
     solved = FedSLR(0.1, eta_g=0.2, lam=0.0, personal_epochs=0, form="all-duals")

@@ -127,30 +127,25 @@ DAMAGE = [
     SITE % '{"public": 3, "until": "2030-01-01"}', SITE % '{"public": "x", "until": "2030-01-01", "revoked": null}',
     "\udcff",
 ]  # fmt: skip
+INIT, ADD = ("init", "b.org"), ("add", "oslo", "--out", "out")
+REGISTERS = [("sites.json", text, [INIT, ADD, ("list",), ("revoke", "bern")]) for text in DAMAGE]
+REGISTERS += [("ca.key", None, [INIT]), ("ca.pem", None, [INIT, ADD])]
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
-def test_a_damaged_register_is_said_to_be_damaged_and_no_certificate_is_replaced(cli, keys, tmp_path, damage):
-    """Also where the server's certificate is to be made anew: a running one is that of its name until all was read."""
-    (keys.folder / "sites.json").write_text(damage, errors="surrogateescape")
+@pytest.mark.parametrize(("file", "damage", "commands"), REGISTERS, ids=range(len(REGISTERS)))
+def test_a_damaged_register_and_a_lost_authority_are_said_and_no_certificate_is_replaced(
+    cli, keys, file, damage, commands
+):
+    """Also where the server's certificate is to be made anew: a running one is that of its name until all was read, and
+    the sites trust no other authority."""
+    path = keys.folder / file
+    path.unlink() if damage is None else path.write_text(damage, errors="surrogateescape")
     before = {path: path.read_bytes() for path in keys.folder.iterdir()}
-    for words in (("init", "b.org"), ("add", "oslo", "--out", tmp_path), ("list",), ("revoke", "bern")):
+    for words in commands:
         said = cli("keys", *words, "--keys", keys.folder)
         assert (said.status, said.err.count("\n")) == (1, 1), said.err
-        assert f"{keys.folder / 'sites.json'} is damaged" in said.err
-        assert "restore it from a copy" in said.err
-        assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
-
-
-@pytest.mark.parametrize("lost", ["ca.key", "ca.pem"])
-def test_an_authority_that_is_lost_is_not_replaced(cli, keys, lost):
-    """The sites trust no other."""
-    (keys.folder / lost).unlink()
-    before = {path: path.read_bytes() for path in keys.folder.iterdir()}
-    for words in (("init", "b.org"), *((("add", "oslo"),) if lost == "ca.pem" else ())):
-        said = cli("keys", *words, "--keys", keys.folder)
-        assert (said.status, said.err.count("\n")) == (1, 1), said.err
-        assert said.err.startswith(f"polyfed: {keys.folder / lost}: ")
+        wanted = [f"polyfed: {path}: "] if damage is None else [f"{path} is damaged", "restore it from a copy"]
+        assert all(word in said.err for word in wanted)
         assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
 
 
