@@ -402,19 +402,13 @@ def test_rounds_of_fedpac(distance):
         assert torch.allclose(run.personal[i], flat(common), atol=1e-10)
 
 
-def logits(z, margin):
-    """z + margin, without the classes whose margin is -inf: the positions left, and their logits."""
+# FedLC and FedRoD
+
+
+def margined(z, y, margin):
+    """Cross-entropy of z + margin, without the classes whose margin is -inf."""
     kept = margin.isfinite().nonzero()[:, 0]
-    return kept, z[:, kept] + margin[kept]
-
-
-def cross_entropy(z, y, margin):
-    kept, left = logits(z, margin)
-    return nn.functional.cross_entropy(left, torch.searchsorted(kept, y))
-
-
-def counts_of(y):
-    return torch.bincount(y, minlength=3).double()
+    return F.cross_entropy(z[:, kept] + margin[kept], torch.searchsorted(kept, y))
 
 
 def penalty(net, decay):
@@ -424,54 +418,43 @@ def penalty(net, decay):
 @certifies(pf.FedLC, by="autograd on the loss as printed, an absent class left out of it")
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_a_round_of_fedlc(decay):
-    """Every client calibrates by its own counts_of. Of an absent class weights and bias get no gradient."""
-    fed, start = labelled(), two_layers()
-    run = fit_labels(fed, pf.FedLC(0.2, tau=0.7), rounds=1, local_steps=STEPS, weight_decay=decay)
-    trained = []
-    for i in range(3):
-        net, (x, y) = copy.deepcopy(start), fed.train.client(i)
+    """Every client calibrates by its own counts. Of an absent class weights and bias get no gradient."""
+    run = fit_labels(labelled(), pf.FedLC(LR, tau=0.7), 1, local_steps=STEPS, weight_decay=decay)
+    start, nets = two_layers(), [two_layers() for _ in range(3)]
+    for i, net in enumerate(nets):
+        x, y = samples(i)
         for _ in range(STEPS):
-            loss = cross_entropy(net(x.double()), y, -0.7 * counts_of(y) ** -0.25) + penalty(net, decay)
-            for q, g in zip(net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True):
-                q.data -= 0.2 * g
-        trained.append(Layout(net).flatten(net))
-        if i == 2:
-            assert torch.equal(net[2].weight[2], start[2].weight[2]) == (decay == 0)
-            net[2].bias.data[2] = start[2].bias[2]  # weight decay of a masked bias is left out
-            trained[-1] = Layout(net).flatten(net)
-    share = torch.tensor([24.0, 9.0, 30.0]).double() / 63
-    assert torch.allclose(run.server["w"], share @ torch.stack(trained), atol=1e-12)
+            stepped(
+                net, margined(net(x), y, -0.7 * torch.bincount(y, minlength=3).double() ** -0.25) + penalty(net, decay)
+            )
+    head = nets[2][2]
+    assert torch.equal(head.weight[2], start[2].weight[2]) == (decay == 0)
+    head.bias.data[2] = start[2].bias[2]  # weight decay of a masked bias is left out
+    assert torch.allclose(run.server["w"], flat(averaged(nets)), atol=1e-12)
 
 
 @certifies(pf.FedRoD, by="autograd on both losses, the personal one stopped at the body and the generic head")
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_two_rounds_of_fedrod(decay):
     """The personal head starts at zero, its output is added to the generic one's, and the body never sees its loss."""
-    fed, start = labelled(), two_layers()
-    run = fit_labels(fed, pf.FedRoD(0.2, personal_lr=0.3), 2, local_steps=STEPS, weight_decay=decay)
-    personal = [torch.zeros(18, dtype=torch.float64) for _ in range(3)]
-    common, share = start, torch.tensor([24.0, 9.0, 30.0]).double() / 63
+    run = fit_labels(labelled(), pf.FedRoD(LR, personal_lr=0.3), 2, local_steps=STEPS, weight_decay=decay)
+    personal, common = [torch.zeros(18).double() for _ in range(3)], two_layers()
     for _ in range(2):
-        trained = []
-        for i in range(3):
-            net, (x, y), p = copy.deepcopy(common), fed.train.client(i), personal[i].requires_grad_()
+        nets = [copy.deepcopy(common) for _ in range(3)]
+        for i, net in enumerate(nets):
+            (x, y), p = samples(i), personal[i].requires_grad_()
             for _ in range(STEPS):
-                f = net[:2](x.double())
-                generic = net[2](f)
-                own = f.detach() @ p[:15].view(3, 5).T + p[15:]
-                loss = cross_entropy(generic, y, counts_of(y).log()) + penalty(net, decay)
-                loss_p = nn.functional.cross_entropy(generic.detach() + own, y) + decay / 2 * p.square().sum()
-                grads = torch.autograd.grad(loss, [*net.parameters()])
+                f = features(net, x)
+                generic, own = net[2](f), f.detach() @ p[:15].view(3, 5).T + p[15:]
+                loss_p = F.cross_entropy(generic.detach() + own, y) + decay / 2 * p.square().sum()
                 (slope,) = torch.autograd.grad(loss_p, p)
-                for q, g in zip(net.parameters(), grads, strict=True):
-                    q.data -= 0.2 * g
+                stepped(net, margined(generic, y, torch.bincount(y, minlength=3).double().log()) + penalty(net, decay))
                 if i == 2:
                     net[2].bias.data[2] = common[2].bias[2]
                 p.data -= 0.3 * slope
             personal[i] = p.detach()
-            trained.append(Layout(net).flatten(net))
-        w = share @ torch.stack(trained)
-        common = Layout(start).load_(copy.deepcopy(start), w)
+        common = averaged(nets)
+    w = flat(common)
     assert torch.allclose(run.server["w"], w, atol=1e-12)
     expected = torch.stack([torch.cat([w[:-18], w[-18:] + p]) for p in personal])
     assert torch.allclose(run.personal, expected, atol=1e-12)
