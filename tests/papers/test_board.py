@@ -135,17 +135,16 @@ def test_the_budget_is_used_up_and_not_exceeded(name):
     assert budget - spent / rounds < spent <= budget
 
 
-def test_a_value_that_one_round_cannot_afford_is_no_choice(tmp_path):
+def test_a_value_that_one_round_cannot_afford_is_no_choice_and_clients_without_validation_samples_do_not_count(
+    tmp_path,
+):
     """Fine-tuning that is counted once could otherwise grow for ever."""
     cls, bench = REGISTRY.find("fedbabu"), Bench(tmp_path)
     affordable, longer = (score(bench, "hospitals", SMALL["hospitals"], cls, 60, (0.1, k)) for k in (1, 50))
     assert affordable > longer == -float("inf")
-
-
-def test_clients_without_validation_samples_do_not_count(tmp_path):
     setting, cls = FULL["cohorts"], REGISTRY.find("local")
     assert 0 in setting.federation(UNCOUNTED, HELD).validation.counts
-    assert 0 <= score(Bench(tmp_path), "cohorts", setting, cls, 20, start(cls)) <= 1
+    assert 0 <= score(bench, "cohorts", setting, cls, 20, start(cls)) <= 1
 
 
 def test_all_methods_are_there_or_left_out_by_name(tmp_path):
