@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from doors import written
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError
@@ -13,19 +14,15 @@ def frames(n=30):
     rng = np.random.default_rng(0)
     made = {}
     for name in ("north", "south"):
-        made[name] = pd.DataFrame({"age": rng.integers(30, 90, n), "chol": rng.normal(5, 1, n).round(2)})
-        made[name]["ward"] = rng.choice(["icu", "surgery"], n)
-        made[name].loc[::7, "chol"] = np.nan
-        made[name]["ill"] = rng.choice(["yes", "no"], n)
+        t = pd.DataFrame({"age": rng.integers(30, 90, n), "chol": rng.normal(5, 1, n).round(2)})
+        t.loc[::7, "chol"] = np.nan
+        made[name] = t.assign(ward=rng.choice(["icu", "surgery"], n), ill=rng.choice(["yes", "no"], n))
     return made
 
 
 def test_frames_are_prepared_as_their_csv_files_are(tmp_path):
-    made = frames()
-    for name, frame in made.items():
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    here = pf.data.from_frames(made, target="ill", test_fraction=0.3, seed=2)
-    there = pf.Federation.from_folder(tmp_path, target="ill", test_fraction=0.3, seed=2)
+    made, how = frames(), {"target": "ill", "test_fraction": 0.3, "seed": 2}
+    here, there = pf.data.from_frames(made, **how), pf.Federation.from_folder(written(tmp_path, made), **how)
     assert here.names == there.names
     for one, other in ((here.train, there.train), (here.test, there.test)):
         assert torch.equal(one.x, other.x)
@@ -39,9 +36,8 @@ def test_a_repair_and_rows_without_a_target():
     made = frames()
     made["south"]["chol"] *= 38.67
     made["south"].loc[3, "ill"] = None
-    fed = pf.data.from_frames(
-        made, target="ill", site={"south": {"chol": "x / 38.67"}}, missing_target="drop", standardise="none"
-    )
+    how = {"site": {"south": {"chol": "x / 38.67"}}, "missing_target": "drop", "standardise": "none"}
+    fed = pf.data.from_frames(made, target="ill", **how)
     assert fed.train.counts.sum() + fed.test.counts.sum() == 59
     assert fed.train.client(1)[0][:, 1].max() < 10
 

@@ -42,7 +42,6 @@ def test_a_weight_is_that_many_copies_of_the_sample(path):
         task.vectorised = path == "vectorised"
         w, batch = task.w0.expand(2, -1).clone(), padded(split, np.arange(2))
         g, loss = task.gradient(w, batch)
-        assert loss is not None
         stepped = w.clone()
         task.descend_(stepped, batch, 1.0)
         second = task.hvp(w, torch.ones_like(w), batch)
@@ -75,7 +74,6 @@ def test_balanced_weights_are_one_on_average_over_all_clients_rows():
     fed = pf.Federation.from_arrays([(rng.normal(size=(n, 2)), np.arange(n) % k) for n, k in ((30, 3), (20, 2))])
     weights = weights_of("balanced", "cross-entropy", fed.describe())
     counts = fed.train.y.bincount().numpy()
-    assert weights is not None
     assert (np.array(weights) * counts) == pytest.approx(np.full(3, counts.sum() / 3))
 
 
@@ -83,12 +81,8 @@ def test_a_batch_of_padding_keeps_its_weights():
     task = Task(nn.Linear(2, 2), dtype=torch.float64, class_weights=[1.0, 5.0])
     x, y = torch.randn(1, 4, 2).double(), torch.tensor([[0, 1, 1, 0]])
     real = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).double()
-    g, loss = task.gradient(task.w0[None], Batch(x, y, real, [2]))
-    h, other = task.gradient(task.w0[None], Batch(x[:, :2], y[:, :2]))
-    assert loss is not None
-    assert other is not None
-    assert g.numpy() == pytest.approx(h.numpy())
-    assert loss.numpy() == pytest.approx(other.numpy())
+    padded_too = task.gradient(task.w0[None], Batch(x, y, real, [2]))
+    torch.testing.assert_close(padded_too, task.gradient(task.w0[None], Batch(x[:, :2], y[:, :2])))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +98,9 @@ def test_a_batch_of_padding_keeps_its_weights():
     ],
 )
 def test_weights_that_do_not_fit_are_refused(settings, said):
-    fed = pf.Federation.from_arrays([(np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2)])
+    x = np.random.default_rng(0).normal(size=(20, 2))
     with pytest.raises(ConfigError, match=said):
-        pf.fit(nn.Linear(2, 2), fed, pf.FedAvg(), rounds=1, **settings)
-
-
-def test_weights_of_a_regression_are_refused():
-    fed = pf.Federation.from_arrays([(np.eye(4), np.arange(4) / 7)])
+        pf.fit(nn.Linear(2, 2), pf.Federation.from_arrays([(x, np.arange(20) % 2)]), pf.FedAvg(), rounds=1, **settings)
+    numbers = pf.Federation.from_arrays([(x, x[:, 0])])
     with pytest.raises(ConfigError, match="the targets are numbers"):
-        pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, class_weights="balanced")
+        pf.fit(nn.Linear(2, 1), numbers, pf.FedAvg(), rounds=1, class_weights="balanced")

@@ -57,21 +57,14 @@ def test_a_federation_and_a_comparison_show_themselves_in_a_line_and_as_a_table(
     rng = np.random.default_rng(0)
     draw = [(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(30)]
     fed = pf.Federation.from_arrays(draw, names=["<b>oslo</b>", *map(str, range(29))], classes=2, test_fraction=0.25)
-    assert repr(fed).startswith(
-        "<Federation of 30 clients (<b>oslo</b>, 0, 1, 2, 3 and 25 more): 450 training, 150 test"
-    )
+    line = "<Federation of 30 clients (<b>oslo</b>, 0, 1, 2, 3 and 25 more): 450 training, 150 test"
+    assert repr(fed).startswith(line)
     shown = ElementTree.fromstring(fed._repr_html_())
     cells = ["".join(cell.itertext()) for cell in shown.iter("td")]
     assert cells[:4] == [NAMES[0], "15", "0", "5"]
     assert len(list(shown.iter("tr"))) < 25
-    found = pf.compare(
-        torch.nn.Linear(3, 2),
-        fed.reorder([0, 1]),
-        [pf.Local(0.1), pf.FedAvg(0.1)],
-        rounds=2,
-        seeds=2,
-        out=tmp_path / "c",
-    )
+    methods, how = [pf.Local(0.1), pf.FedAvg(0.1)], {"rounds": 2, "seeds": 2, "out": tmp_path / "c"}
+    found = pf.compare(torch.nn.Linear(3, 2), fed.reorder([0, 1]), methods, **how)
     assert repr(found) == "<Comparison of local, fedavg: 4 runs, finished>"
     shown = found._repr_html_()
     rows = [[cell.text for cell in row] for row in ElementTree.fromstring(shown).iter("tr")]

@@ -13,40 +13,21 @@ from polyfed.runs.training import Training
 rng = np.random.default_rng(0)
 
 
-def site(n, inputs=4):
-    return rng.normal(size=(n, inputs)).astype(np.float32), np.arange(n) % 2
-
-
-def spoiled(value):
-    x, y = site(20)
-    x[3, 2] = value
-    return x, y
+def site(n):
+    return rng.normal(size=(n, 4)).astype(np.float32), np.arange(n) % 2
 
 
 GOOD = [site(20), site(30)]
 FED = pf.Federation.from_arrays(GOOD, test=GOOD)
-NUMBERS = [(100 * x, y.astype(np.float32)) for x, y in GOOD]
-
-
-def arrays(*sites, **settings):
-    return lambda tmp: pf.Federation.from_arrays(list(sites), **settings)
 
 
 def fit(model=None, fed=FED, method=None, **settings):
-    settings = {"rounds": 1} | settings
-    return lambda tmp: pf.fit(model or nn.Linear(4, 2), fed, method or pf.FedAvg(), **settings)
+    return lambda: pf.fit(model or nn.Linear(4, 2), fed, method or pf.FedAvg(), **{"rounds": 1} | settings)
 
 
 NORM = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 REFUSED = {
-    "a NaN": (arrays(GOOD[0], spoiled(np.nan)), "client-1"),
-    "an infinity": (arrays(GOOD[0], spoiled(np.inf)), "client-1"),
-    "an empty client": (arrays(GOOD[0], site(0)), "client-1"),
-    "a label out of range": (arrays(GOOD[0], (GOOD[1][0], GOOD[1][1] + 5), classes=3), "label"),
-    "one class only": (arrays(*[(x, y * 0) for x, y in GOOD]), "two classes"),
-    "one name twice": (arrays(*GOOD, names=["a", "a"]), "'a'"),
-    "unequal lengths": (arrays((GOOD[0][0], GOOD[0][1][:-1])), "19"),
-    "unequal shapes": (arrays(GOOD[0], site(5, inputs=3)), "client-1"),
+
     "too few outputs": (fit(nn.Linear(4, 1)), "expected [2] for 2 classes"),
     "another input size": (fit(nn.Linear(5, 2)), "shape [4]"),
     "BatchNorm": (fit(NORM), "replace_batchnorm"),
@@ -57,49 +38,48 @@ REFUSED = {
     "a method's name": (fit(method="fedavg"), "algorithm"),
     "a model's name": (fit(model="linear"), "torch.nn.Module"),
     "a bare list": (fit(fed=GOOD), "Federation"),
-    "a negative step": (lambda tmp: pf.FedAvg(-1.0), "algorithm.lr of FedAvg: found -1.0, expected a number of at "),
-    "a step in words": (lambda tmp: pf.FedAvg("fast"), "algorithm.lr of FedAvg: found 'fast', expected a number"),
-    "a NaN step": (lambda tmp: pf.FedAvg(float("nan")), "algorithm.lr of FedAvg: found nan, expected a finite number"),
+    "a negative step": (lambda: pf.FedAvg(-1.0), "algorithm.lr of FedAvg: found -1.0, expected a number of at "),
+    "a step in words": (lambda: pf.FedAvg("fast"), "algorithm.lr of FedAvg: found 'fast', expected a number"),
+    "a NaN step": (lambda: pf.FedAvg(float("nan")), "algorithm.lr of FedAvg: found nan, expected a finite number"),
     "a seed in words": (fit(seed="a"), "seed"),
     "an empty batch": (fit(batch_size=0), "batch_size"),
     "labels for mse": (fit(nn.Linear(4, 1), loss="mse"), "mse needs float targets"),
-    "an unknown data set": (lambda tmp: pf.data.load("fashion-mnits"), "did you mean 'fashion-mnist'"),
-    "a folder without the data": (lambda tmp: pf.data.load("fashion-mnist", data_dir=tmp), "train-images"),
+
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_one_line_that_names_the_thing(case, tmp_path):
+def test_one_line_that_names_the_thing(case):
     attempt, word = REFUSED[case]
     with pytest.raises(PolyfedError) as caught:
-        attempt(tmp_path)
-    line = str(caught.value)
-    assert word in line
-    assert "\n" not in line
+        attempt()
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_a_missing_device_is_named():
     with pytest.raises(PolyfedError, match="cuda"):
-        fit(device="cuda")(None)
+        fit(device="cuda")()
 
 
 def test_a_file_where_the_folder_should_be(tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(PolyfedError, match="taken"):
-        fit(out=tmp_path / "taken")(None)
+        fit(out=tmp_path / "taken")()
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_divergence_names_round_client_and_the_last_finite_state(tmp_path):
-    fed = pf.Federation.from_arrays(NUMBERS, test=NUMBERS)
+    pairs = [(100 * x, y.astype(np.float32)) for x, y in GOOD]
+    fed = pf.Federation.from_arrays(pairs, test=pairs)
     with pytest.raises(Diverged, match=r"round \d+: client 'client-\d'.*checkpoint"):
-        pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(1e6), rounds=50, loss="mse", out=tmp_path / "run")
+        fit(nn.Linear(4, 1), fed, pf.FedAvg(1e6), rounds=50, loss="mse", out=tmp_path / "run")()
 
 
 @pytest.mark.parametrize("client", ["nowhere", 7, -3])
 def test_an_unknown_client_is_named(client):
-    run = fit()(None)
+    run = fit()()
     with pytest.raises(PolyfedError, match=f"no client {client!r}"):
         run.model(client)
 

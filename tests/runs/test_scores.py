@@ -1,7 +1,5 @@
 """scores.safetensors: what every test sample adds to its client's metrics, and which sample it is."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -36,9 +34,8 @@ def trained(folder, seed, classes, method=None, **settings):
 def test_means_over_a_clients_samples_are_its_metrics(tmp_path, classes, metrics, method):
     run = trained(tmp_path / "run", 0, classes, method)
     scores = load_file(tmp_path / "run/scores.safetensors")
-    at = np.r_[0, np.cumsum(scores["counts"])]
     for metric in metrics:
-        means = [scores[metric][a:b].mean() for a, b in pairwise(at)]
+        means = [part.mean() for part in np.split(scores[metric], np.cumsum(scores["counts"])[:-1])]
         assert means == pytest.approx(run.clients[f"test_{metric}"].tolist(), rel=1e-5)
 
 
@@ -57,10 +54,7 @@ def test_a_sample_has_one_number_under_every_seed(tmp_path):
 def test_a_loss_of_ones_own_leaves_the_score(tmp_path):
     """A callable gives one number per batch; accuracy is still known per sample."""
 
-    def loss(output, target):
-        return torch.nn.functional.cross_entropy(output, target)
-
-    trained(tmp_path / "run", 0, True, loss=loss)
+    trained(tmp_path / "run", 0, True, loss=lambda output, target: torch.nn.functional.cross_entropy(output, target))
     scores = load_file(tmp_path / "run/scores.safetensors")
     assert scores.keys() == {"accuracy", "counts", "id", "class", "probability"}
 
@@ -93,8 +87,8 @@ def test_of_two_classes_the_probability_of_the_second_is_kept(tmp_path, outputs)
 def test_an_attacker_has_no_scores(tmp_path):
     run = trained(tmp_path / "run", 0, True, attack=pf.threats.SignFlip(ratio=0.4))
     scores = load_file(tmp_path / "run/scores.safetensors")
-    at = np.r_[0, np.cumsum(scores["counts"])]
-    missing = [bool(np.isnan(scores["accuracy"][a:b]).all()) for a, b in pairwise(at)]
+    parts = np.split(scores["accuracy"], np.cumsum(scores["counts"])[:-1])
+    missing = [bool(np.isnan(part).all()) for part in parts]
     assert missing == run.clients["test_accuracy"].isna().tolist()
     assert 0 < sum(missing) < CLIENTS
     assert len(Numbers.of(tmp_path / "run").probabilities) == CLIENTS - sum(missing)
