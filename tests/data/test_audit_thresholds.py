@@ -31,10 +31,9 @@ def test_a_unit_is_seen_from_two_widths_of_a_column_on():
     for spread in (3.0, 6.0):
         width = np.log(spread) / 1.349
         for widths, seen in ((1.5, False), (1.95, False), (2.05, True), (2.5, True), (-1.95, False), (-2.05, True)):
-            sites = {s: column(50, spread, 2001) for s in "ab"} | {
-                "c": column(50 * np.exp(widths * width), spread, 2001)
-            }
-            assert bool(of(sites)) == seen, (spread, widths)
+            sites = {"a": 50, "b": 50, "c": 50 * np.exp(widths * width)}
+            found = of({s: column(middle, spread, 2001) for s, middle in sites.items()})
+            assert bool(found) == seen, (spread, widths)
 
 
 def test_a_unit_is_seen_from_five_standard_errors_on():
@@ -53,9 +52,8 @@ def test_from_eight_rows_and_three_values_on_something_is_said_of_a_unit():
         assert bool(of({"a": column(5, 1.05, 100), "b": column(5, 1.05), "c": column(500, 1.05, n)})) == seen, n
     for values, seen in ((2, False), (3, True)):
         few = np.resize(column(500, 1.05, values), 40)
-        assert any("the median" in f for f in of({"a": column(5, 1.05), "b": column(5, 1.05), "c": few})) == seen, (
-            values
-        )
+        found = of({"a": column(5, 1.05), "b": column(5, 1.05), "c": few})
+        assert any("the median" in f for f in found) == seen, values
 
 
 def test_a_unit_is_named_where_its_factor_fits():
@@ -130,9 +128,7 @@ def test_rows_that_repeat_are_flagged_from_a_fiftieth_on_and_from_three():
     rng = np.random.default_rng(0)
 
     def said(n, repeats):
-        frame = pd.DataFrame(
-            {"age": rng.normal(size=n).round(6), "bmi": rng.normal(size=n).round(6), "ill": np.arange(n) % 2}
-        )
+        frame = pd.DataFrame(rng.normal(size=(n, 2)).round(6), columns=["age", "bmi"]).assign(ill=np.arange(n) % 2)
         return any("repeat another row" in f for f in flagged({"a": pd.concat([frame, frame.head(repeats)])}))
 
     assert [said(1000, k) for k in (10, 20, 21, 40)] == [False, False, True, True]

@@ -22,25 +22,18 @@ def train(rounds, **settings):
     return pf.fit(model, federation(), pf.FPFC(lr=0.1, lam=0.2), rounds=rounds, **given)
 
 
-def test_the_last_assignment_is_the_final_one(tmp_path):
-    run = train(40, out=tmp_path / "run")
+def test_the_last_assignment_is_the_final_one_and_all_outlive_a_resume(tmp_path):
+    run = train(40)
     history = run.assignments
     assert list(history.columns) == list(run.federation.names)
-    assert run.clusters is not None
     assert history.iloc[-1].tolist() == run.clusters.tolist()
     assert (history.diff().iloc[1:] != 0).any(axis=1).all()  # a row for every change, and only then
     numbers = run.history.set_index("round")["clusters"]
     assert numbers.loc[history.index].tolist() == [len(set(row)) for row in history.to_numpy().tolist()]
     assert numbers.iloc[-1] == 2
-    saved = pd.read_csv(tmp_path / "run" / "assignments.csv", index_col="round")
-    assert saved.equals(history)
-
-
-def test_they_outlive_a_resume(tmp_path):
-    whole = train(40)
     train(20, out=tmp_path / "run")
-    resumed = train(40, out=tmp_path / "run", resume=True)
-    assert resumed.assignments.equals(whole.assignments)
+    assert train(40, out=tmp_path / "run", resume=True).assignments.equals(history)
+    assert pd.read_csv(tmp_path / "run" / "assignments.csv", index_col="round").equals(history)
 
 
 def test_methods_without_groups_have_none():

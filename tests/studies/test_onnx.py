@@ -21,23 +21,17 @@ def answers(file, rows):
 
 def folder(path, regression=False):
     """Two sites with gaps, a gap written as -999, categories of texts, of numbers and of true and false."""
-    rng = np.random.default_rng(0)
+    rng, n = np.random.default_rng(0), 60
     path.mkdir()
     for name in ("north", "south"):
-        n = 60
-        age = rng.integers(30, 80, n).astype(float)
-        score = (age - 55) / 10 + rng.normal(size=n)
-        rows = pd.DataFrame(
-            {
-                "age": age,
-                "crp": np.where(rng.random(n) < 0.2, -999.0, rng.gamma(2.0, 20.0, n)),
-                "weight": np.where(rng.random(n) < 0.2, np.nan, rng.normal(80, 9, n)),
-                "ward": rng.choice(["icu", "surgery", "NA"], n),
-                "grade": rng.choice([1, 2, 3], n),
-                "smokes": rng.choice(["TRUE", "FALSE"], n),
-                "outcome": 5000 + 300 * score if regression else np.where(score > 0, "ill", "well"),
-            }
-        )
+        rows = pd.DataFrame({"age": rng.integers(30, 80, n).astype(float)})
+        score = (rows.age - 55) / 10 + rng.normal(size=n)
+        rows["crp"] = np.where(rng.random(n) < 0.2, -999.0, rng.gamma(2.0, 20.0, n))
+        rows["weight"] = np.where(rng.random(n) < 0.2, np.nan, rng.normal(80, 9, n))
+        rows["ward"] = rng.choice(["icu", "surgery", "NA"], n)
+        rows["grade"] = rng.choice([1, 2, 3], n)
+        rows["smokes"] = rng.choice(["TRUE", "FALSE"], n)
+        rows["outcome"] = 5000 + 300 * score if regression else np.where(score > 0, "ill", "well")
         rows.to_csv(path / f"{name}.csv", index=False)
     return pf.data.load(path, target="outcome", gaps=["-999"], categories=["grade"], standardise="client")
 
@@ -60,10 +54,8 @@ def new_rows():
 @pytest.mark.parametrize("regression", [False, True])
 def test_onnxruntime_predicts_raw_rows_as_the_run_does(tmp_path, regression):
     fed = folder(tmp_path / "sites", regression).partition("natural")
-    model = torch.nn.Sequential(
-        torch.nn.Linear(fed.input_shape[0], 8), torch.nn.Tanh(), torch.nn.Linear(8, fed.outputs)
-    )
-    run = pf.fit(model, fed, pf.Ditto(0.1), rounds=20)
+    layers = torch.nn.Linear(fed.input_shape[0], 8), torch.nn.Tanh(), torch.nn.Linear(8, fed.outputs)
+    run = pf.fit(torch.nn.Sequential(*layers), fed, pf.Ditto(0.1), rounds=20)
     rows = new_rows()
     for client in ("north", "south"):  # each with its own means and medians
         file = run.onnx(client, tmp_path / f"{client}.onnx")
