@@ -257,7 +257,8 @@ def withheld(sent: State, received: State, layout: Layout, units: Sequence[Any])
         if not t.is_floating_point() or t.dim() == 0 or t.numel() < min(parts):
             found[name] = t
         elif part is None:
-            raise Refusal(f"keeps back units of its model, and does not know where they are in {name!r}")
+            what = f"{name!r}, in which it cannot keep back what few rows have made"
+            raise Refusal(f"is asked for {what}; its policy has least-count above 1, and with 1 it would answer")
         else:
             was = received.get(name)
             centre = was.to(t) if _like(t, was) and was is not None else torch.zeros_like(t)
