@@ -15,6 +15,7 @@ for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
 HEAVY = "numpy,torch,pandas,scipy,matplotlib,pydantic"
 NAMES = [*(command.name for command in app.registered_commands), "data inspect", "keys add"]
 COMMANDS = {  # one after another in one process: a later one may load more
+    "--help": HEAVY,
     **{f"{name} {word}": HEAVY for name in NAMES for word in ("--help", "--mistyped")},
     "algorithms": "torch._dynamo,sympy,pandas,sklearn,matplotlib",
     "run --algorithm local --rounds 1 --seeds 1 --metrics accuracy --quiet": "torch._dynamo,sympy,sklearn,scipy.stats",
@@ -29,9 +30,7 @@ def test_a_command_loads_what_it_uses(tmp_path):
     done = subprocess.run([sys.executable, "-c", SAY, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = [line for line in done.stdout.splitlines() if line.startswith("loaded:")]
-    assert loaded == [f"loaded: {2 if 'mistyped' in c else 0}" for c in COMMANDS], dict(
-        zip(COMMANDS, loaded, strict=False)
-    )
+    assert dict(zip(COMMANDS, loaded, strict=True)) == {c: f"loaded: {2 if 'mistyped' in c else 0}" for c in COMMANDS}
 
 
 def test_the_heap_is_not_gone_through_again_at_the_end():

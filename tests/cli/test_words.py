@@ -2,8 +2,6 @@
 
 import inspect
 import itertools
-import subprocess
-import sys
 
 import pytest
 from typer import Context
@@ -84,11 +82,6 @@ DECLARED = [c for c in vars(commands).values() if isinstance(c, type) and c.__mo
 def test_a_command_has_its_function_which_takes_what_was_asked_for(command):
     (taken,) = inspect.signature(late(*command.place), eval_str=True).parameters.values()
     assert taken.annotation is command
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys; from polyfed.cli import call; call(['--help']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_a_mistyped_command_is_told_the_nearest_one_once(cli):

@@ -57,14 +57,12 @@ def study(tokenizer, model, data='name = "./data"\n', columns="", algorithm='nam
 def test_rows_of_a_folder_are_those_of_the_same_texts_in_python(tokenizer, tmp_path, pack):
     place = write(tmp_path / "data")
     more = {"pack": True, "end": END} if pack else {}
-    found = pf.data.load(place, text="note", tokenizer=str(tokenizer), task="next-token", length=T, **more).partition(
-        "natural", test_fraction=0.25, validation_fraction=0.2
-    )
+    data = pf.data.load(place, text="note", tokenizer=str(tokenizer), task="next-token", length=T, **more)
+    held = {"test_fraction": 0.25, "validation_fraction": 0.2}
+    found = data.partition("natural", **held)
     given = {name: pd.read_csv(place / f"{name}.csv") for name in ("bern", "oslo")}
-    same = pf.data.from_texts(
-        given, tokenizer, column="note", length=T, pack=pack, end=0 if pack else None, test_fraction=0.25,
-        validation_fraction=0.2,
-    )  # fmt: skip
+    how = {"column": "note", "length": T, "pack": pack, "end": 0 if pack else None}
+    same = pf.data.from_texts(given, tokenizer, **how, **held)
     for split in ("train", "validation", "test"):
         mine, other = getattr(found, split), getattr(same, split)
         assert torch.equal(mine.x, other.x)
@@ -113,12 +111,8 @@ def test_newcomers_texts_are_made_into_rows_too(tokenizer, tmp_path, cli):
     assert said.status == 0, said.err
     found = pd.read_csv(tmp_path / "admitted" / "admission.csv")
     assert found.perplexity.iloc[0] < found.alone.iloc[0]  # it begins with what the others have learnt
-    private = (
-        (tmp_path / "study.toml")
-        .read_text()
-        .replace("[data]", '[privacy]\nepsilon = 5.0\nclip = 1.0\nnoise = "own"\n[data]', 1)
-    )
-    (tmp_path / "private.toml").write_text(private)
+    privacy = '[privacy]\nepsilon = 5.0\nclip = 1.0\nnoise = "own"\n[data]'
+    (tmp_path / "private.toml").write_text((tmp_path / "study.toml").read_text().replace("[data]", privacy, 1))
     assert "columns.pack: found true, expected false" in cli("run", "private.toml", "--out", "private").err
 
 
@@ -160,9 +154,8 @@ def test_sites_make_the_rows_of_their_texts_and_say_none(tokenizer, tmp_path):
     there = hospitals.at_sites(file, sites)
     here = hospitals.on_one_machine(file, tmp_path / "data")
     assert torch.equal(here.server["w"], there.server["w"])
-    answers = Predictor.open(tmp_path / "vaults" / "oslo" / "model.safetensors").predict(
-        pd.DataFrame({"note": ["pain fever"]})
-    )
+    model = Predictor.open(tmp_path / "vaults" / "oslo" / "model.safetensors")
+    answers = model.predict(pd.DataFrame({"note": ["pain fever"]}))
     assert answers.columns.tolist() == ["row", "prediction", "perplexity", "tokens"]
     said = File(tmp_path / "data" / "oslo.csv", "oslo", known, Cut(0, 0.2, 0.0)).schema().model_dump_json()
     assert not any(word in line for word in ("pain", "fever", "severe", "mild") for line in (*sites.lines, said))
