@@ -26,11 +26,11 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
-from polyfed.testing import check_method
 from polyfed_papers.recipes import load as recipes
 from polyfed_papers.recipes.said import Setting
 from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_sites.policy import Policy
+from polyfed_testing.table import check_method
 from polyfed_tuning.tuned import Tuned
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
         "polyfed.core.uplinks",
         "polyfed.base.settings",
         "polyfed.compute",
-        "polyfed.testing",
+        "polyfed_testing.table",
     ),
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),

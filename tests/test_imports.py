@@ -15,7 +15,7 @@ from polyfed.core.algorithm import REGISTRY
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
 base; metrics; native; compute; core; algorithms engines models threats yardsticks; data; runs; report;
-studies; face; estimators; testing; cli
+studies; face; estimators; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))
@@ -99,7 +99,7 @@ def test_packages_beside_the_core_are_imported_by_none_that_is_not_listed_and_no
 def test_packages_beside_the_core_do_not_reach_into_the_command_line():
     for path in sorted(path for package in BESIDE for path in (ROOT.parent / package).rglob("*.py")):
         allowed = {"cli"} if path.stem in ("command", "commands") or path.parent.name == "cli" else set()
-        assert imported(path).isdisjoint({"cli", "testing"} - allowed), path
+        assert imported(path).isdisjoint({"cli"} - allowed), path
 
 
 def papers_imported(path: Path, root: Path = ROOT) -> set[str]:

@@ -12,13 +12,13 @@ import pytest
 
 import polyfed as pf
 import polyfed.algorithms
-import polyfed.testing
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed_papers.window import WindowAdvice, window_for
+from polyfed_testing import table
 from polyfed_tuning.tuned import Tuned
 
 ROOT = Path(pf.__file__).parent
@@ -105,7 +105,7 @@ PROPERTY = property | functools.cached_property
 def _public():
     """(name, what it is) of every class and function that is public, and of the classes' own public methods."""
     more = [*(getattr(m, name) for m in (pf.data, pf.models, pf.report, pf.threats) for name in m.__all__)]
-    ours = [v for v in vars(polyfed.testing).values() if getattr(v, "__module__", "") == "polyfed.testing"]
+    ours = [v for v in vars(table).values() if getattr(v, "__module__", "") == table.__name__]
     more += [Result, Trainer, prepare, Admission, Comparison, Tuned, WindowAdvice, window_for]
     for thing in [*(getattr(pf, name) for name in pf.__all__), *more, *ours]:
         name, built_in = getattr(thing, "__qualname__", "_"), thing in REGISTRY.values()  # tested in conformance/

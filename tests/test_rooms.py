@@ -11,7 +11,7 @@ import polyfed
 
 TESTS, SOURCE = Path(__file__).parent, Path(polyfed.__file__).parent
 ACROSS = {
-    "conformance": "every method, on every row of the table that polyfed.testing makes public",
+    "conformance": "every method, on every row of the table that polyfed_testing makes public",
     "docs": "the pages, the README and the site",
     "fuzz": "hostile input to everything that takes input",
 }

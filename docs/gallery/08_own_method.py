@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import polyfed as pf
-from polyfed.testing import check_method
+from polyfed_testing.table import check_method
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from polyfed import report
 from polyfed.base.arguments import checked
+from polyfed.base.plugins import sibling
 from polyfed.data.federation import Federation
 from polyfed.runs import opened, trainer
 from polyfed.runs.folder import RunFolder
@@ -22,7 +23,6 @@ from polyfed.studies import admit as admits
 from polyfed.studies import compare as compares
 from polyfed.studies import export as exports
 from polyfed.studies import leave as leaves
-from polyfed.studies import onnx, peft
 from polyfed.studies.export import Form
 from polyfed.studies.predict import predictor
 
@@ -142,7 +142,7 @@ class Run(Result):
         Path
             The folder, with adapter_config.json and adapter_model.safetensors.
         """
-        return peft.export_peft(self, client, None if out is None else Path(out))
+        return sibling("polyfed_export.peft", "peft:").export_peft(self, client, None if out is None else Path(out))
 
     def onnx(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's model as an ONNX file, which needs the extra `onnx`.
@@ -164,7 +164,7 @@ class Run(Result):
         Path
             The file.
         """
-        return onnx.export_onnx(self, client, None if out is None else Path(out))
+        return sibling("polyfed_export.onnx", "onnx:").export_onnx(self, client, None if out is None else Path(out))
 
     def predict(self, client: int | str, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Answers of one client's model for new rows, see `Predictor.predict`.

@@ -8,7 +8,8 @@ from certify import certifies
 from problems import LeastSquares, zero_linear
 
 import polyfed as pf
-from polyfed.testing.stage import private
+
+private = pytest.importorskip("polyfed_testing.stage").private
 
 
 @pytest.fixture(scope="module")

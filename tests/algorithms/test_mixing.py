@@ -10,7 +10,8 @@ from torch.func import functional_call
 import polyfed as pf
 from polyfed.algorithms.fedamp import messages
 from polyfed.base.errors import ConfigError
-from polyfed.testing.stage import private
+
+private = pytest.importorskip("polyfed_testing.stage").private
 
 
 @certifies(pf.FedAMP, by="optimality conditions")

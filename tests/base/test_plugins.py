@@ -144,9 +144,11 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
     [
         ("polyfed_ray", "run --data digits --clients 2 --rounds 1 --algorithm fedavg --seeds 1 --engine ray -q"),
         ("polyfed_papers", "data inspect har"),
+        ("polyfed_export", "export . --form onnx"),
     ],
 )
 def test_what_a_command_asks_of_a_hidden_package_names_it(package, words, tmp_path):
+    (tmp_path / "vault.json").touch()  # to export from
     command = [sys.executable, "-c", HIDDEN, package, *words.split()]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (ended.returncode, ended.stderr.count("\n")) in ((1, 1), (2, 1))

@@ -32,3 +32,18 @@ def test_a_method_without_momentum_is_fedavg(cli, tmp_path):
 
     ours, fedavg = (load_file(tmp_path / f"a/runs/{m}-seed0/models/common.safetensors") for m in ("momentum", "fedavg"))
     assert all((ours[k] - fedavg[k]).abs().max() < 1e-12 for k in fedavg)
+
+
+def test_a_new_project_runs_at_once_and_overwrites_nothing(cli, tmp_path, undrawn):
+    assert cli("new", "mine").status == 0
+    found = sorted(p.relative_to(tmp_path / "mine").as_posix() for p in (tmp_path / "mine").rglob("*.*"))
+    assert found == ["experiment.toml", "model.py", "sites/north.csv", "sites/south.csv"]
+    said = cli("run", "mine/experiment.toml", "--seeds", 1, "--rounds", 2, "-q", "--out", "answer")
+    assert said.status == 0, said.err
+    assert cli("export", "answer/runs/fedavg-seed0", "--client", "south").status == 0
+    assert cli("predict", "south.safetensors", "mine/sites/south.csv").out.count("\n") == 41
+    (tmp_path / "mine" / "experiment.toml").unlink()
+    said = cli("new", "mine")
+    assert said.status == 2
+    assert said.err == "polyfed: mine/model.py: already exists; nothing was written\n"
+    assert not (tmp_path / "mine" / "experiment.toml").exists()

@@ -13,11 +13,11 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
 from polyfed.engines.local import LocalEngine
-from polyfed.testing.stage import NAMES
 from polyfed_sites.client import Client
 from polyfed_sites.engine import RemoteEngine
 from polyfed_sites.vault import Vault
 from polyfed_sites.wire import Train, request
+from polyfed_testing.stage import NAMES
 
 N, MOST = len(NAMES), 1 << 24
 

@@ -22,8 +22,8 @@ from polyfed.core.schedule import Schedule
 from polyfed.models import adapted
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
-from polyfed.testing import stage
-from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
+from polyfed_testing import stage
+from polyfed_testing.stage import BATCH, CLASSES, ROUNDS
 
 VARIANTS = {
     "fedavg": [{"weighted": False}],

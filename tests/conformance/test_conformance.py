@@ -1,4 +1,4 @@
-"""The conformance table of `polyfed.testing` on every method and variant, and what only the package can know of its own
+"""The conformance table of `polyfed_testing` on every method and variant, and what only the package can know of its own
 methods: the traffic that their papers state, images, kills, and what a class says of itself.
 """
 
@@ -20,8 +20,8 @@ import polyfed as pf
 import polyfed.algorithms
 from polyfed.cli.describe import citation
 from polyfed.core.schedule import Uniform
-from polyfed.testing.rows import NEW, OLD, ROWS, moved_bytes
-from polyfed.testing.stage import ROUNDS, N, Wire, private
+from polyfed_testing.rows import NEW, OLD, ROWS, moved_bytes
+from polyfed_testing.stage import ROUNDS, N, Wire, private
 
 PLAIN = [name for name in METHODS if "(" not in name]
 each_name = pytest.mark.parametrize("name", METHODS)

@@ -18,8 +18,8 @@ from polyfed.models import adapted, build
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.runs.rehearsal import taken
-from polyfed.testing import rows, stage
 from polyfed_papers.adapters import absent, minilm
+from polyfed_testing import rows, stage
 
 MISSING = absent("sentences")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]

@@ -13,7 +13,7 @@ from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.core.worker import Plan
-from polyfed.testing.stage import NAMES
+from polyfed_testing.stage import NAMES
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 engine_module = pytest.importorskip("polyfed_ray.engine")

@@ -11,7 +11,7 @@ from instances import METHODS, federation, train
 import polyfed as pf
 from polyfed.base import checkpoint
 from polyfed.base.errors import RunError
-from polyfed.testing.stage import NAMES
+from polyfed_testing.stage import NAMES
 
 
 def test_a_full_disk_loses_nothing(monkeypatch, tmp_path):

@@ -13,8 +13,8 @@ from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
-from polyfed.testing.stage import NAMES
 from polyfed_sites.vault import Vault
+from polyfed_testing.stage import NAMES
 
 N, ROUNDS = len(NAMES), 3
 PLAIN = {name: m for name, m in METHODS.items() if "(" not in name}  # test_story.py draws variants too

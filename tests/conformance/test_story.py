@@ -26,7 +26,7 @@ from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
 from polyfed.engines.local import LocalEngine, make_plan
-from polyfed.testing.stage import BATCH, NAMES, copied
+from polyfed_testing.stage import BATCH, NAMES, copied
 
 FATES = ("lost", "twice", "absent", "late")
 GONE = ("absent", "late")  # whose reply a round does without

@@ -12,7 +12,7 @@ from polyfed.core import worker
 from polyfed.core.algorithm import Algorithm
 from polyfed.engines import local
 from polyfed.runs.result import Result
-from polyfed.testing.stage import private, train
+from polyfed_testing.stage import private, train
 
 PLAIN = [name for name in METHODS if "(" not in name]
 WORKS = {"batches": {"batch_size": 4, "local_epochs": 1}, "full": {"batch_size": None, "local_steps": 2}}

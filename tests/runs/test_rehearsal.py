@@ -10,7 +10,6 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Uplinks
 from polyfed.runs.rehearsal import counted, sums
-from polyfed.testing.stage import watched
 
 METHODS = {n: c() for n, c in sorted(REGISTRY.items()) if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")}
 
@@ -31,6 +30,7 @@ def test_where_secure_aggregation_is_possible_masks_that_cancel_change_nothing(n
     method, sent = METHODS[name], counted(METHODS[name])
     if "secure aggregation is possible" not in sent.needs():
         return
+    watched = pytest.importorskip("polyfed_testing.stage").watched
     for exchange in watched(method, Uniform(0.5), dtype=torch.float64)[1]:
         before = [{k: t.clone() for k, t in exchange.server.items()} for _ in range(2)]
         plain = method.aggregate(before[0], Uplinks(dict(exchange.up), exchange.round), exchange.round)

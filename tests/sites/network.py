@@ -20,10 +20,10 @@ from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.runs.rehearsal import forms
-from polyfed.testing.stage import NAMES
 from polyfed_sites import flower
 from polyfed_sites.engine import RemoteEngine
 from polyfed_sites.keys import Keys
+from polyfed_testing.stage import NAMES
 
 HERE = Path(__file__).parent
 SITES = NAMES[:3]

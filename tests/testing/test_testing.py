@@ -12,9 +12,10 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, MethodError
 from polyfed.core import worker
 from polyfed.core.algorithm import REGISTRY
-from polyfed.testing import REMEDIES, NotConformant, check_method, stage
-from polyfed.testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
-from polyfed.testing.stage import gap, train
+from polyfed_testing import stage
+from polyfed_testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
+from polyfed_testing.stage import gap, train
+from polyfed_testing.table import REMEDIES, NotConformant, check_method
 
 FILE = Path(__file__).parents[2] / "examples" / "own_method.py"
 
@@ -180,6 +181,15 @@ def test_a_mistake_of_ours_is_not_an_authors(monkeypatch):
     def broken(*given, **settings):
         raise KeyError("ours")
 
-    monkeypatch.setattr("polyfed.testing.stage.fit", broken)
+    monkeypatch.setattr("polyfed_testing.stage.fit", broken)
     with pytest.raises(KeyError):
         check_method(Base(), "seed")
+
+
+# ties between absent clients go by their order
+ORDERLESS = [row for row in ROWS if row.__name__ != "relabelling_the_clients_relabels_the_result"]
+
+
+@pytest.mark.parametrize("row", ORDERLESS, ids=lambda row: row.__name__)
+def test_cfl_with_absent_clients_holds_to_the_table(row):
+    row(pf.CFL(eps1=10.0, eps2=0.01, absent="zero"))

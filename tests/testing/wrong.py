@@ -7,7 +7,7 @@ import torch
 
 import polyfed as pf
 from polyfed.engines.local import LocalEngine
-from polyfed.testing import rows
+from polyfed_testing import rows
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ OURS = "polyfed"  # the distribution, and its first package
 SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
     "polyfed_tuning": ("tune",),
+    "polyfed_testing": ("new-method", "check"),
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
     "polyfed_privacy": ("privacy", "audit"),
     "polyfed_papers": ("reproduce",),
     "polyfed_ray": (),
+    "polyfed_export": (),
 }
 
 

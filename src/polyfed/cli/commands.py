@@ -198,27 +198,6 @@ class New(Command):
     folder: Path = argument("The project's folder.", ..., "NAME")
 
 
-class NewMethod(Command):
-    """Write the files of a method of your own: method, test and experiment. All three run as they are.
-
-    [dim]polyfed new-method fed-mine
-    polyfed check fed_mine.py[/dim]
-    """
-
-    name: str = argument("Name of the method, such as fed-mine.")
-    folder: Path = option("Where the files go.", Path(), "DIR")
-
-
-class Check(Command):
-    """Check your own method against the conformance table that every built-in method passes.
-
-    [dim]polyfed check fed_mine.py[/dim]
-    """
-
-    file: Path = argument("Python file with a method, or the name of a method.", ..., "FILE.py|NAME")
-    row: str | None = option("Only rows whose name contains this.", None, "WORD")
-
-
 class DataList(Command, group="data"):
     """List the data sets that polyfed knows by name.
 

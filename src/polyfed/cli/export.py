@@ -6,11 +6,11 @@ from typing import Any
 
 from polyfed import report
 from polyfed.base.errors import ConfigError
+from polyfed.base.plugins import sibling
 from polyfed.cli.commands import Export
 from polyfed.cli.screen import say, stderr
 from polyfed.face import Run
 from polyfed.studies.export import from_vault
-from polyfed.studies.onnx import onnx_from_vault
 
 
 def export(o: Export) -> None:
@@ -19,7 +19,8 @@ def export(o: Export) -> None:
             raise ConfigError(f"--client: for the folder of a run; {o.run} is the vault of one site")
         if o.form not in ("dense", "onnx"):
             raise ConfigError(f"--form: found {o.form!r}, expected dense or onnx for the vault {o.run}")
-        written = (onnx_from_vault(o.run, o.out),) if o.form == "onnx" else from_vault(o.run, o.out)
+        onnx = o.form == "onnx" and sibling("polyfed_export.onnx", "--form onnx:")
+        written = (onnx.onnx_from_vault(o.run, o.out),) if onnx else from_vault(o.run, o.out)
         say(" and ".join(map(str, written)))
         return
     run = Run.open(_deployed(o.run))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from polyfed.base.errors import ConfigError, MethodError, PolyfedError
 from polyfed.core.algorithm import Algorithm
 from polyfed.runs.userfile import blamed
-from polyfed.testing.rows import ROWS
+from polyfed_testing.rows import ROWS
 
 KEPT = "keep what a client remembers in `client`, and what the server does in its state, not in the method or a module"
 DRAWN = "draw with polyfed.base.randomness, from a key of the run's seed, the round and the client"

@@ -1,12 +1,14 @@
-"""polyfed new-method: the files of a method of one's own."""
+"""polyfed new-method and polyfed check, for the author of a method."""
 
 import re
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import NewMethod
 from polyfed.cli.screen import say
 from polyfed.core.algorithm import REGISTRY
+from polyfed.runs.userfile import algorithms_of
+from polyfed_testing.commands import Check, NewMethod
+from polyfed_testing.table import REMEDIES, NotConformant, check_method
 
 METHOD = '''"""{cls}: say here what it does. Cite the paper, and its equations by number."""
 
@@ -38,7 +40,7 @@ TEST = '''"""{cls}: the conformance table. Add what proves it right: an optimum,
 
 from {module} import {cls}
 
-from polyfed.testing import check_method
+from polyfed_testing.table import check_method
 
 
 def test_conformance():
@@ -78,3 +80,27 @@ def new_method(o: NewMethod) -> None:
         (folder / file).write_text(text.format(name=name, module=module, cls=cls))
         say(str(folder / file))
     say(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml")
+
+
+def check(o: Check) -> None:
+    file = o.file
+    named = not file.suffix and not file.exists()
+    names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
+    if not names:
+        raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
+    broken = list[str]()
+    for name in names:
+        try:
+            for found in check_method(REGISTRY.make(name, {}), o.row):
+                say(f"{name}: {found.name}: {found.outcome}")
+        except NotConformant as e:
+            for found in e.rows:
+                if found.name not in e.broken:
+                    say(f"{name}: {found.name}: {found.outcome}")
+            for found in e.rows:
+                if found.name in e.broken:
+                    say(f"{name}: BROKEN: {found.name}: {found.outcome}; {REMEDIES[found.name]}")
+            broken += str(e).splitlines()
+    if broken:
+        more = f" (and {len(broken) - 1} more, listed above)" if len(broken) > 1 else ""
+        raise ConfigError(f"{file}: {broken[0]}{more}")

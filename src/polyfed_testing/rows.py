@@ -24,7 +24,8 @@ from polyfed.runs.rehearsal import averaged
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 from polyfed.studies.admit import admit
-from polyfed.testing.stage import (
+from polyfed.threats import Median, SignFlip
+from polyfed_testing.stage import (
     BATCH,
     ROUNDS,
     SIZES,
@@ -47,7 +48,6 @@ from polyfed.testing.stage import (
     watched,
     weighted_and_repeated,
 )
-from polyfed.threats import Median, SignFlip
 
 F64: dict[str, Any] = {"dtype": torch.float64}
 OLD, NEW = [0, 1, 2, 3], [4, 5]  # clients of a run, and those that join it later

@@ -20,21 +20,6 @@ def test_a_new_method_passes_at_once(cli, tmp_path):
     assert process.exitcode == 0
 
 
-def test_a_new_project_runs_at_once_and_overwrites_nothing(cli, tmp_path, undrawn):
-    assert cli("new", "mine").status == 0
-    found = sorted(p.relative_to(tmp_path / "mine").as_posix() for p in (tmp_path / "mine").rglob("*.*"))
-    assert found == ["experiment.toml", "model.py", "sites/north.csv", "sites/south.csv"]
-    said = cli("run", "mine/experiment.toml", "--seeds", 1, "--rounds", 2, "-q", "--out", "answer")
-    assert said.status == 0, said.err
-    assert cli("export", "answer/runs/fedavg-seed0", "--client", "south").status == 0
-    assert cli("predict", "south.safetensors", "mine/sites/south.csv").out.count("\n") == 41
-    (tmp_path / "mine" / "experiment.toml").unlink()
-    said = cli("new", "mine")
-    assert said.status == 2
-    assert said.err == "polyfed: mine/model.py: already exists; nothing was written\n"
-    assert not (tmp_path / "mine" / "experiment.toml").exists()
-
-
 def test_what_is_there_is_not_overwritten(cli, tmp_path):
     (tmp_path / "fed_mine.py").write_text("mine")
     line = "polyfed: fed_mine.py: already exists; nothing was written\n"

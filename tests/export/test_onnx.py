@@ -146,7 +146,7 @@ def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr("polyfed.studies.onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("polyfed_export.onnx.find_spec", lambda name: None)
     fed = pf.Federation.from_arrays([(np.eye(4), np.arange(4) % 2)])
     run = pf.fit(torch.nn.Linear(4, 2), fed, pf.FedAvg(0.1), rounds=1)
     with pytest.raises(ConfigError, match=r"^onnx: is not installed; pip install 'polyfed\[onnx\]'$"):
