@@ -11,6 +11,7 @@ import house
 COUNTS = {"lines": house.lines, "words": house.words, "names": house.names, "exceptions": house.exceptions}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("section", COUNTS)
 def test_nothing_is_above_its_limit_and_nothing_is_without_one(section):
     counted, limit = COUNTS[section](), house.limits()[section]

@@ -165,3 +165,15 @@ def test_fedlin_is_exact_with_unequal_numbers_of_steps():
         M = contraction(H, steps, 0.2 / steps)
         assert np.allclose(run.server["w"], optimum - np.linalg.matrix_power(M, rounds) @ optimum, atol=1e-12)
     assert np.allclose(run.server["w"], optimum, atol=1e-10)
+
+
+@certifies(pf.Scaffold, by="the definition of (4)")
+def test_option_two_is_the_mean_of_the_gradients_used(problem):
+    """After round one (all variates zero) c_i is the mean of the k gradients along plain descent."""
+    c = private(problem.fit(pf.Scaffold(0.02), rounds=1, steps=4))["c"]
+    for i in range(problem.clients):
+        w, seen = np.zeros(problem.dim), []
+        for _ in range(4):
+            seen.append(problem.gradient(i, w))
+            w = w - 0.02 * seen[-1]
+        assert np.allclose(c[i], np.mean(seen, axis=0), atol=1e-12)

@@ -480,3 +480,14 @@ def test_a_masked_class_gets_no_gradient_however_long_features_are(method, dtype
             assert more or torch.equal(now[0][2], before[0][2])  # weight decay is no gradient of the loss
             assert torch.equal(now[1][2], before[1][2])
             assert (now[0][:2] - before[0][:2]).abs().sum() > 0, f"features of length {length:g}, {more}"
+
+
+@certifies(pf.FedDBE, by="identity with FedAvg in the first step, from mu = 0, and its first mu in closed form")
+def test_the_first_step_is_fedavgs():
+    run = fit_labels(labelled(), pf.FedDBE(LR, kappa=0.0), 1, local_steps=1)
+    average = fit_labels(labelled(), pf.FedAvg(LR), 1, local_steps=1)
+    assert torch.allclose(run.server["w"], average.server["w"], atol=1e-12)
+    for i in range(3):
+        net, (x, y), mean = two_layers(), samples(i), average.model(i)
+        mu = -LR * (net(x).softmax(1) - F.one_hot(y, 3)).mean(0) @ net[-1].weight
+        assert torch.allclose(run.model(i)(x), mean(x) + mean[-1].weight @ mu, atol=1e-12)

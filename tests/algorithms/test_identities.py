@@ -142,6 +142,10 @@ FEDERATIONS = {
         is_(pf.FPFC(LR, lam=0.5, shared_layers="body head", solver="device-dual"), MEAN, **SOME),
         is_(pf.IFCA(LR, k=3, shared_layers=("body", "head")), PLAIN, **SOME),
         is_(pf.LGFedAvg(LR, top="0 2"), PLAIN, certifies(pf.LGFedAvg, by="identity with all layers shared"), **SOME),
+        is_(
+            pf.FedPer(LR, head="2"), pf.LGFedAvg(LR, top="0"),
+            certifies(pf.FedPer, pf.LGFedAvg, by="identity of the two that share one layer"), **SOME,
+        ),
         is_(pf.Recalibrated(LR), MEAN, certifies(pf.Recalibrated, by="identity, common model"), common="w"),
         is_(pf.Recalibrated(LR, weighted=False), PLAIN, common="w"),
     ],

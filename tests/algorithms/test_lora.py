@@ -295,3 +295,10 @@ def test_fedslr_on_a_chart_is_fedslr_on_the_products(structure):
         assert torch.allclose(layer(a.model(i)).B @ A, b.model(i)[0].B, rtol=0, atol=1e-10)
     ranks = [run.findings["ranks"]["0.B"] for run in (a, b)]
     assert ranks[0] == ranks[1] < K
+
+
+@certifies(pf.FedSALoRA, by="FedPer with A as the body")
+def test_fedsa_is_fedper_whose_body_is_a():
+    found, other = fit(pf.FedSALoRA(lr=0.3), rounds=3), fit(pf.FedPer(lr=0.3, head="0.B 2"), rounds=3)
+    assert torch.equal(found.personal, other.personal)
+    assert found.ledger["up_bytes"].tolist() == other.ledger["up_bytes"].tolist()

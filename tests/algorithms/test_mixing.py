@@ -352,3 +352,10 @@ def test_before_training_every_model_is_the_common_start_and_a_little_of_its_own
         assert torch.equal(torch.as_tensor(run.server[f"h{layers}"])[:, -1], torch.full_like(own[-1][0], start))
         assert own[-1].std(0).min() > 1e-3, "no two clients have one model"
     assert torch.allclose(*own, atol=1e-12)
+
+
+@certifies(pf.PFedHN, by="the clients' own optima")
+def test_every_client_reaches_its_own_optimum():
+    points = np.random.default_rng(0).normal(size=(4, 3))
+    run = fit_points(centres(points), pf.PFedHN(0.5, server_lr=0.05, hidden=20, layers=1, embedding=6), 300, 3)
+    assert np.allclose(run.personal, points, atol=1e-6)

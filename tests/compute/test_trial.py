@@ -594,3 +594,20 @@ def test_a_model_that_mixes_samples_in_evaluation_is_named(caplog):
     caplog.clear()
     check(Task(cnn()), SPLIT, 3)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_one_number_a_row_trains_with_its_dimension_or_without(loss):
+    """Outputs [b] and [b, 1] are the same numbers to any loss of numbers."""
+
+    class Flat(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:, 0]
+
+    rng, ends = np.random.default_rng(0), []
+    fed = pf.Federation.from_arrays([(rng.normal(size=(20, 4)), rng.normal(size=20)) for _ in range(3)])
+    how = {"rounds": 3, "dtype": "float64"} | ({"loss": loss} if loss else {})
+    for made in (torch.nn.Linear, Flat):
+        torch.manual_seed(0)
+        ends.append(pf.fit(made(4, 1), fed, pf.FedAvg(0.1), **how).personal)
+    assert torch.allclose(*ends, atol=1e-12)

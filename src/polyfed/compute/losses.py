@@ -66,8 +66,8 @@ class Criterion:
             else:
                 loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
             return loss if self.class_weights is None else loss * self.class_weights.to(loss.dtype)[target]
-        gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
-        return gap.square().mean(2)
+        output = output.reshape(*output.shape[:2], -1)  # also of a model that gives one number without a dimension
+        return (output - target.reshape(output.shape)).square().mean(2)
 
     def of_models(self, output: Tensor, batch: Batch) -> Tensor:
         """[s] each client's mean loss, of each model's outputs [s, b, ...] on its own samples."""
