@@ -5,6 +5,7 @@ and policy. Nothing leaves; vaults lie in a folder of their own, and each attack
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -156,8 +157,9 @@ class Attacks:
         return ("" if found is None else found.head.file.model_dump_json()), by
 
     def present(self, attack: str, what: str, join: m.Join, column: str) -> Read:
-        """Cells that are told apart from texts that nobody has."""
-        cells, site, by, read = [c for c in self.sheet.columns[column] if c][:TRIES], self.site(), "", 0
+        """Cells that are told apart from texts that nobody has; what many rows have is nobody's."""
+        site, by, read = self.site(), "", 0
+        cells = [c for c, n in Counter(self.sheet.columns[column]).items() if c and n < Policy().least_count][:TRIES]
         kept = [name for name in self.words if name != column]
         plain, by = self.told(site, join, drop=kept, gaps=["nobody has this"])
         for cell in cells:

@@ -52,6 +52,7 @@ def test_a_policy_leaves_nothing(policy, by, file, tmp_path):
     assert {name: found[name].by for name in by} == by
 
 
+@pytest.mark.daily
 def test_the_default_policy_leaves_nothing_which_the_command_prints_as_a_table(file, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["polyfed", "attack", str(file), "--allow", "pooled"])
     with pytest.raises(SystemExit) as end:
