@@ -49,6 +49,9 @@ drop = {drop}
 MLP = f'[model]\nname = "mlp"\nhidden = [{UNITS}]\n'
 
 
+Asked = dict[str, list[Message[Any]]]  # messages by their kind
+
+
 class Read(NamedTuple):
     """What an attack has read. of: how many it tried for     what: rows, cells, ...     by: what stopped it"""
 
@@ -110,7 +113,7 @@ class Attacks:
         )
         return file
 
-    def honest(self, model: str = "") -> dict[str, list[Message[Any]]]:
+    def honest(self, model: str = "") -> Asked:
         """The messages of a run at a site without a policy, by kind, from which the others are made."""
         room, site = _Room(lambda _, data: site.answer(data)), self.site(OPEN)
         serve(self.study(model), room, self.place / f"run{next(self._vaults)}", sites=[NAME])
@@ -130,16 +133,8 @@ class Attacks:
     def all(self) -> Iterator[Read]:
         """Every attack, as it ends."""
         linear = self.honest()
-        for attack in (
-            self.joins,
-            self.names,
-            self.agreements,
-            self.medians,
-            self.batches,
-            self.thresholds,
-            self.scores,
-        ):
-            yield attack(linear)
+        yield from (attack(linear) for attack in (self.joins, self.names, self.agreements, self.medians))
+        yield from (attack(linear) for attack in (self.batches, self.thresholds, self.scores))
         network = self.honest(MLP)
         yield self.imprint(network)
         yield self.kinks(network)
@@ -167,22 +162,20 @@ class Attacks:
             by, read = why or by, read + bool(said and plain and said != plain)
         return Read(attack, read, len(cells), what, ", ".join(dict.fromkeys(["least-count", *([by] if by else [])])))
 
-    def joins(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def joins(self, asked: Asked) -> Read:
         return self.present("joins that name a number as a gap", "cells", asked["join"][0].head, self.numbers[0])
 
-    def names(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def names(self, asked: Asked) -> Read:
         column = (self.words or self.numbers)[-1]
         return self.present("joins that name a text as a gap", "names", asked["join"][0].head, column)
 
-    def pooled(
-        self, asked: dict[str, list[Message[Any]]], what: Any, tensors: dict[str, torch.Tensor], **terms: Any
-    ) -> Message[Any]:
+    def pooled(self, asked: Asked, what: Any, tensors: dict[str, torch.Tensor], **terms: Any) -> Message[Any]:
         begin = asked["begin"][0].head
         join = begin.joined.model_copy(update={"needs": ["pooled"], **terms})
         columns = self.numbers[:1] if what == "counts" else []
         return Message(m.Pooled(joined=join, settled=begin.settled, what=what, columns=columns), tensors)
 
-    def agreements(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def agreements(self, asked: Asked) -> Read:
         """Sums over parts that are a row larger each time, subtracted."""
         site, n, sums, by = self.site(), len(self.sheet.lines), list[Any](), ""
         d = sum(i.values is None for i in asked["begin"][0].head.settled.preparation.inputs)
@@ -193,7 +186,7 @@ class Attacks:
         alone = [a for a, b in itertools.pairwise(sums) if 0 < abs(float((a["n"] - b["n"]).sum())) <= d]
         return Read("agreements whose parts are nested", len(alone), TRIES // 2 - 1, "rows", by)
 
-    def medians(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def medians(self, asked: Asked) -> Read:
         values = self.sheet.numbers(self.numbers[0])
         grid = np.unique(values[~np.isnan(values)])[:250]
         question = self.pooled(asked, "counts", {"at": torch.as_tensor(ordered(grid[:, None]))})
@@ -206,16 +199,14 @@ class Attacks:
 
     # training
 
-    def begun(self, site: Site, asked: dict[str, list[Message[Any]]], **terms: Any) -> str:
+    def begun(self, site: Site, asked: Asked, **terms: Any) -> str:
         """Have a site begin; what has refused it."""
         begin = asked["begin"][0].head
         training = begin.joined.training | terms.pop("training", {})
         joined = begin.joined.model_copy(update={"rounds": 40, "training": training, **terms})
         return self.ask(site, Message(begin.model_copy(update={"joined": joined})))[1]
 
-    def steps(
-        self, site: Site, asked: dict[str, list[Message[Any]]], models: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], str]:
+    def steps(self, site: Site, asked: Asked, models: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], str]:
         """By how much a site moves models of the server's own, one a round."""
         train, found, by = asked["train"][0], list[torch.Tensor](), ""
         for t, w in enumerate(models):
@@ -238,14 +229,14 @@ class Attacks:
         assert going is not None
         return [*going.client.task.layout.named(w.double()).values()]
 
-    def batches(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def batches(self, asked: Asked) -> Read:
         site, start = self.site(), asked["train"][0].tensors["w"]
         by = self.begun(site, asked, training={"batch-size": 1})
         moves, why = self.steps(site, asked, [start * 0 + 0.01] * 20) if not by else ([], "")
         guesses = [weight[0] / bias[0] for weight, bias in (self.layers(site, v)[:2] for v in moves)]
         return Read("steps on one row", self.rows(site, torch.stack(guesses)) if guesses else 0, 20, "rows", by or why)
 
-    def cuts(self, site: Site, asked: dict[str, list[Message[Any]]]) -> tuple[list[torch.Tensor], list[float]]:
+    def cuts(self, site: Site, asked: Asked) -> tuple[list[torch.Tensor], list[float]]:
         """Linear models that are sure of either class on either side of a line, which moves."""
         like = self.layers(site, asked["train"][0].tensors["w"])
         d, levels = like[0].shape[1], np.linspace(1.0, 2.2, 40).tolist()
@@ -257,22 +248,17 @@ class Attacks:
             models.append(torch.cat([weight.flatten(), bias]))
         return models, levels
 
-    def thresholds(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def thresholds(self, asked: Asked) -> Read:
         site, steps = self.site(), {"name": "fedavg", "lr": 1000.0}  # longer than single precision rounds such models
         if by := self.begun(site, asked, algorithm=steps):
             return Read("a line that moves", 0, 40, "rows", by)
         moves, by = self.steps(site, asked, self.cuts(site, asked)[0])
         apart = [self.layers(site, b - a) for a, b in itertools.pairwise(moves)]
         guesses = [weight[0] / bias[0] for weight, bias in apart if abs(float(bias[0])) > 1e-9]
-        return Read(
-            "a line that moves",
-            self.rows(site, torch.stack(guesses)) if guesses else 0,
-            40,
-            "rows",
-            by or "least-count",
-        )
+        read = self.rows(site, torch.stack(guesses)) if guesses else 0
+        return Read("a line that moves", read, 40, "rows", by or "least-count")
 
-    def scores(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def scores(self, asked: Asked) -> Read:
         site = self.site()
         if by := self.begun(site, asked, evaluations=200):
             return Read("scores of such lines", 0, 39, "rows", by)
@@ -286,7 +272,7 @@ class Attacks:
         one = sum(abs(abs(a - b) - 1) < 0.1 for a, b in itertools.pairwise(counts))
         return Read("scores of such lines", one, 39, "rows", by or "least-count")
 
-    def thresholded(self, attack: str, what: str, asked: dict[str, list[Message[Any]]], axis: bool) -> Read:
+    def thresholded(self, attack: str, what: str, asked: Asked, axis: bool) -> Read:
         """Units of one direction whose thresholds follow each other: gradients of two differ by the rows between, and
         second differences of what leaves them bend where a row is."""
         site = self.site()
@@ -307,13 +293,13 @@ class Attacks:
             guesses, d = cut[1:-1][bent > 1e-6 * bent.max().clamp(min=1e-12)][:, None], 1
         return Read(attack, self.rows(site, guesses, d), len(self.sheet.lines), what, "least-count")
 
-    def imprint(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def imprint(self, asked: Asked) -> Read:
         return self.thresholded("a model of thresholds", "rows", asked, False)
 
-    def kinks(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def kinks(self, asked: Asked) -> Read:
         return self.thresholded("thresholds of one column", "cells", asked, True)
 
-    def twice(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def twice(self, asked: Asked) -> Read:
         """One question with two step sizes: noise that both share is their difference."""
         epsilon, site = self.policy.epsilon or 1.0, self.site()
         privacy = {"epsilon": epsilon, "delta": self.policy.delta, "clip": 1.0, "noise": "own"}
@@ -326,7 +312,7 @@ class Attacks:
         shared = len(words) == 2 and float((words[0] - words[1]).abs().min()) < 1e-6 * float(words[0].abs().max())
         return Read("one question twice", int(shared), 1, "noise taken off", by or "other noise, booked")
 
-    def strangers(self, asked: dict[str, list[Message[Any]]]) -> Read:
+    def strangers(self, asked: Asked) -> Read:
         """A secure sum whose other sites are the server's."""
         keys = {n: _public(ec.generate_private_key(ec.SECP384R1())) for n in (NAME, "a", "b")}
         site = self.site()
@@ -343,9 +329,8 @@ class Attacks:
         for name, key in made.items():
             policy = self.policy if name == NAME else dataclasses.replace(OPEN, absent=1)
             policy = dataclasses.replace(policy, peers=[fingerprint(k) for k in keys.values()])
-            sites[name] = Site(
-                name, self.data, self.place / str(next(self._vaults)) / name, self.consent, policy=policy
-            )
+            vault = self.place / str(next(self._vaults)) / name
+            sites[name] = Site(name, self.data, vault, self.consent, policy=policy)
             sites[name].hidden.sign = partial(key.sign, signature_algorithm=ec.ECDSA(hashes.SHA256()))
 
         def answer(name: str, data: bytes) -> bytes | str:
@@ -356,16 +341,9 @@ class Attacks:
                 data = asked._replace(head=asked.head.model_copy(update={"cohort": ["a", "b", NAME]})).pack()
             return sites[name].answer(data)
 
-        file, by = self.study('[privacy]\nsums = "secure"\n'), ""
+        file, by, place = self.study('[privacy]\nsums = "secure"\n'), "", self.place / f"run{next(self._vaults)}"
         try:
-            serve(
-                file,
-                _Room(answer, keys),
-                self.place / f"run{next(self._vaults)}",
-                sites=[*keys],
-                wait=30,
-                quorum=None if fewer else 3,
-            )
+            serve(file, _Room(answer, keys), place, sites=[*keys], wait=30, quorum=None if fewer else 3)
         except PolyfedError as e:
             by = key_of(str(e))
         return Read(attack, int(not by), 1, "replies", by)

@@ -663,14 +663,8 @@ def _private_words(join: m.Join, p: Privacy | None) -> list[str]:
 def _tables(join: m.Join) -> list[str]:
     """Every setting that shapes an answer, as the server has written it."""
     columns = {kebab(key): value for key, value in join.columns.given.items() if key != "site"}
-    cut = {"seed": join.cut, "test-fraction": join.test, "validation-fraction": join.validation}
-    tables = {
-        "training": join.training,
-        "algorithm": join.algorithm,
-        "model": join.model,
-        "columns": columns,
-        "data": cut,
-    }
+    tables = {"training": join.training, "algorithm": join.algorithm, "model": join.model, "columns": columns}
+    tables["data"] = {"seed": join.cut, "test-fraction": join.test, "validation-fraction": join.validation}
     return [
         f"[{name}] {', '.join(f'{key} = {json.dumps(value, default=str)}' for key, value in table.items())}"
         for name, table in tables.items()

@@ -38,9 +38,9 @@ class File:
         self.sheet: Sheet | None = None
         self.language: tuple[Preparation, dict[str, Split]] | None = None
         if path.suffix.lower() == ".npz":
-            (found,) = readers.read_clients([path])
-            self.train = self._pair(found.train, "train")
-            self.test = None if found.test is None else self._pair(found.test, "test")
+            (arrays,) = readers.read_clients([path])
+            self.train = self._pair(arrays.train, "train")
+            self.test = None if arrays.test is None else self._pair(arrays.test, "test")
             if not len(self.train[0]):
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
@@ -76,10 +76,10 @@ class File:
     @property
     def counts(self) -> dict[str, int]:
         """Rows of each part."""
-        found = {key: len(rows) for key, rows in self.rows.items()}
         if self.language is not None:
-            return {key: len(self.language[1][key].x) for key in found}
-        return found if self.sheet is not None or self.test is None else found | {"test": len(self.test[0])}
+            return {part: len(self.language[1][part].x) for part in self.rows}
+        given = {} if self.sheet is not None or self.test is None else {"test": len(self.test[0])}
+        return {part: len(rows) for part, rows in self.rows.items()} | given
 
     # what it says
 
@@ -99,11 +99,11 @@ class File:
         """[rows] of the training part."""
         if self.sheet is None or self.columns.weights is None:
             return None
-        found = weights_of(self.sheet, self.columns.weights)[self.rows["train"]]
-        if not found.any():
-            column = self.columns.weights
+        column = self.columns.weights
+        weights = weights_of(self.sheet, column)[self.rows["train"]]
+        if not weights.any():
             raise DataError(f"{self.sheet.where}: column {column!r} is 0 on every training row", column)
-        return found
+        return weights
 
     def _column(self, name: str, outcome: bool) -> Dropped | Column:
         assert self.sheet is not None
@@ -178,12 +178,12 @@ class File:
         if isinstance(said, Npz) or self.sheet is None:
             counts = self.train[1].unique(return_counts=True)[1] if isinstance(said, Npz) and said.labels else None
             return {} if counts is None else {"targets": int(counts.min())}
-        known, found = places(self.columns.labels or ()), dict[str, int]()
+        listed, fewest = places(self.columns.labels or ()), dict[str, int]()
         for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
-            if any({t, canonical(t)}.isdisjoint(known) for t in texts):
+            if any({t, canonical(t)}.isdisjoint(listed) for t in texts):
                 at = self.sheet.positions(name, texts)
-                found[name] = int(np.unique(at[at >= 0], return_counts=True)[1].min())
-        return found
+                fewest[name] = int(np.unique(at[at >= 0], return_counts=True)[1].min())
+        return fewest
 
     # what it gives
 
@@ -205,10 +205,10 @@ class File:
         blank, parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         mine = {name: how for name, how in self.columns.site.items() if name == self.name}
-        found, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
+        prepared, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
-        return found, done
+        return prepared, done
 
     def _following(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
         """A language model's parts, made by the tokenizer that was settled."""
@@ -225,9 +225,8 @@ class File:
         assert self.sheet is not None
         # its tokenizer is in a place of its own here
         blank = dataclasses.replace(blank, raw=read_by(blank.raw, self.columns.tokenizer))
-        return blank, self._parts(
-            torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
-        )
+        x, y = blank.codes(self.sheet), blank.targets(self.sheet)
+        return blank, self._parts(torch.from_numpy(x), torch.from_numpy(y))
 
     def _parts(self, x: Tensor, y: Tensor) -> dict[str, Split]:
         return {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
@@ -296,37 +295,33 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     for column in columns.drop:
         if not any(column in s.columns for s in said.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
-    everywhere = [
-        Sheet(
-            f"site {name!r}",
-            [],
-            {c: [] for c in (s.columns if columns.raw is None else s.used) if c not in columns.apart},
-        )
-        for name, s in said.items()
-    ]
-    targets = {name: s.target for name, s in said.items()}
-    first = next(iter(targets))
+    sheets: list[Sheet] = []
+    for site, s in said.items():
+        names = [c for c in (s.columns if columns.raw is None else s.used) if c not in columns.apart]
+        sheets.append(Sheet(f"site {site!r}", [], {name: [] for name in names}))
     if columns.target is None and columns.task != NEXT:
-        for name, target in targets.items():
-            if target != targets[first]:
-                raise DataError(
-                    f"site {name!r}: its last column is {target!r}, that of site {first!r} {targets[first]!r}; name "
-                    "the target in [columns]"
-                )
-        columns = dataclasses.replace(columns, target=targets[first])
-    names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
-    used = {site: s.used for site, s in said.items()}
-    parts = {name: {site: at[name] for site, at in used.items() if name in at} for name in names}
-    found = {
-        name: merged(name, [_seen(c, name, site) for site, c in at.items()], everywhere, columns)
+        first, target = next((site, s.target) for site, s in said.items())
+        for site, s in said.items():
+            if s.target != target:
+                last = f"its last column is {s.target!r}, that of site {first!r} {target!r}"
+                raise DataError(f"site {site!r}: {last}; name the target in [columns]")
+        columns = dataclasses.replace(columns, target=target)
+    parts: dict[str, dict[str, Column]] = {name: {} for sheet in sheets for name in sheet.columns}
+    for site, s in said.items():
+        for name, column in s.used.items():
+            parts[name][site] = column
+    survey = {
+        name: merged(name, [_seen(c, name, site) for site, c in at.items()], sheets, columns)
         for name, at in parts.items()
     }
-    here = {"drop": [], "weights": None, "group": None, "site": {}, "limits": [n for n in columns.limits if n in found]}
-    table = Table(everywhere, found, dataclasses.replace(columns, **here))
+    limits = [name for name in columns.limits if name in survey]
+    left = {"drop": [], "weights": None, "group": None, "site": {}, "limits": limits}
+    table = Table(sheets, survey, dataclasses.replace(columns, **left))
     table.where = "the sites' files"
-    silent = _silent(table, parts)
-    if problems := [*silent, *table.problems()]:
-        raise DataError("; ".join(problems[:1] if silent else problems))
+    if silent := _silent(table, parts):
+        raise DataError(silent[0])
+    if problems := table.problems():
+        raise DataError("; ".join(problems))
     settled, _ = table.settled({"all sites": _values(table)})
     prepared, weighted = settled.preparation, any(s.weighted for s in said.values())
     assert prepared is not None
@@ -343,6 +338,8 @@ def _values(table: Table) -> np.ndarray:
     if table.labels is not None:
         return np.arange(len(table.labels))
     if task == "regression" or not (c.whole or task in CLASSES):
+        if table.columns.classes is not None and task != "regression":
+            raise DataError(f"{table.where}: target {c.name!r} holds other numbers than labels, and classes is stated")
         return np.array([0.5])
     y = np.array(sorted({float(v) for v in c.values}))
     return y.astype(np.int64) if (y == np.round(y)).all() else y
@@ -359,15 +356,15 @@ def _seen(c: Column, name: str, site: str) -> Seen:
 
 
 def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str]:
-    """Sites whose texts are needed and not said."""
-    said: list[str] = []
+    """Lines on sites whose texts are needed and not said."""
+    lines: list[str] = []
     labels = table.columns.labels
     for site, p in parts[table.outcome[-1]].items():
         known = places(labels or ())
         wrong = [t for t in p.texts or () if {t, canonical(t)}.isdisjoint(known)]
         if labels is not None and wrong:
             target = table.outcome[-1]
-            said.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
+            lines.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
     for name, at in parts.items():
         if name == table.columns.raw:
             continue
@@ -379,20 +376,20 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
                 continue
             if labels and name in table.outcome and p.numbers == p.there:
                 then = "state the task in [columns]: classification or regression"
-                said.append(f"site {site!r}: target {name!r} holds more than {FEW} different whole numbers; {then}")
+                lines.append(f"site {site!r}: target {name!r} holds more than {FEW} different whole numbers; {then}")
             else:
                 why = "all distinct, so they may identify rows" if p.distinct else f"more than {FEW}"
                 then = "name its values in a table categories in [columns], or drop it"
-                said.append(f"site {site!r}: column {name!r} holds texts that are {why} and are not sent; {then}")
-    return said
+                lines.append(f"site {site!r}: column {name!r} holds texts that are {why} and are not sent; {then}")
+    return lines
 
 
-def _trained(column: Input, said: Sequence[Column]) -> Input:
+def _trained(column: Input, at_sites: Sequence[Column]) -> Input:
     """An input with the values and gaps that training rows of some site have."""
-    gap = any(s.gap for s in said)
+    gap = any(c.gap for c in at_sites)
     if column.values is None or column.declared:
         return dataclasses.replace(column, gap=gap)
-    there = {canonical(v) for s in said for v in s.train or ()}
+    there = {canonical(v) for c in at_sites for v in c.train or ()}
     return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if canonical(v) in there))
 
 
