@@ -66,7 +66,7 @@ class Criterion:
             else:
                 loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
             return loss if self.class_weights is None else loss * self.class_weights.to(loss.dtype)[target]
-        output = output.reshape(*output.shape[:2], -1)  # also of a model that gives one number without a dimension
+        output = output.flatten(2) if output.dim() > 2 else output[:, :, None]  # one number without a dimension
         return (output - target.reshape(output.shape)).square().mean(2)
 
     def of_models(self, output: Tensor, batch: Batch) -> Tensor:
