@@ -25,7 +25,7 @@ types: .venv/ready-dev
 suite: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2
 
-fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case of every test that tests/slow.txt does not name
+fast-test: .venv/ready-dev   ## about a minute: format, lint, and the first case of every test that tests/slow.txt does not name
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n 2 --fast

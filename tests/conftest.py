@@ -29,7 +29,7 @@ os.fsync = lambda handle: None  # tests kill processes, not machines: what was w
 
 TESTS = Path(__file__).parent
 SLOW, NIGHTLY = TESTS / "slow.txt", TESTS / "nightly.txt"
-LIMIT = 0.25  # seconds of a first case, from which slow.txt names its function
+LIMIT = 0.1  # seconds of a first case, from which slow.txt names its function
 DEAR, ALONE = 1.0, 1.5  # seconds of a function from which nightly.txt names it, and of each case
 STRIDE = 12  # one case of so many stays
 PROMISES = {"sites": 4.0, "privacy": 4.0}  # seconds up to which all cases of these rooms stay
