@@ -357,8 +357,8 @@ def private() -> Generator[None]:
         os.umask(before)
 
 
-def write(path: Path, data: bytes, *, once: bool = False) -> None:
-    """A file that is there whole or not at all, for this user only; if `once`, what is there already stays."""
+def write(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all, for this user only."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(".draft", f".{path.name}.", path.parent)
@@ -367,11 +367,7 @@ def write(path: Path, data: bytes, *, once: bool = False) -> None:
                 f.write(data)
                 f.flush()
                 os.fsync(f.fileno())
-            if once:
-                with suppress(FileExistsError):
-                    os.link(draft, path)
-            else:
-                os.replace(draft, path)
+            os.replace(draft, path)
         finally:
             Path(draft).unlink(missing_ok=True)
     except OSError as e:

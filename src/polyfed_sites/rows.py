@@ -58,13 +58,14 @@ class Book:
         path = self.folder / KEY
         if self.dry and not path.is_file():
             return new_secret()
-        begun = any(self.folder.glob("*.set"))  # looked for first: another site may be about to write the key
-        if not path.is_file():
-            if begun:
-                raise Refusal(
-                    f"{path}: is missing, and what was asked of the rows is not; restore it", "its vault lacks a key"
-                )
-            write(path, new_secret(), once=True)
+        with self.held():
+            if not path.is_file():
+                if any(self.folder.glob("*.set")):
+                    raise Refusal(
+                        f"{path}: is missing, and what was asked of the rows is not; restore it",
+                        "its vault lacks a key",
+                    )
+                write(path, new_secret())
         return path.read_bytes()
 
     def keep(self, rows: np.ndarray) -> str:
@@ -98,7 +99,8 @@ class Book:
         except OSError as e:
             raise Refusal(f"{self.folder}: cannot be written ({e.strerror})", "its vault cannot be written") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)
