@@ -17,10 +17,10 @@ demo-network: .venv/ready-flower   ## a server and four hospitals over a real ne
 test: .venv/ready-dev   ## every check: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(MAKE) --no-print-directory -j 2 types suite
+	@$(MAKE) --no-print-directory types suite
 
 types: .venv/ready-dev
-	$(BIN)/pyright
+	$(BIN)/pyrefly check
 
 suite: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2

@@ -4,7 +4,7 @@ the limits to them. Nothing is raised here; who raises a limit by hand says why 
 lines       of src/polyfed by room, of each package beside it, of the kernel, of the tests, all with docstrings
 words       of README, of every page by hand and of all of them; notes and generated tables are none
 names       public names, members of Algorithm and Task, commands, options, keys of an experiment
-exceptions  noqa and pyright comments, imports inside functions, functions over 40 and 60 lines without their docstring
+exceptions  noqa and pyrefly comments, imports inside functions, functions over 40 and 60 lines without their docstring
 loads       files of ours that `polyfed run` imports
 """
 
@@ -101,7 +101,7 @@ def exceptions() -> dict[str, int]:
     long = [n for text in files.values() for n in _lengths(ast.parse(text))]
     return {
         "noqa": sum(len(re.findall(r"# noqa", text)) for text in files.values()),
-        "pyright": sum(len(re.findall(r"# (?:pyright|type): ", text)) for text in files.values()),
+        "pyrefly": sum(len(re.findall(r"# pyrefly: ", text)) for text in files.values()),
         "late imports": sum(_late(ast.parse(text)) for text in files.values()),
         "functions over 40 lines": sum(n > 40 for n in long),
         "functions over 60 lines": sum(n > 60 for n in long),

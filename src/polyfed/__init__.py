@@ -72,7 +72,7 @@ def _imported(file: _Path) -> dict[str, str]:
 
 
 _HOMES = _imported(_Path(__file__))
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOMES)
 _METHODS = {
     name: room
     for room in _ROOMS

@@ -47,7 +47,7 @@ def regress(o: Regress) -> None:
     if wrong:
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
     chosen = [c.strip() for c in o.columns.split(",")] if o.columns else None
-    how = {
+    how: dict[str, Any] = {
         "ties": o.ties or "efron", "level": o.level,
         "intercepts": _one_of("intercepts", o.intercepts, ("site", "common")),
         "errors": _one_of("errors", o.errors, ("model", "robust")), "per": _named("per", o.per, _unit),

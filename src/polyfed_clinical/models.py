@@ -153,7 +153,7 @@ class Loss:
     whole: bool  # whether it needs all samples of a client at once
 
     @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def __name__(self) -> str:
         return self.model.name
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:

@@ -232,13 +232,14 @@ def _trained(
     last = [start]
     trial = rehearse(method, Task(net, criterion, device="cpu"), federation(False), Work(batch_size=None))
     weighted = any("weighted" in kinds for of in trial.kinds.values() for kinds in of.values())
+    how: dict[str, Any] = {"batch_size": None, "rounds": 2000, "device": "cpu", "evaluate_every": 0} | settings
     run = fit_method(
         net,
         federation(even=not weighted),
         method,
         callbacks=[*settings.pop("callbacks", ()), still],
         loss=criterion,
-        **{"batch_size": None, "rounds": 2000, "device": "cpu", "evaluate_every": 0} | settings,
+        **how,
     )
     wire.took(run.trained.ledger, run.rounds)
     assert run.common is not None

@@ -59,7 +59,7 @@ class Sealed(Wire):
         given = torch.zeros(0, dtype=torch.float64) if beta is None else beta
         digest = sha256(given.numpy().tobytes()).digest()
         names = sorted(self._ends)
-        context = secure.Context(self._run, str(self.rounds), tuple(names), digest, len(names), limbs=2)  # pyright: ignore[reportOptionalMemberAccess]
+        context = secure.Context(self._run, str(self.rounds), tuple(names), digest, len(names), limbs=2)  # pyrefly: ignore[missing-attribute]
         server, said, form, seconds = None, dict[str, Any](), State(), dict[str, float]()
         for site in self.sites:
             start = time.perf_counter()
@@ -69,7 +69,7 @@ class Sealed(Wire):
             except Refusal as e:
                 raise DataError(f"site {site.name!r}: {e}") from None
             said[site.name] = masked = self._ends[site.name].mask(context, q)
-            server = server or secure.Server(context, len(q))  # pyright: ignore[reportOptionalMemberAccess]
+            server = server or secure.Server(context, len(q))  # pyrefly: ignore[missing-attribute]
             server.take(site.name, masked)
             seconds[site.name] = time.perf_counter() - start
         assert server is not None

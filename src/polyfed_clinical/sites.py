@@ -226,13 +226,13 @@ def gathered(
         pairs = list(sites)
     if not pairs:
         raise DataError("no site; at least one is needed")
-    names = [f"site-{i}" for i in range(len(pairs))] if names is None else [str(name) for name in names]
-    if len(names) != len(pairs) or len(set(names)) < len(names):
-        raise ConfigError(f"names: found {len(names)} ({', '.join(names[:5])}), expected {len(pairs)} distinct ones")
+    named = [f"site-{i}" for i in range(len(pairs))] if names is None else [str(name) for name in names]
+    if len(named) != len(pairs) or len(set(named)) < len(named):
+        raise ConfigError(f"names: found {len(named)} ({', '.join(named[:5])}), expected {len(pairs)} distinct ones")
     if clusters is not None and len(clusters) != len(pairs):
         raise ConfigError(f"clusters: found {len(clusters)}, expected an array per site, {len(pairs)} of them")
     found: list[Site] = []
-    for name, pair, labels in zip(names, pairs, clusters or [None] * len(pairs), strict=True):
+    for name, pair, labels in zip(named, pairs, clusters or [None] * len(pairs), strict=True):
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             raise DataError(f"site {name!r}: found {type(pair).__name__}, expected (x, y) or (x, time, event)")
         header = [str(c) for c in pair[0].columns] if hasattr(pair[0], "columns") else None

@@ -55,7 +55,9 @@ def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequenc
         if not rising and (not isinstance(knots, int) or knots not in QUANTILES):
             raise ConfigError(f"splines: {name}: found {knots}, expected 3 to 7 knots, or three places or more, rising")
     counted = {name: knots for name, knots in asked.items() if isinstance(knots, int)}
-    found = {name: tuple(map(float, knots)) for name, knots in asked.items() if not isinstance(knots, int)}
+    found: dict[str, tuple[float, ...]] = {
+        name: tuple(map(float, knots)) for name, knots in asked.items() if not isinstance(knots, int)
+    }
     if not counted:
         return found
     which = [columns.index(name) for name in counted]
@@ -72,7 +74,7 @@ def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequenc
         below = count.cumsum(0)[:-1] / count.sum()  # at every edge
         at = np.interp(QUANTILES[counted[name]], below.numpy(), edge.numpy())
         width = float(edge[-1] - edge[0]) / (2 * REACH)  # a deviation
-        knots = tuple(round(float(t), 2 - math.floor(math.log10(width))) for t in at) if width > 0 else at[:0]
+        knots = tuple(round(float(t), 2 - math.floor(math.log10(width))) for t in at) if width > 0 else ()
         if len(set(knots)) < len(at):
             raise DataError(f"splines: {name}: too few distinct values for {len(at)} knots; name their places")
         found[name] = knots

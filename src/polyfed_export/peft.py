@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyfed.algorithms._shared.lora import product

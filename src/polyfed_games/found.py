@@ -159,7 +159,7 @@ class Found:
             for j in range(self.n):
                 if i != j and (w := self.weights(i, j)):
                     used = [(x, self.place[c]) for c, x in w.items() if x]
-                    found[i, j] = mean_of(sum(x * self.test[:, k, i] for x, k in used))  # pyright: ignore[reportArgumentType]
+                    found[i, j] = mean_of(sum(x * self.test[:, k, i] for x, k in used))  # pyrefly: ignore[bad-argument-type]
         return found
 
     def weights(self, receiver: int, giver: int) -> Weights:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
+from scipy import optimize
 from torch import nn
 
 from polyfed.algorithms._shared.parts import part

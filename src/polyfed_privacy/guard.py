@@ -271,7 +271,7 @@ class Guard:
         self, gaussian: Gaussian, secret: bytes, like: Tensor, round: Round, name: str, kind: str, digest: bytes
     ) -> Tensor:
         key = keyed(secret, [self.run, round.t, round.phase, name, kind, gaussian.sigma, digest])
-        return torch.from_numpy(gaussian.draw(key, like.numel())).view(like.shape).to(like.device)  # pyright: ignore[reportUnknownMemberType]
+        return torch.from_numpy(gaussian.draw(key, like.numel())).view(like.shape).to(like.device)
 
 
 class Rows:
@@ -315,7 +315,7 @@ class Rows:
         guard, t, i = self.guard, self.round, self.ids[k]
         gaussian = Gaussian(guard.multiplier * (FINE * SLACK + math.sqrt(len(total))))
         key = keyed(guard.site(i), [guard.run, t.t, t.phase, "row", self._calls[i], self._digests[k]])
-        noise = torch.from_numpy(gaussian.draw(key, len(total))).to(total.device)  # pyright: ignore[reportUnknownMemberType]
+        noise = torch.from_numpy(gaussian.draw(key, len(total))).to(total.device)
         return ((total * (FINE / clip)).round() + noise) * (clip / FINE)
 
     def most(self, i: int) -> int:

@@ -218,14 +218,14 @@ class Attacks:
 
     def rows(self, site: Site, guesses: torch.Tensor, d: int | None = None) -> int:
         """How many rows of the site are among guesses [k, d], to a hundredth. d: how many columns count"""
-        going = site._begun  # pyright: ignore[reportPrivateUsage]
+        going = site._begun
         if going is None or not len(guesses):
             return 0
         x = going.client.data["train"].x.double().flatten(1)[:, :d]
         return int((torch.cdist(x, guesses, p=float("inf")).min(1).values < 1e-2).sum())
 
     def layers(self, site: Site, w: torch.Tensor) -> list[torch.Tensor]:
-        going = site._begun  # pyright: ignore[reportPrivateUsage]
+        going = site._begun
         assert going is not None
         return [*going.client.task.layout.named(w.double()).values()]
 
@@ -262,7 +262,7 @@ class Attacks:
         site = self.site()
         if by := self.begun(site, asked, evaluations=200):
             return Read("scores of such lines", 0, 39, "rows", by)
-        going, counts = site._begun, list[float]()  # pyright: ignore[reportPrivateUsage]
+        going, counts = site._begun, list[float]()
         assert going is not None
         n, by = len(going.client.data["train"].x), ""
         for w in self.cuts(site, asked)[0]:

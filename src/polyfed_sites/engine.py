@@ -136,7 +136,7 @@ class RemoteEngine:
             return ANOTHER
         if isinstance(head, m.Diverged):
             return "" if self.quorum is None else "diverged (NaN or infinity)"
-        forms = self.expected and self._forms(asked.t, asked.phase)
+        forms = None if self.expected is None else self._forms(asked.t, asked.phase)
         wrong = misfit(reply.tensors, {k: form_of(t) for k, t in reply.tensors.items()} if forms is None else forms)
         return wrong or (self.accepts(reply.tensors) if self.accepts is not None and self.sums is None else "")
 

@@ -7,7 +7,7 @@ and loaded by name, as each end needs only its part.
 import logging
 import os
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from polyfed.base.errors import ConfigError
@@ -50,7 +50,7 @@ os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 try:
     import_module("flwr")
     _found = version("flwr")
-except (ModuleNotFoundError, PackageNotFoundError):
+except ModuleNotFoundError:  # or PackageNotFoundError
     raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
 if not _found.startswith(f"{VERSION}."):
     raise ConfigError(f"found Flower {_found}, expected {VERSION}; pip install 'polyfed[flower]'")

@@ -5,6 +5,7 @@ held until there is one.
 """
 
 import asyncio
+import asyncio.constants
 import resource
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -182,7 +183,7 @@ class Port:
             self._socket.listen(2048)
         except OSError as e:
             raise RunError(f"cannot listen at {host}:{port} ({e.strerror}); choose another --port") from None
-        asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE  # pyright: ignore  (uvicorn has no setting for it)
+        asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE  # uvicorn has no setting for it
         config = flwr.Config(
             app, ssl_certfile=keys.certificate, ssl_keyfile=keys.private, loop="asyncio", lifespan="off", ws="none",
             log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE,

@@ -20,7 +20,7 @@ class Listening(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection."""
-        handle, address = self._accept()  # pyright: ignore
+        handle, address = self._accept()  # pyrefly: ignore[missing-attribute]
         mine = self.open.setdefault(address[0], {})
         found = Connection(self.family, self.type, self.proto, fileno=handle)
         found.among = mine

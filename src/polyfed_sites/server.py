@@ -386,7 +386,7 @@ def _outline(
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
     sizes = {key: [int(counts[name].get(key, 0)) for name in names] for key in parts}
     own = not any(isinstance(about.file, Npz) and about.file.given for about in said.values())
-    rows, held = [*map(sum, zip(*sizes.values(), strict=True))], sizes.get("test", [0] * len(names))
+    rows, held = [sum(of) for of in zip(*sizes.values(), strict=True)], sizes.get("test", [0] * len(names))
     prepared = {} if settled.preparation is None else {
         "preparation": settled.preparation.dump(), "inputs": settled.preparation.names
     }  # fmt: skip

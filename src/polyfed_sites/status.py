@@ -35,7 +35,7 @@ def _run(hub: Hub, run: Flower) -> str:
 
 
 def _site(hub: Hub, run: Flower, name: str, asked: Any) -> tuple[Cell, ...]:
-    left = run.left.get(name)
+    left: Any = run.left.get(name)
     there = hub.online.get(name)
     waits = duration(time.time() - asked.since) if asked else "–"
     answers, sent, kind = left or (0, 0, "–")

@@ -79,7 +79,7 @@ def unpacked(words: np.ndarray, forms: Mapping[str, Form]) -> State:
     for name in sorted(forms):
         shape = [int(k or 0) for k in forms[name].shape]
         size = int(np.prod(shape))
-        found[name] = torch.from_numpy(words[at : at + size].view(np.int64).copy()).view(shape)  # pyright: ignore[reportUnknownMemberType]
+        found[name] = torch.from_numpy(words[at : at + size].view(np.int64).copy()).view(shape)
         at += size
     return found
 
@@ -273,7 +273,7 @@ class Hidden:
             commitments=_hexed(answer.commitments),
             pairs=_hexed(answer.pairs),
         )
-        return Message(head, {"words": torch.from_numpy(answer.words.view(np.int64).copy())})  # pyright: ignore[reportUnknownMemberType]
+        return Message(head, {"words": torch.from_numpy(answer.words.view(np.int64).copy())})
 
     def open(self, asked: m.Open) -> Message[m.Opened]:
         """The second answer of a sum."""

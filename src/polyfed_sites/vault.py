@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file, save_file
 
 from polyfed.base.checkpoint import flush, reason
 from polyfed.base.errors import Refusal

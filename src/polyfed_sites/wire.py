@@ -27,7 +27,7 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
-from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save as _save
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError, RunError
@@ -360,7 +360,7 @@ def _misfit(error: ValidationError) -> str:
 def pack(head: Mapping[str, Any], tensors: State) -> bytes:
     """A head and tensors as bytes."""
     apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    return cast(bytes, _save(apart, {"head": json.dumps(head)}))
+    return _save(apart, {"head": json.dumps(head)})
 
 
 def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:

@@ -86,7 +86,8 @@ def same_seed_same_bits(method: Algorithm) -> None:
 
 def relabelling_the_clients_relabels_the_result(method: Algorithm) -> None:
     order = [3, 0, 5, 1, 4, 2]
-    for how in ({}, {"fraction": 0.5, "rounds": 5}):
+    hows: tuple[dict[str, Any], ...] = ({}, {"fraction": 0.5, "rounds": 5})
+    for how in hows:
         a, b = once(train, method, **how, **F64), train(method, federation().reorder(order), **how, **F64)
         apart = gap(b.personal, a.personal[order])
         assert apart <= 1e-9, f"with the clients in another order their models differ by {apart:.1e}"
@@ -98,7 +99,7 @@ def relabelling_the_clients_relabels_the_result(method: Algorithm) -> None:
 def chunks_and_workers_do_not_change_the_models(method: Algorithm) -> None:
     """With all clients, sums over a chunk may cancel in the sum over the cohort; with half of them they do not."""
     for fraction, batch, others in ((1.0, BATCH, ((2, 2), (N, 1))), (0.5, None, ((N, 1),))):
-        how = {"fraction": fraction, "batch_size": batch, "local_epochs": 1} | F64
+        how: dict[str, Any] = {"fraction": fraction, "batch_size": batch, "local_epochs": 1} | F64
         alone = train(method, chunk=1, **how)
         for chunk, workers in others:
             run = train(method, chunk=chunk, workers=workers, **how)
@@ -291,7 +292,7 @@ def divergence_is_loud(method: Algorithm) -> str | None:
         return "it has no step size lr"
     for lr in (30.0, 1e12):
         try:
-            wild: Algorithm = dataclasses.replace(method, lr=lr)  # pyright: ignore[reportCallIssue]
+            wild: Algorithm = dataclasses.replace(method, lr=lr)  # pyrefly: ignore[unexpected-keyword]
         except ConfigError:
             return "it refuses a large lr"
         try:

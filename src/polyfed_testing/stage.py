@@ -101,7 +101,7 @@ def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
 
 def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:
     """A short run, with unequal numbers of steps where the method lets clients take them."""
-    given = {
+    given: dict[str, Any] = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps_of(method), "batch_size": BATCH, "seed": 3,
         "evaluate_every": 0, "workers": 1, "device": "cpu",
     }  # fmt: skip

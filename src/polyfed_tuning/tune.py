@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.metrics import (  # pyright: ignore[reportMissingTypeStubs]
-    adjusted_rand_score,  # pyright: ignore[reportUnknownVariableType]
+from sklearn.metrics import (
+    adjusted_rand_score,
 )
 from torch import nn
 
@@ -195,7 +195,7 @@ class _Legs:
     leaders: dict[str, _Leg] = dataclasses.field(default_factory=dict[str, _Leg])  # the best leg of each regime
     first: tuple[float, tuple[Result, str]] | None = None  # value and leg that both regimes have
 
-    def all(self, paths: Mapping[str, Sequence[Contender]]) -> None:
+    def all(self, paths: Mapping[Any, Sequence[Contender]]) -> None:
         """Every regime's values, then their best on equal terms."""
         self.total = sum(map(len, paths.values()))
         for name, methods in paths.items():

@@ -61,7 +61,7 @@ class Tuned:
     run: Result | None = None
     status: str = "finished"
     folder: Path | None = None
-    ladders: dict[str, Ladder] = field(default_factory=dict[str, Ladder])
+    ladders: dict[Any, Ladder] = field(default_factory=dict[Any, Ladder])
 
     @property
     def table(self) -> pd.DataFrame:

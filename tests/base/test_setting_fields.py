@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said_in_one_line(key, value, line):
 
 def test_values_become_what_their_type_says():
     given = {"lam": np.int64(1), "share": np.float32(0.25), "steps": np.int64(3), "rate": 2, "warm": np.bool_(True)}
-    r = Recipe(**given, layers=["a"], widths=[np.int64(4)])  # pyright: ignore
+    r = Recipe(**given, layers=["a"], widths=[np.int64(4)])
     assert dataclasses.asdict(r) | {"rate": 2.0} == dataclasses.asdict(
         Recipe(1.0, 0.25, 3, warm=True, rate=2.0, layers=("a",), widths=(4,))
     )
@@ -156,7 +156,7 @@ def test_a_bound_of_its_own_and_one_of_its_name_both_hold():
         local_epochs: int = setting(3, ge=1.5)
         lr: float = setting(0.1, lt=1)
 
-    assert Bounded(2) == Bounded(np.int64(2), 0.1)  # pyright: ignore
+    assert Bounded(2) == Bounded(np.int64(2), 0.1)
     for wrong, expected in (((1,), "an integer of at least 1.5"), ((2, -1), "a number from 0 to below 1")):
         with pytest.raises(ConfigError, match=f"expected {expected}$"):
             Bounded(*wrong)
@@ -171,7 +171,7 @@ def test_a_post_init_without_super_is_checked_before_training():
     x, y = torch.randn(8, 3), torch.arange(8) % 2
     fed = pf.Federation.from_arrays([(x.numpy(), y.numpy())])
     with pytest.raises(ConfigError, match=r"algorithm\.lr of Careless: found 'a'"):
-        pf.fit(torch.nn.Linear(3, 2), fed, Careless("a"), rounds=1)  # pyright: ignore
+        pf.fit(torch.nn.Linear(3, 2), fed, Careless("a"), rounds=1)
 
 
 def test_a_known_name_is_not_taken_by_another_file(tmp_path):

@@ -61,7 +61,7 @@ def test_the_first_rounds_tell_how_long_a_run_takes(clock, capsys):
     run = SimpleNamespace(algorithm=SimpleNamespace(name="ditto"), outline=SimpleNamespace(n=3), plan="")
     for k in range(1, 5):
         clock.time += 100 if k == 1 else 4  # the first has what is done once
-        show._step(SimpleNamespace(run=run, records=(), round=k, rounds=100))  # pyright: ignore[reportArgumentType]
+        show._step(SimpleNamespace(run=run, records=(), round=k, rounds=100))
     said = [line for line in capsys.readouterr().err.splitlines() if "to go" in line]
     assert said == ["about 6 min 28 s to go, at this pace"]
 

@@ -90,8 +90,8 @@ def test_the_data_of_fedslr_by_named_options(file, data_dir):
 def test_a_shared_setting_reaches_every_method_that_has_it():
     found = resolve(None, {"algorithm": {"lr": 0.3, "lam": 2.0}}, ["local", "fedavg", "ditto", "fpfc:lam=0.1"])
     local, fedavg, ditto, fpfc = (m.algorithm for m in found.methods)
-    assert {local.lr, fedavg.lr, ditto.lr, fpfc.lr} == {0.3}  # pyright: ignore
-    assert (ditto.lam, fpfc.lam) == (2.0, 0.1)  # pyright: ignore
+    assert {local.lr, fedavg.lr, ditto.lr, fpfc.lr} == {0.3}
+    assert (ditto.lam, fpfc.lam) == (2.0, 0.1)
 
 
 def test_one_method_twice_is_told_apart_by_what_differs():

@@ -90,7 +90,7 @@ class FedAMP(Mixed):
     The paper lets alpha decay and uses sigma up to 1e6 for its networks.
     """
 
-    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")  # pyrefly: ignore[bad-override]
     lam: float = setting(1.0, ge=0, source="paper", doc="Strength of attraction.")
     sigma: float = setting(
         100.0,
@@ -136,7 +136,7 @@ class HeurFedAMP(Mixed):
     The mixture runs over all n clients, each with the last model it sent.
     """
 
-    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")  # pyrefly: ignore[bad-override]
     lam: float = setting(1.0, ge=0, source="paper", doc="Strength of attraction; 0 leaves out the proximal term.")
     alpha: float = setting(100.0, gt=0, source="ours", doc="Step size of the mixture, here only a divisor of lam.")
     sigma: float = setting(25.0, ge=0, source="ours", doc="Sharpness of the softmax; 0: all others count the same.")

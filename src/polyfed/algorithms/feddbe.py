@@ -1,6 +1,7 @@
 """FedDBE: Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ class FedDBE(Algorithm):
     @by_settings
     def needs(self):
         what = {"mean": "the mean features of this site's samples"}
-        initial = {"first": 2, "everyone_first": True, "discloses": what} if self.kappa else {}
+        initial: dict[str, Any] = {"first": 2, "everyone_first": True, "discloses": what} if self.kappa else {}
         return Needs(plain_sgd="it steps the personal mean itself", **initial)
 
     def init_server(self, task, w0, n):

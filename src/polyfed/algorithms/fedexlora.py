@@ -28,7 +28,7 @@ class FedExLoRA(Merging):
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
-    weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
+    weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")  # pyrefly: ignore[bad-override]
 
     name = "fedex-lora"
 

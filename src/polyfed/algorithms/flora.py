@@ -30,7 +30,7 @@ class FLoRA(Merging):
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
-    weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
+    weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")  # pyrefly: ignore[bad-override]
     seed: int = setting(0, ge=0, source="ours", doc="Seed of the draws of A.")
 
     made = "ABR"

@@ -15,7 +15,7 @@ SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: lambda a, b: a / b,  # pyright: ignore
+    ast.Div: lambda a, b: a / b,
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
@@ -73,7 +73,7 @@ def affine(text: str) -> bool:
     from numpy.polynomial import Polynomial  # slow to import
 
     numbers = [node.value for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Constant)]
-    if len(numbers) > FEW or any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyright: ignore
+    if len(numbers) > FEW or any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyrefly: ignore[bad-argument-type]
         return False
     try:
         found = arithmetic(text)(Polynomial([0.0, 1.0]))

@@ -196,9 +196,9 @@ class Columns(Configured):
 def _nfc(value: Any) -> Any:
     """A setting with its names of columns, sites and values in NFC."""
     if isinstance(value, Mapping):
-        return {_nfc(k): _nfc(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {_nfc(k): _nfc(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_nfc(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_nfc(v) for v in value]
     return nfc(value) if isinstance(value, str) else value
 
 

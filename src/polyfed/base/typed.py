@@ -1,6 +1,4 @@
 """Types for what the stubs of torch and numpy leave without, or under a private name."""
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -91,7 +91,7 @@ def _strict(hint: Any, rules: tuple[Any, ...] = ()) -> Any:
         return _strict(arguments[0], (*rules, *arguments[1:]))
     known: Any = Any
     if origin in UNIONS:
-        each = Union[tuple(_strict(a, rules) for a in arguments)]  # noqa: UP007
+        each: Any = Union[tuple(_strict(a, rules) for a in arguments)]  # noqa: UP007  # pyrefly: ignore[invalid-annotation]
         known = Annotated[each, p.Field(union_mode="left_to_right")]
     elif hint in (int, float):
         known = _number(hint, rules)
@@ -100,9 +100,9 @@ def _strict(hint: Any, rules: tuple[Any, ...] = ()) -> Any:
     elif hint in (None, type(None)) or origin is Literal:
         known = hint
     elif origin is tuple:
-        known = tuple[tuple(a if a is ... else _strict(a) for a in arguments)]
+        known = tuple[tuple(a if a is ... else _strict(a) for a in arguments)]  # pyrefly: ignore[invalid-annotation]
     elif origin in MAPPINGS:
-        known = dict[_strict(arguments[0]), _strict(arguments[1])]
+        known = dict[_strict(arguments[0]), _strict(arguments[1])]  # pyrefly: ignore[invalid-annotation]
     elif origin in MANIFOLD:
         known = _listed(origin, _strict(arguments[0]))
     holds = _test(hint, origin, arguments)

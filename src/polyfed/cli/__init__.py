@@ -128,7 +128,7 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         if type(e).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
-            said = str(e.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+            said = str(e.format_message())
             if wrong := re.search(r"'([^']*)' is not one of '(.*)'", said):  # of a choice, it does not suggest any
                 said += closest(wrong[1], wrong[2].split("', '"))
             once = dict.fromkeys(re.split(r"(?<=[.?]) ", said))  # typer and click both suggest the nearest command

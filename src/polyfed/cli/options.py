@@ -166,7 +166,7 @@ def callback(cls: type[Command]) -> Callable[..., int]:
         return late(*cls.place)(cls(**given)) or 0
 
     context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context)
-    command.__signature__ = Signature([context, *(cls.parameters[n] for n in cls.names)])  # pyright: ignore
+    command.__signature__ = Signature([context, *(cls.parameters[n] for n in cls.names)])  # pyrefly: ignore[missing-attribute]
     command.__name__, command.__doc__ = cls.place[1], cls.__doc__
     return command
 

@@ -376,7 +376,7 @@ class Batches:
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """The array on a device; to CUDA from pinned memory, without waiting for the work there."""
-    t = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+    t = torch.from_numpy(array)
     return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
 

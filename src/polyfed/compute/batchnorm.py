@@ -19,7 +19,7 @@ class Follow(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         return g, None, *ctx.moves
 
 
@@ -72,7 +72,7 @@ class Statistics(nn.Module):
         else:
             moves = [torch.zeros_like(t) for t in now]
             y = F.batch_norm(x, mean, var.clamp(min=0), self.weight, self.bias, False, 0.0, self.eps)
-        follow: Any = Follow.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        follow: Any = Follow.apply
         return follow(y, moves, *own)
 
 

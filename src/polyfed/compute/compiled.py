@@ -41,7 +41,7 @@ def share_calls(task: "Task", path: str, split: Split) -> bool:
     return task.batched if layers is None else layers[0].window == (0, 0)
 
 
-_known = WeakKeyDictionary["Task", dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
+_known: "WeakKeyDictionary[Task, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]" = WeakKeyDictionary()
 
 
 def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:

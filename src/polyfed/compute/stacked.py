@@ -191,7 +191,7 @@ class Stacked:
         def beyond(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
             f, out = (t.detach().transpose(1, 2).requires_grad_() for t in (a, z))
             with torch.enable_grad():
-                added.append(also(f, out, batch, slice(0, len(w))))  # pyright: ignore[reportOptionalCall]
+                added.append(also(f, out, batch, slice(0, len(w))))  # pyrefly: ignore[not-callable]
                 slopes = torch.autograd.grad(added[0].sum(), (f, out), materialize_grads=True)
             return slopes[0].transpose(1, 2), slopes[1].transpose(1, 2)
 

@@ -818,7 +818,7 @@ def undecayed(
     task: Task, w: Tensor, batch: Batch, need_loss: bool = False, also: Also | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """`Task.gradient` of the loss alone; at running statistics of BatchNorm, what the pass takes off them."""
-    return task._undecayed(w, batch, need_loss, also)  # pyright: ignore[reportPrivateUsage]
+    return task._undecayed(w, batch, need_loss, also)
 
 
 def passed(

@@ -37,7 +37,7 @@ class Keyed(TorchDispatchMode):
         return False
 
     def __init__(self, key: int, device: torch.device, count: int = 0):
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        super().__init__()
         self.key, self.count, self.drew = key, count, False
         self._dropout = _Dropout(self)
         self.generators = [torch.default_generator]
@@ -48,9 +48,9 @@ class Keyed(TorchDispatchMode):
         self._dropout.__enter__()
         return super().__enter__()
 
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
-        self._dropout.__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
+    def __exit__(self, *raised: Any) -> None:  # pyrefly: ignore[bad-override]
+        super().__exit__(*raised)
+        self._dropout.__exit__(*raised)
 
     def __torch_dispatch__(
         self,

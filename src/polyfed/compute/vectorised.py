@@ -112,7 +112,7 @@ def unfolded(
     if padding == "same":
         pads = [(r // 2, r - r // 2) for r in reach]
     else:
-        pads = [(n, n) for n in _each(0 if padding == "valid" else padding, d)]  # pyright: ignore[reportArgumentType]
+        pads = [(n, n) for n in _each(0 if padding == "valid" else padding, d)]  # pyrefly: ignore[bad-argument-type]
     if any(sum(pads, ())):
         input = F.pad(input, [n for pad in reversed(pads) for n in pad])
     for k in range(d):

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyfed.core.messages import Down, State, size
 
 if TYPE_CHECKING:
-    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+    import pandas as pd
 
 
 def row_bytes(state: State) -> int:
@@ -63,7 +63,7 @@ class Ledger:
 
     def frame(self) -> "pd.DataFrame":
         """The ledger as a table; bytes are integers."""
-        import pandas as pd  # here, because it is slow to import  # pyright: ignore[reportMissingTypeStubs]
+        import pandas as pd  # here, because it is slow to import
 
         named = zip(COLUMNS, self.array().T, strict=True)
         return pd.DataFrame({name: a if name == "seconds" else a.astype(np.int64) for name, a in named})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class Federation:
         return classes if classes is not None else int(np.prod(self.train.y.shape[1:], dtype=int))
 
     @property
-    def loss(self) -> str:
+    def loss(self) -> Literal["cross-entropy", "mse", "tokens"]:
         """Name of the loss that fits the targets, for whoever names none."""
         return loss_for(self.classes, self.tokens)
 
@@ -202,7 +202,7 @@ class Federation:
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
         cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
-        meta = {**self.meta, "notes": [*self.notes, *uneven]}
+        meta: dict[str, Any] = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
             whole = np.concatenate(meta["split_indices"]["train"])
             new = {part: [whole[at] for at in cut[part]] for part in ("train", "validation")}
@@ -363,7 +363,7 @@ class Federation:
             notes.append(WEIGHTED)
 
         meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
-        base = {"dataset": "arrays", "partition": "natural", "seed": seed}
+        base: dict[str, Any] = {"dataset": "arrays", "partition": "natural", "seed": seed}
         base |= {"labels": known or labels} if known or labels is not None else {}
         meta["notes"] = [*meta.get("notes", ()), *said, *notes]
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
@@ -449,13 +449,13 @@ class Federation:
         Federation
             The federation, with its samples in memory.
         """
-        paths = [Path(path) for path in paths]
-        kinds = {path.suffix.lower() for path in paths}
+        files = [Path(path) for path in paths]
+        kinds = {file.suffix.lower() for file in files}
         if len(kinds) == 1 and (read := READERS.get(min(kinds))) is not None:
-            return read(paths, target, task, **options)
+            return read(files, target, task, **options)
         if target is not None and kinds <= {".npz"}:
             raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
-        return of_arrays(paths, target, task, **options)
+        return of_arrays(files, target, task, **options)
 
     @classmethod
     def from_folder(
@@ -521,7 +521,7 @@ class Outline(Federation):
         return None if self.labels is None else np.array(self.labels)
 
 
-def loss_for(classes: int | None, tokens: int | None) -> str:
+def loss_for(classes: int | None, tokens: int | None) -> Literal["cross-entropy", "mse", "tokens"]:
     """Name of the loss for targets of classes, of classes at every token, or of numbers."""
     return "tokens" if tokens is not None else "mse" if classes is None else "cross-entropy"
 
@@ -564,7 +564,7 @@ class Named(NamedTuple):
         if isinstance(y, Named | Tensor):
             return y if isinstance(y, Named) else None
         known = getattr(y, "dtype", None)
-        order = tuple(map(str, known.categories)) if getattr(known, "ordered", False) else None  # pyright: ignore
+        order = tuple(map(str, known.categories)) if getattr(known, "ordered", False) else None  # pyrefly: ignore[missing-attribute]
         try:
             cells = [*y] if order or np.asarray(y).dtype.kind in "OUS" else []
         except (TypeError, ValueError):  # ragged, or a single number, which is refused later
@@ -588,7 +588,7 @@ def _by_name(
     found: dict[tuple[str, int], Named] = {}
     plain: dict[str, Any] = {}  # labels that have no names
     for split, i, pair in ((s, i, p) for s, given in pairs.items() for i, p in enumerate(given or ())):
-        if isinstance(pair, tuple | list) and len(pair) == 2:  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(pair, tuple | list) and len(pair) == 2:
             where = f"client {names[i] if i < len(names) else i!r}, {split}"
             if (labels := Named.of(pair[1], where)) is not None:
                 found[split, i] = labels
@@ -607,7 +607,7 @@ def _by_name(
     for (split, i), labels in found.items():
         y = [t if numbers else at[t] for t in map(canonical, labels.texts)]
         whole = not numbers or all(map(WHOLE.fullmatch, map(str, y)))
-        pairs[split][i] = (pairs[split][i][0], np.array([int(v) if whole else float(v) for v in y]))  # pyright: ignore
+        pairs[split][i] = (pairs[split][i][0], np.array([int(v) if whole else float(v) for v in y]))  # pyrefly: ignore[unsupported-operation]
     if numbers:
         return pairs, None, []
     if len(classes) < 2:
@@ -679,7 +679,7 @@ def _unnamed(
     found: list[Pair | None] = []
     layouts: list[Layout | None] = []
     for pair, name in zip(pairs, names, strict=True):
-        if isinstance(pair, tuple | list) and len(pair) == 2:  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(pair, tuple | list) and len(pair) == 2:
             x, layout = _side_by_side(pair[0], f"client {name!r}, {split}")
             pair = (x, pair[1])
             layouts.append(layout)
@@ -969,14 +969,14 @@ def _class_names(dataset: Any, key: str | None, where: str, ys: list[Any]) -> Na
         return Named.of(ys, where)
     whole = dataset
     while isinstance(whole, torch.utils.data.Subset):
-        whole = whole.dataset  # pyright: ignore[reportUnknownVariableType]
+        whole = whole.dataset
     features = getattr(whole, "features", None)
     order = getattr(features.get(key or ""), "names", None) if is_mapping(features) else None
     if order is None and getattr(whole, "target_transform", None) is None:
         order = getattr(whole, "classes", None)
-    if not ys or not isinstance(order, list | tuple) or not all(isinstance(v, str) for v in order):  # pyright: ignore
+    if not ys or not isinstance(order, list | tuple) or not all(isinstance(v, str) for v in order):
         return None
-    order, labels = tuple(map(nfc, order)), torch.stack(ys)  # pyright: ignore
+    order, labels = tuple(map(nfc, order)), torch.stack(ys)
     if labels.dim() != 1 or labels.is_floating_point():
         return None
     if (wrong := labels[(labels < 0) | (labels >= len(order))]).numel():

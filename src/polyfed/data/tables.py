@@ -95,7 +95,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
 def _asked(target: str | None, task: str, options: dict[str, Any], sites: Sequence[str]) -> Columns:
     """The table [columns] for these sites; its keys are taken out of the options."""
     given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
-    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    columns = Columns(target=target, task=task, **given)  # pyrefly: ignore[bad-argument-type]
     check_sites(columns, sites)
     return columns
 

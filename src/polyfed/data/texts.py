@@ -86,7 +86,7 @@ def from_texts(
 
 def _texts(given: Any, column: str, where: str) -> list[str]:
     if isinstance(given, list | tuple):
-        found: list[Any] = [*given]  # pyright: ignore[reportUnknownArgumentType]
+        found: list[Any] = [*given]
     else:
         (sheet := sheet_of(given, where)).need(column)
         found = [*sheet.columns[column]]

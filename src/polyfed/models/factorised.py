@@ -230,7 +230,7 @@ def _pair(layer: nn.Module, U: Tensor, V: Tensor) -> nn.Sequential | None:
     with torch.no_grad():
         first.weight.copy_(weights[0])
         second.weight.copy_(weights[1])
-    second.bias = layer.bias  # pyright: ignore[reportAttributeAccessIssue]  (None is as good)
+    second.bias = layer.bias  # pyrefly: ignore[bad-assignment]  (None is as good)
     return pair
 
 

@@ -126,9 +126,9 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         if many := len(names) > POINTS:  # their intervals would be one solid block
             low = high = mean
         spans = np.isfinite(low) & (low < high)
-        line = {"linewidth": 1.2, "zorder": 2} if named else {"linewidth": 0.9, "alpha": 0.55, "zorder": 2}
+        line: dict[str, Any] = {"linewidth": 1.2} if named else {"linewidth": 0.9, "alpha": 0.55}
         draw = axes.hlines if named else axes.vlines
-        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), **line)
+        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), zorder=2, **line)
         face = np.where(clear != 0, colour, PAPER)
         x, y = (mean, place) if named else (place, mean)
         look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}

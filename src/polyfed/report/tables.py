@@ -1,6 +1,7 @@
 """The tables about methods: what they reach, how many clients gain, and what it costs."""
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -329,7 +330,7 @@ def _trips(runs: list[Numbers]) -> tuple[float, float]:
 
 def _busiest(runs: list[Numbers]) -> float:
     most = [
-        max(map(sum, zip(r.clients["down_bytes"].tolist(), r.clients["up_bytes"].tolist(), strict=True)))
+        max(map(operator.add, r.clients["down_bytes"].tolist(), r.clients["up_bytes"].tolist()))
         for r in runs
         if r.clients is not None and {"down_bytes", "up_bytes"} <= set(r.clients)
     ]

@@ -122,7 +122,7 @@ class Parts:
         augmentation(e.settings.augment, fed.input_shape)
         test = str(fed.meta["test"]).partition(":")[0]
         name = e.data.name if LOADERS.knows(e.data.name) else str(Path(e.data.name).resolve())
-        data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)
+        data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)  # pyrefly: ignore[bad-argument-type]
         model = backed(e.model)
         if model.file is not None:
             file = Path(model.file).expanduser().resolve()

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the methods)
-import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import polyfed.algorithms  # registers the methods
+import polyfed.yardsticks  # noqa: F401
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.settings import found, is_list, is_table, kebab, none_of, shown, types_of
 from polyfed.base.text import parse, plain, value_of

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 import tomli_w
 import torch
-from safetensors import SafetensorError, safe_open  # pyright: ignore[reportUnknownVariableType]
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfed.base import checkpoint
@@ -221,8 +221,8 @@ class RunFolder:
 def said(path: Path) -> dict[str, str] | None:
     """What a safetensors file says of itself; None for what is no such file."""
     try:
-        with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
-            return file.metadata()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        with safe_open(path, "pt") as file:
+            return file.metadata()
     except (OSError, SafetensorError):
         return None
 
@@ -351,7 +351,7 @@ def versions() -> dict[str, str]:
     return found | {
         "sums": "in one order",
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
-        "kernel": "none" if compiled is None else compiled.set,  # pyright: ignore[reportUnknownMemberType]
+        "kernel": "none" if compiled is None else compiled.set,
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
     }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from polyfed.base.errors import ConfigError

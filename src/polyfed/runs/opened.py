@@ -250,7 +250,9 @@ class Stored:
         """Settings of the run; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self._table.items() if k not in aside}
-        gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
+        gone: dict[str, Any] = {
+            key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")
+        }
         return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:

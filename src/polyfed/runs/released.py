@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  # noqa: F401  (registers the methods)
+import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, closest
 from polyfed.base.settings import kebab

@@ -29,7 +29,7 @@ from polyfed.runs.trained import Judged, Trained
 if TYPE_CHECKING:
     lazy = property
 else:
-    lazy = cached_property  # which pyright does not take for a property
+    lazy = cached_property  # which type checkers do not take for a property
 
 
 class Kept(Protocol):

@@ -303,7 +303,7 @@ class Record(_File):
     assigned: list[int] | None = None
     aggregation_error: Number = math.nan
     # the metrics
-    __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
+    __pydantic_extra__: dict[str, Number]  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def __getitem__(self, metric: str) -> float:
         return self.metrics[metric]

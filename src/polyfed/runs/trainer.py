@@ -219,7 +219,7 @@ class Trainer:
                 track=None,
             )  # fmt: skip
             trainer = prepare(task.module(task.w0), together(fed), Local(lr), how)
-            run = trainer.run(session.store and session.store.path / "training", resume=True)
+            run = trainer.run(None if session.store is None else session.store.path / "training", resume=True)
             trained.append(run)
             w, unit = run.personal[0], run.federation.train.units([0])
             return lambda x: restored(task.outputs(w, x.to(task.device)).cpu(), unit)
@@ -516,5 +516,5 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 SETTINGS = "    **settings\n        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, ...``.\n"
 # what help and completion show
-fit.__signature__ = _signature(fit)  # pyright: ignore[reportFunctionMemberAccess]
+fit.__signature__ = _signature(fit)  # pyrefly: ignore[missing-attribute]
 fit.__doc__ = str(fit.__doc__).replace(SETTINGS, indent(f"{parameters(Training)}\n", "    "))

@@ -203,7 +203,7 @@ def compare(
 
     def job(label: str, seed: int, algorithm: Contender, how: Training) -> Job:
         def tables() -> Mapping[str, Any] | None:
-            return describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
+            return dict(answer("describe", describe, label, takes=Mapping[str, Any])) if describe else None
 
         parts = partial(made, seed)  # all methods of a seed have the same start
         return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
@@ -232,7 +232,8 @@ class Cached:
     """Model and federation of the present seed."""
 
     def __init__(self, model: Any, federation: Any):
-        self.model, self.federation, self.seed = model, federation, None
+        self.model, self.federation = model, federation
+        self.seed: int | None = None
 
     def __call__(self, seed: int) -> tuple[nn.Module, Federation]:
         if self.seed != seed:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfed.algorithms._shared.lowrank import places

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyfed.base.arguments import checked

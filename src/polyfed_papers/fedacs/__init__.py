@@ -62,7 +62,7 @@ class Make(Protocol):
 
 def base(label: str, lr: float, own: float | None = None) -> Algorithm:
     """A method with a step size and a value of its own setting, all with the same passes over the data."""
-    method = {
+    method: Algorithm = {
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
         "FedAvg-FT": FedAvgFT(lr, finetune_epochs=EPOCHS, finetune_lr=lr),
@@ -73,7 +73,8 @@ def base(label: str, lr: float, own: float | None = None) -> Algorithm:
         "FedAMP": FedAMP(lr),
         "FedACS": FedACS(lr),
     }[label]
-    return method if own is None else replace(method, **{TUNED[label][0]: own})
+    changes: dict[str, Any] = {} if own is None else {TUNED[label][0]: own}
+    return replace(method, **changes)
 
 
 def work(bench: Bench) -> dict[str, Any]:

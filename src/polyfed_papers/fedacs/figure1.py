@@ -1,7 +1,7 @@
 """Figure 1: seven methods with many and with few samples per client."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def run(bench: Bench, name: str, key: str) -> tuple[dict[str, np.ndarray], dict[
     at_most = MANY * n if bench.small and key == "a" else None
     model = net(bench, name, bench.small)
     federation = clients(bench, name, panel.partition[k], n, at_most, bench.small)
-    given = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
+    given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
     methods = tuned(bench, f"{name}-{key}", METHODS, model, federation, panel.trials, **given)
     found = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
     return {m: metric_of(found, m) for m in METHODS}, {m: chosen(m, method) for m, method in methods.items()}
@@ -179,7 +179,7 @@ def settings_of_d(scale: Size) -> Sequence[Setting]:
 def figure1_d(bench: Bench) -> Outcome:
     """Is FedACS the best with many clients, of which a tenth takes part in a round?"""
     model, federation = net(bench), clients(bench, partition=PANELS["d"].partition[0 if bench.rehearse else 1], n=LARGE)
-    given = {**work(bench), "rounds": bench.rounds(100, 500), "fraction": 0.1}
+    given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(100, 500), "fraction": 0.1}
     methods = tuned(bench, "d", CONTENDERS, model, federation, 1, **given)
     found = bench.compare("d", model, federation, methods, evaluate_every=0, **given)
     accuracy = {m: metric_of(found, m) for m in CONTENDERS}

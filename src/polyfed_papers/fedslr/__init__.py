@@ -199,7 +199,7 @@ def train(
     bench: Bench, key: str, methods: Mapping[str, Algorithm], data: str = "CIFAR-100", iid: bool = False, **changes: Any
 ) -> Comparison:
     """`bench.compare` on the experiments' data and work, with the common models followed."""
-    given = {**work(bench, data), "callbacks": (follow,), **changes}
+    given: dict[str, Any] = {**work(bench, data), "callbacks": (follow,), **changes}
     return bench.compare(key, network(bench, data), federation(bench, data, iid), methods, **given)
 
 
@@ -256,7 +256,7 @@ def followed(found: Comparison, label: str) -> list[list[dict[str, Any]]]:
     """[seed][evaluated round] what `follow` wrote; after a resume the later line of a round counts."""
     runs = []
     for r in (r for r in found.results if r.label == label and r.folder is not None):
-        path = (r.folder or found.folder) / FOLLOWED  # pyright: ignore[reportOptionalOperand]
+        path = (r.folder or found.folder) / FOLLOWED  # pyrefly: ignore[unsupported-operation]
         lines = path.read_text().splitlines() if path.exists() else []
         by_round = {row["round"]: row for row in map(json.loads, lines)}
         runs.append([by_round[t] for t in sorted(by_round)])

@@ -89,7 +89,7 @@ def measured(repeats: int, lams: Sequence[str]) -> dict[str, dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        placed = {lam: m.to(memory_format=torch.channels_last) for lam, m in models.items()}  # pyright: ignore[reportCallIssue]
+        placed = {lam: m.to(memory_format=torch.channels_last) for lam, m in models.items()}  # pyrefly: ignore[no-matching-overload]
         for k in range(repeats + 1):
             for lam, model in placed.items():
                 start = time.perf_counter()

@@ -244,7 +244,7 @@ def level_table(
         grid = grids.get(label)
         cells = [Cell(label)]
         known_values = printed.get(label, (None,) * len(case.names))
-        mean = None if any(not isinstance(v, float) for v in known_values) else f"{np.mean(known_values):.3f}"  # pyright: ignore
+        mean = None if any(not isinstance(v, float) for v in known_values) else f"{np.mean(known_values):.3f}"  # pyrefly: ignore[no-matching-overload]
         for k, name in enumerate((*case.names, "")):
             if printed:
                 shown = known_values[k] if name else mean

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def validated(problem: Problem, seed: int) -> Federation:
 
 
 def choices(
-    methods: Mapping[str, Algorithm], angles: Mapping[str, Sequence[float]], lambdas: Sequence[float],
+    methods: Mapping[str, Any], angles: Mapping[str, Sequence[float]], lambdas: Sequence[float],
     l1: Sequence[float],
 ) -> dict[str, Choice]:  # fmt: skip
     """The choices of each method; `angles` between devices are by kind, rising, in degrees."""
@@ -132,7 +132,7 @@ def choices(
     }
 
 
-def lam_of(fpfc: Algorithm, lambdas: Sequence[float]) -> Choice:
+def lam_of(fpfc: Any, lambdas: Sequence[float]) -> Choice:
     """FPFC's lambda."""
     return Choice((Ladder.of(fpfc, "lam", lambdas),), lambda at: replace(fpfc, lam=at[0]))
 

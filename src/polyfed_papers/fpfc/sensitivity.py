@@ -65,7 +65,8 @@ def grid_of(problem: Problem, grids: Mapping[str, Any]) -> Any:
 
 def vary(bench: Bench, problem: Problem, key: str, values: Sequence[float]) -> Found:
     """One setting of FPFC on one data set."""
-    methods = {f"{key}-{v:g}": replace(problem.fpfc, **{key: v}) for v in (values[:2] if bench.rehearse else values)}
+    fpfc: Any = problem.fpfc
+    methods = {f"{key}-{v:g}": replace(fpfc, **{key: v}) for v in (values[:2] if bench.rehearse else values)}
     found = bench.compare(
         f"{problem.key}-{key}", problem.model, problem.federation, methods, rounds=problem.rounds, evaluate_every=0,
         **problem.work,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
@@ -234,7 +235,7 @@ def table1_hbf(bench: Bench) -> Outcome:
     """Do two regressions that have nothing to do with each other come apart?"""
     problem = hbf(bench)
     choose = cache(lambda seed: tuned_nine(bench, "choice", problem, HBF_GRID, HBF_GRID, seed))
-    settings = {**problem.work, "rounds": problem.rounds, "evaluate_every": 0}
+    settings: dict[str, Any] = {**problem.work, "rounds": problem.rounds, "evaluate_every": 0}
     tuned = bench.compare("hbf", problem.model, problem.federation, choose, **settings)
     of_cfl = bench.rounds(1250, 1250)  # follows from the printed cost
     found = joined([tuned, *code.released(bench, "hbf", problem, problem.rounds, of_cfl)])

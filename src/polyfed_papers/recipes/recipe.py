@@ -266,7 +266,7 @@ class Pilot(Bench):
     seconds = 0.0  # of training alone, all rounds and seeds; evaluations come on top
     count = 1  # seeds that are meant
 
-    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):
         methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
         short = settings | {"rounds": 3, "evaluate_every": 3 if settings.get("evaluate_every") else 0}
         known: dict[type[Algorithm], tuple[float, Done]] = {}

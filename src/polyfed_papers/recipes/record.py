@@ -249,7 +249,7 @@ class Again(Bench):
         )
         self.asked, self.tell, self.about = list(asked), tell, about
 
-    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):
         if not callable(algorithms):
             which = self.seeds if seeds is None else seeds
             self.check(key, algorithms, which, settings)

@@ -26,6 +26,8 @@ class Joining(Newcomer):
     cluster, as the penalty is flat beyond a lam.
     """
 
+    algorithm: Any
+
     def __init__(self, algorithm: Any, task, server: State, samples: Tensor):
         self.algorithm = algorithm
         self.task, self.before, self.samples, self.n = task, server, samples, len(samples)
