@@ -24,8 +24,8 @@ from polyfed.runs.rehearsal import counted
 from polyfed.runs.released import RELEASED
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
+from polyfed_members.admission import Admission
 from polyfed_papers.recipes import load as recipes
 from polyfed_papers.recipes.said import Setting
 from polyfed_papers.window import WindowAdvice, window_for
@@ -40,7 +40,7 @@ notebooks = importlib.import_module("notebooks")
 chosen = importlib.import_module("chosen")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games"),
+    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games", "polyfed_members"),
     "scikit-learn": ("polyfed.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",

@@ -15,8 +15,8 @@ import polyfed.algorithms
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
+from polyfed_members.admission import Admission
 from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_testing import table
 from polyfed_tuning.tuned import Tuned

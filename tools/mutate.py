@@ -45,7 +45,7 @@ CORE = {  # file -> the methods whose rows of the shared tables show it, and its
         "tests/algorithms/test_fedavg.py", "tests/algorithms/test_asynchronous.py",
     ]),
     "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/compute/test_solvers.py"]),
-    "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/algorithms/test_admit.py"]),
+    "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/members/test_admit.py"]),
 }  # fmt: skip
 KERNEL = "native/train"  # the file of mutate_native.py
 SOUND = "tests/algorithms/test_identities.py::test_a_lone_client_trains_alone"  # which passes where nothing is changed
@@ -317,7 +317,7 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         while more := {p for p in papers if papers[p][2] & users} - users:
             users |= more
         methods = set().union(*(papers[p][0] for p in users if papers[p][1]))
-        first = ["tests/algorithms/test_admit.py"] if file.endswith("/newcomer") else []
+        first = ["tests/members/test_admit.py"] if file.endswith("/newcomer") else []
         found[file] = (methods, first + [n for p in sorted(users) for n in papers[p][1]])
     found |= {f: (methods, list(tests)) for f, (methods, tests) in CORE.items()}
     return found | {KERNEL: ({"fedavg", "scaffold", "fpfc"}, mutate_native.TESTS)}

@@ -49,11 +49,11 @@ if _TYPE_CHECKING:
     from polyfed.runs.released import released as released
     from polyfed.runs.training import Training as Training
     from polyfed.runs.watching import Progress as Progress
-    from polyfed.studies.admit import admit as admit
     from polyfed.studies.predict import Predictor as Predictor
     from polyfed.yardsticks import *  # noqa: F403
     from polyfed_games.result import Coalitions as Coalitions
     from polyfed_games.run import coalitions as coalitions
+    from polyfed_members.admit import admit as admit
     from polyfed_tuning.tune import tune as tune
 
 __version__ = "0.1.0"

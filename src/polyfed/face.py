@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pandas as pd
 from torch import nn
@@ -19,12 +19,14 @@ from polyfed.runs import opened, trainer
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.result import Result
 from polyfed.runs.watching import Callback
-from polyfed.studies import admit as admits
 from polyfed.studies import compare as compares
 from polyfed.studies import export as exports
-from polyfed.studies import leave as leaves
 from polyfed.studies.export import Form
 from polyfed.studies.predict import predictor
+
+if TYPE_CHECKING:
+    from polyfed_members.admission import Admission
+    from polyfed_members.departure import Departure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,13 +202,30 @@ class Run(Result):
         Federation
             The new clients.
         """
-        return admits.newcomers(self, data, target)
+        return sibling("polyfed_members.newcomers", "newcomers:").newcomers(self, data, target)
 
-    admit = admits.admit
+    def admit(self, newcomers: Federation, exchanges: int = 10, **more: Any) -> "Admission":
+        """Add new clients by the method's own rule: `polyfed.admit` of this run.
+
+        Parameters
+        ----------
+        newcomers : Federation
+            Data of the newcomers.
+        exchanges : int
+            Rounds of each newcomer.
+        **more
+            As for `polyfed.admit`.
+
+        Returns
+        -------
+        Admission
+            Each newcomer's model, and its scores after every exchange.
+        """
+        return sibling("polyfed_members.admit", "admit:").admit(self, newcomers, exchanges, **more)
 
     def leave(
         self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()
-    ) -> leaves.Departure:
+    ) -> "Departure":
         """Train the run again without some of its clients, with the same draws for the others; the run stays as it is.
 
         The result is, bit for bit, the run of a federation that never had them. For a federation that was made in
@@ -233,7 +252,8 @@ class Run(Result):
         RunError
             The run is not finished, or its data cannot be read or have changed.
         """
-        return leaves.leave(self, clients, None if out is None else Path(out), callbacks)
+        module = sibling("polyfed_members.leave", "leave:")
+        return module.leave(self, clients, None if out is None else Path(out), callbacks)
 
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> "Run":
         """Train on from the last checkpoint, as if the run had never been interrupted, and write the folder.

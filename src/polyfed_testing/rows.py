@@ -23,8 +23,8 @@ from polyfed.core.schedule import Asynchronous, Delays, Uniform
 from polyfed.runs.rehearsal import averaged
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
-from polyfed.studies.admit import admit
 from polyfed.threats import Median, SignFlip
+from polyfed_members.admit import admit
 from polyfed_testing.stage import (
     BATCH,
     ROUNDS,

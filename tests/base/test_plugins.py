@@ -145,6 +145,7 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
         ("polyfed_ray", "run --data digits --clients 2 --rounds 1 --algorithm fedavg --seeds 1 --engine ray -q"),
         ("polyfed_papers", "data inspect har"),
         ("polyfed_export", "export . --form onnx"),
+        ("polyfed_members", "check fedavg"),
     ],
 )
 def test_what_a_command_asks_of_a_hidden_package_names_it(package, words, tmp_path):

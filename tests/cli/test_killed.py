@@ -49,6 +49,7 @@ def test_a_recipe_killed_at_once_goes_on_and_other_results_are_refused(tmp_path)
 
 
 def test_an_admission_killed_before_its_table_is_made_again_and_a_whole_one_is_refused(cli, tmp_path, small):
+    pytest.importorskip("polyfed_members")
     lines = ["a,b,c,d,e,f,g,h,i,j,y", *(",".join(["0.5", *["1"] * 9, str(i % 2)]) for i in range(20))]
     (tmp_path / "oslo.csv").write_text("\n".join(lines) + "\n")
     assert cli("run", small, *RUN).status == 0

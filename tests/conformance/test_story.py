@@ -21,11 +21,11 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
 from polyfed.core.engine import Answers
-from polyfed.core.newcomer import Apart, newcomer
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
 from polyfed.engines.local import LocalEngine, make_plan
+from polyfed_members.apart import Apart, newcomer
 from polyfed_testing.stage import BATCH, NAMES, copied
 
 FATES = ("lost", "twice", "absent", "late")

@@ -106,14 +106,15 @@ def test_newcomers_texts_are_made_into_rows_too(tokenizer, tmp_path, cli):
         "seeds = 1\n" + study(tokenizer, 'file = "net.py"\n', columns=f'pack = true\nend = "{END}"\n', rounds=3)
     )
     assert cli("run", "study.toml", "--out", "run").status == 0
+    privacy = '[privacy]\nepsilon = 5.0\nclip = 1.0\nnoise = "own"\n[data]'
+    (tmp_path / "private.toml").write_text((tmp_path / "study.toml").read_text().replace("[data]", privacy, 1))
+    assert "columns.pack: found true, expected false" in cli("run", "private.toml", "--out", "private").err
+    pytest.importorskip("polyfed_members")
     pd.DataFrame({"note": texts(20, 7)}).to_csv(tmp_path / "riga.csv", index=False)
     said = cli("admit", "run", "--data", "riga.csv", "--exchanges", 1, "--out", "admitted")
     assert said.status == 0, said.err
     found = pd.read_csv(tmp_path / "admitted" / "admission.csv")
     assert found.perplexity.iloc[0] < found.alone.iloc[0]  # it begins with what the others have learnt
-    privacy = '[privacy]\nepsilon = 5.0\nclip = 1.0\nnoise = "own"\n[data]'
-    (tmp_path / "private.toml").write_text((tmp_path / "study.toml").read_text().replace("[data]", privacy, 1))
-    assert "columns.pack: found true, expected false" in cli("run", "private.toml", "--out", "private").err
 
 
 def llama(place, tokenizer):

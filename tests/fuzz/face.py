@@ -23,10 +23,10 @@ from polyfed.data.csv_files import sheet_of
 from polyfed.metrics.metric import Seen
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.predict import predictor
 from polyfed.yardsticks import Yardstick
+from polyfed_members.admission import Admission
 from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_tuning.tuned import Tuned
 

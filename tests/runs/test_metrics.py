@@ -151,6 +151,7 @@ def test_tuning_by_a_score_that_no_client_has_is_refused():
 
 
 def test_newcomers_are_judged_by_the_runs_metric():
+    pytest.importorskip("polyfed_members")
     run, new = train(), federation(names=("wien", "rome", ONE_CLASS), seed=5)
     new = dataclasses.replace(new, names=("wien", "rome", "bern2"))
     found = pf.admit(run, new, 2)

@@ -134,11 +134,13 @@ def test_settings_that_were_objects_are_named_and_reading_goes_on(tmp_path):
     assert torch.equal(found.personal, run.personal)
     with pytest.raises(ConfigError, match=r"its local-steps was a Python object, .* resume=True"):
         found.resume()
+    pytest.importorskip("polyfed_members")
     with pytest.raises(ConfigError, match="its local-steps was a Python object"):
         found.admit(federation(["new"], 3), 2)
 
 
 def test_newcomers_need_none_of_the_old_data(tmp_path):
+    pytest.importorskip("polyfed_members")
     run = train(tmp_path)
     new = federation(["new", "newer"], 3)
     expected, found = pf.admit(run, new, 3), pf.Run.open(tmp_path, model=linear()).admit(new, 3)

@@ -22,6 +22,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_testing": ("new-method", "check"),
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
+    "polyfed_members": ("admit", "leave"),
     "polyfed_privacy": ("privacy", "audit"),
     "polyfed_papers": ("reproduce",),
     "polyfed_ray": (),

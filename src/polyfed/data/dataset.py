@@ -366,27 +366,3 @@ class Dataset:
                 assert split is not None
                 split.x[rows[key]] = scaled
         return {"scaling": known}
-
-
-def scaled(federation: Federation, known: Mapping[str, Any], where: str) -> Federation:
-    """Newcomers' inputs, scaled in place by the `scaling` that the earlier clients' meta holds."""
-    parts = [s for s in (federation.train, federation.validation, federation.test) if s is not None]
-    try:
-        scope, shape = known["scope"], federation.input_shape
-        if scope == "pooled":
-            shift, scale = (torch.tensor(known[key], dtype=torch.float64).reshape(shape) for key in ("shift", "scale"))
-            for split in parts:
-                prepare.scale_with(split.x, shift, scale)
-        elif scope == "client":
-            constant = np.array(known["constant"], dtype=bool).reshape(shape)
-            for i in range(federation.n):
-                mine, *others = (split.client(i)[0] for split in parts)
-                prepare.standardise(mine, others, constant, known["method"])
-        else:
-            raise DataError(
-                f"client {federation.names[0]!r}: the inputs of {where} are scaled within true clusters, and a "
-                "newcomer's is not known"
-            )
-    except (KeyError, TypeError, ValueError, RuntimeError) as e:
-        raise DataError(f"{where}: its scaling is damaged ({type(e).__name__}: {e})") from None
-    return federation

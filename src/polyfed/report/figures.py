@@ -1,7 +1,6 @@
 """Clients and methods side by side, each a matplotlib Figure, or None where the runs lack what it shows."""
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
-from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.pairs import Interval
 from polyfed.report.read import Study
@@ -226,24 +224,3 @@ def client_figure(study: Study) -> Figure | None:
 
 
 # rows: name, before, after, change and clear of every client
-def slope_figure(rows: Sequence[Mapping[Any, Any]], metric: Metric, split: str) -> Figure:
-    """A line per client from its score before to its score after, in colour where the change is clear."""
-    scale = words.Scale(metric)
-    with styled():
-        figure, (axes,) = canvas(height=3.4)
-        for row in rows:
-            colour = QUIET if not row["clear"] else GREEN if row["change"] > 0 else VERMILLION
-            ends = [scale.factor * row["before"], scale.factor * row["after"]]
-            axes.plot([0, 1], ends, "o-", color=colour, linewidth=2 if row["clear"] else 1.2)
-            said = [f"{row['client']} {when}: {scale.number(row[when])}{scale.unit}" for when in ("before", "after")]
-            hover(axes, [0, 1], ends, said)
-        low, high = axes.get_ylim()
-        place = -math.inf
-        for row in sorted(rows, key=lambda row: row["after"]) if len(rows) <= NAMED else ():
-            place = max(scale.factor * row["after"], place + 0.055 * (high - low))
-            axes.text(1.05, place, short(str(row["client"])), va="center", size=8.5)
-        axes.set_xlim(-0.1, 1.5)
-        axes.set_xticks([0, 1], ["before", "after"])
-        axes.grid(axis="x", visible=False)
-        axes.set_ylabel(f"{split} {scale.header}")
-    return figure

@@ -6,78 +6,30 @@ Bit for bit the federation that never had the others: draws are keyed by names, 
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_list, is_mapping
-from polyfed.metrics.metric import Metric, mean_of
-from polyfed.report.departure import MEAN, departure_page, departure_table
+from polyfed.metrics.metric import mean_of
 from polyfed.report.pairs import Evidence, evidence, jointly, together
 from polyfed.report.read import read
 from polyfed.runs import ownership as files
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
-from polyfed.runs.folder import csv_text, safe
+from polyfed.runs.folder import safe
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
-from polyfed.runs.ownership import put_out
 from polyfed.runs.privacy import refuse_private
 from polyfed.runs.result import Result, position
 from polyfed.runs.schema import About, Client
 from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Callback
 from polyfed.studies.jobs import whole
-
-if TYPE_CHECKING:
-    from polyfed.report import Table
-
-
-@dataclass(frozen=True, eq=False)
-class Departure:
-    """The cost for the other clients when some leave.
-
-    Parameters
-    ----------
-    left : tuple of str
-        Clients that left.
-    folder : Path
-        Folder of the runs without them.
-    table : DataFrame
-        One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
-        change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
-        bytes_before, bytes_after (NaN where not available in practice).
-    metric : Metric
-        The leading metric.
-    split : str
-        The split measured.
-    lead : str or None
-        The leading method with everyone; None for a run alone, or without one.
-    """
-
-    left: tuple[str, ...]
-    folder: Path
-    table: pd.DataFrame
-    metric: Metric
-    split: str
-    lead: str | None = None
-
-    def summary(self) -> "Table":
-        """The table as it is printed."""
-        return departure_table(self)
-
-    # beside that folder, not in it: the scores of before are those of models trained with the clients that left
-    def save(self) -> Path:
-        """Write FOLDER-cost.csv and FOLDER-cost.html beside the folder of the runs without those who left."""
-        files = {"csv": csv_text(self.table), "html": departure_page(self)}
-        places = {kind: self.folder.with_name(f"{self.folder.resolve().name}-cost.{kind}") for kind in files}
-        for kind, text in files.items():
-            put_out(places[kind], text.encode())
-        return places["html"]
+from polyfed_members.departure import MEAN, Departure
 
 
 def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks: Sequence[Callback]) -> Departure:

@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 FEATURES = 10  # of heart disease
+TRAIN = ("run", "--rounds", 4, "--local-steps", 2, "--batch-size", 8, "--model", "linear", "--data", "heart-disease",
+         "--seeds", 1, "--quiet", "--set")  # fmt: skip
 
 
 def client(path, features=FEATURES, labels=2):
@@ -24,10 +26,10 @@ def contents(folder):
 
 
 @pytest.fixture
-def ditto(cli, small):
+def ditto(cli, tmp_path):
     """The folder of a short run."""
-    assert cli("run", small, "--set", "algorithm.name=ditto", "--quiet", "--out", "ditto").status == 0
-    return small.parent / "ditto"
+    assert cli(*TRAIN, "algorithm.name=ditto", "--out", "ditto").status == 0
+    return tmp_path / "ditto"
 
 
 def test_a_folder_of_newcomers(cli, ditto, tmp_path):
@@ -48,9 +50,9 @@ def test_a_folder_of_newcomers(cli, ditto, tmp_path):
     assert (tmp_path / "a/admission.svg").read_text().lstrip().startswith("<?xml")
 
 
-def test_the_run_is_the_one_that_was_trained(cli, small, tmp_path):
+def test_the_run_is_the_one_that_was_trained(cli, tmp_path):
     """FedAvg's newcomer takes the very model home that the run has written out."""
-    cli("run", small, "--set", "algorithm.name=fedavg", "--quiet", "--out", "run")
+    cli(*TRAIN, "algorithm.name=fedavg", "--out", "run")
     assert cli("admit", "run", "--data", client(tmp_path / "oslo.npz"), "--out", "a").status == 0
     mine, theirs = (load_file(tmp_path / f"{p}.safetensors") for p in ("a/models/oslo", "run/models/common"))
     assert mine.keys() == theirs.keys()
@@ -85,7 +87,7 @@ def test_what_does_not_fit_is_said_in_one_line_and_leaves_no_folder(cli, ditto, 
         assert not (tmp_path / "a").exists()
 
 
-def test_only_a_run_with_a_model_takes_newcomers(cli, small, ditto, tmp_path):
+def test_only_a_run_with_a_model_takes_newcomers(cli, ditto, tmp_path):
     client(tmp_path / "oslo.npz")
     assert cli("admit", "nowhere", "--data", "oslo.npz").err.startswith("polyfed: nowhere: no such folder")
     cli("compare", "local", "fedavg", "--rounds", 1, "--seeds", 1, "--quiet", "--out", "both")

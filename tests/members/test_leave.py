@@ -15,8 +15,8 @@ from polyfed.base.errors import ConfigError, DataError, RunError
 from polyfed.metrics.scores import ACCURACY
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.studies.leave import Departure
 from polyfed.studies.verify import verify
+from polyfed_members.departure import Departure
 
 SITES = ("bern", "kyoto", "lima", "oslo")
 METHODS = ("fedavg", "scaffold", "fpfc", "fedacs", "fedslr", "ifca:k=2", "ditto")

@@ -1,0 +1,1 @@
+"""Clients that come to a finished run, and clients that leave it."""

@@ -1,0 +1,152 @@
+"""Cost of a leaving for those who stay, as a table and as a page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from polyfed.metrics.metric import Metric
+from polyfed.report import words
+from polyfed.report.page import Drawing, figure, page, table
+from polyfed.report.style import GREEN, NAMED, QUIET, VERMILLION, canvas, hover, short, styled
+from polyfed.report.table import Cell, Table
+from polyfed.runs.folder import csv_text
+from polyfed.runs.ownership import put_out
+
+MEAN = "mean"  # the row that is no client
+SLOPE = "A line per client that stays; in colour: clear jointly over the clients."
+
+
+@dataclass(frozen=True, eq=False)
+class Departure:
+    """The cost for the other clients when some leave.
+
+    Parameters
+    ----------
+    left : tuple of str
+        Clients that left.
+    folder : Path
+        Folder of the runs without them.
+    table : DataFrame
+        One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
+        change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
+        bytes_before, bytes_after (NaN where not available in practice).
+    metric : Metric
+        The leading metric.
+    split : str
+        The split measured.
+    lead : str or None
+        The leading method with everyone; None for a run alone, or without one.
+    """
+
+    left: tuple[str, ...]
+    folder: Path
+    table: pd.DataFrame
+    metric: Metric
+    split: str
+    lead: str | None = None
+
+    @cached_property
+    def _rows(self) -> dict[str, list[dict[Any, Any]]]:
+        """The rows of each method: the one in the lead, others that send messages, the rest, each by its mean."""
+        found: dict[str, list[dict[Any, Any]]] = {}
+        for row in self.table.to_dict("records"):
+            found.setdefault(row["method"], []).append(row)
+
+        def rank(method: str) -> tuple[bool, bool, float]:
+            of = next((r for r in found[method] if r["client"] == MEAN), None)
+            if of is None:
+                return False, False, -math.inf
+            return method == self.lead, of["bytes_before"] > 0, self.metric.merit(of["before"])
+
+        return {method: found[method] for method in sorted(found, key=rank, reverse=True)}
+
+    def summary(self) -> Table:
+        """One row per client that stays: its score and its bytes before and after; methods that send messages first."""
+        scale, several, rows = words.Scale(self.metric), len(self._rows) > 1, list[tuple[Cell, ...]]()
+        kinds = ("before", "after")
+        columns = ("client<", *["method<"] * several, *kinds, "change", "95 % interval", *(f"bytes {k}" for k in kinds))
+        for r in (row for of in self._rows.values() for row in of):
+            mark = ("gain" if r["change"] > 0 else "loss") if r["clear"] else ""
+            limits = scale.range(r["low"], r["high"]) if math.isfinite(r["low"]) else "–"
+            sizes = {key: r[key] for key in (f"bytes_{k}" for k in kinds)}
+            rows.append((
+                Cell(str(r["client"])), *[Cell(str(r["method"]))] * several,
+                *(Cell(scale.number(r[k])) for k in kinds),
+                Cell(scale.signed(r["change"]), {"change": r["change"]}, mark),
+                Cell(limits, {"low": r["low"], "high": r["high"]}),
+                *(Cell(words.size(n) if math.isfinite(n) else "–", {key: n}) for key, n in sizes.items()),
+            ))  # fmt: skip
+        who, seeds = words.listed(list(self.left)), int(self.table["seeds"].max())
+        over = f"Paired over {words.count(seeds, 'seed')}" if seeds > 1 else "One seed: paired over the test samples"
+        notes = (
+            f"{self.split.capitalize()} {scale.header}; change: without {who}, positive when better. {over}; "
+            "colour: clear jointly over the clients.",
+            f"Before: trained with {who}. After: trained anew without, from the initial model; polyfed verify repeats "
+            "it.",
+        )
+        return Table(f"What the leaving of {who} costs", columns, tuple(rows), notes)
+
+    def page(self) -> str:
+        """The page: what changes for those who stay, on average and for whom clearly, then the table."""
+        scale, who, said = words.Scale(self.metric), words.listed(list(self.left)), dict[str, str]()
+        for method, of in self._rows.items():
+            mean = next(r for r in of if r["client"] == MEAN)
+            limits = f" (95 % interval {scale.range(mean['low'], mean['high'])})" if math.isfinite(mean["low"]) else ""
+            text = f"{method}: without {who}, the mean of those who stay changes by {scale.signed(mean['change'])}"
+            gain, lose = ([r["client"] for r in of if r["clear"] and r["client"] != MEAN and s * r["change"] > 0]
+                          for s in (1, -1))  # fmt: skip
+            each = [f"{words.listed(names)} clearly {verb}{'s' * (len(names) == 1)}"
+                    for names, verb in ((gain, "gain"), (lose, "lose")) if names]  # fmt: skip
+            each = " and ".join(each) or "no client clearly gains or loses"
+            said[method] = f"{text}{scale.difference_unit}{limits}; {each}."
+        lead, stay = next(iter(said)), len({*self.table["client"]} - {MEAN})
+        rest = "".join(f"<li>{escape(text)}</li>" for method, text in said.items() if method != lead)
+        others = (
+            f'<details><summary>The other methods</summary><ul class="caveats">{rest}</ul></details>' if rest else ""
+        )
+        top = f'<div class="answer"><p class="headline">{escape(said[lead])}</p>{others}</div>'
+        shown = [r for r in self._rows[lead] if r["client"] != MEAN and math.isfinite(r["before"] + r["after"])]
+        drawn = Drawing("leave", _slopes(shown, self.metric, self.split), f"Before and after, {lead}", SLOPE)
+        seeds = words.count(int(self.table["seeds"].max()), "seed")
+        about = f"{words.count(stay, 'client')} {'stay' if stay > 1 else 'stays'} · {seeds}"
+        sections = [("Those who stay", (figure(drawn) if shown else "") + table(self.summary(), "leave"))]
+        return page(f"What does the leaving of {who} cost?", about, top, sections, "polyfed leave")
+
+    # beside that folder, not in it: the scores of before are those of models trained with the clients that left
+    def save(self) -> Path:
+        """Write FOLDER-cost.csv and FOLDER-cost.html beside the folder of the runs without those who left."""
+        files = {"csv": csv_text(self.table), "html": self.page()}
+        places = {kind: self.folder.with_name(f"{self.folder.resolve().name}-cost.{kind}") for kind in files}
+        for kind, text in files.items():
+            put_out(places[kind], text.encode())
+        return places["html"]
+
+
+def _slopes(rows: Sequence[Mapping[Any, Any]], metric: Metric, split: str) -> Figure:
+    """A line per client from its score before to its score after, in colour where the change is clear."""
+    scale = words.Scale(metric)
+    with styled():
+        figure, (axes,) = canvas(height=3.4)
+        for row in rows:
+            colour = QUIET if not row["clear"] else GREEN if row["change"] > 0 else VERMILLION
+            ends = [scale.factor * row["before"], scale.factor * row["after"]]
+            axes.plot([0, 1], ends, "o-", color=colour, linewidth=2 if row["clear"] else 1.2)
+            said = [f"{row['client']} {when}: {scale.number(row[when])}{scale.unit}" for when in ("before", "after")]
+            hover(axes, [0, 1], ends, said)
+        low, high = axes.get_ylim()
+        place = -math.inf
+        for row in sorted(rows, key=lambda row: row["after"]) if len(rows) <= NAMED else ():
+            place = max(scale.factor * row["after"], place + 0.055 * (high - low))
+            axes.text(1.05, place, short(str(row["client"])), va="center", size=8.5)
+        axes.set_xlim(-0.1, 1.5)
+        axes.set_xticks([0, 1], ["before", "after"])
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel(f"{split} {scale.header}")
+    return figure
