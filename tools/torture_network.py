@@ -28,15 +28,16 @@ from pathlib import Path
 import torch
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / n) for n in ("sites", "conformance", "algorithms", "compute")]
+sys.path += [str(Path(__file__).parents[1] / "examples" / "network")]
 
 from hospitals import experiment, on_one_machine, same
-from network import SITES, Federation, loops, private
-from processes import PLACES, Network, killing, repeated
 from secured import FOUR, SECURE, folder
 
+from network import SITES, Federation, loops, private
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
 from polyfed_sites.gate import Gate, Port
+from processes import PLACES, Network, killing, repeated
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
 ROUNDS = 3

@@ -1,10 +1,13 @@
 """What gets lost between server and site is asked for again: a real port and TLS, in this process."""
 
+import http.client
+import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from email.utils import formatdate
 from pathlib import Path
 
@@ -250,7 +253,10 @@ def test_a_site_changes_its_key_in_mid_run_and_what_the_old_one_did_stays(there,
 
 
 def test_exchanges_take_their_work_and_no_sleep(there, monkeypatch):
-    """Whole sites, in threads: nobody sleeps, and a site asks once for each message."""
+    """Whole sites, in threads: nobody sleeps, and a site asks once for each message, listens nowhere and starts no
+    process."""
+    for where, name in ((socket.socket, "listen"), (os, "fork"), (subprocess, "Popen")):
+        monkeypatch.setattr(where, name, lambda *_, name=name, **__: pytest.fail(name))
     done, pulls, ends = set(), [], []
     real = Hub._pull_messages
     monkeypatch.setattr(Hub, "_pull_messages", lambda *a: pulls.append(0) or real(*a))
@@ -325,6 +331,18 @@ def certified(attendance) -> ssl.SSLContext:
     return tls
 
 
+def test_the_server_of_another_federation_is_not_taken_for_this_ones(attendance, tmp_path):
+    attendance.keys = Keys(tmp_path / "other")
+    attendance.keys.make("127.0.0.1:8000")
+
+    def serve(door):
+        with suppress(ssl.SSLError):
+            door.accept()
+
+    with answering(attendance, serve, tls=True), pytest.raises(RunError, match="is not the server of this key"):
+        attendance._reach()
+
+
 def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_it(attendance):
     """A forwarder hangs up while the server is down; only who answers with something else ends the wait."""
 
@@ -394,9 +412,13 @@ def test_who_only_connects_does_not_close_the_port_to_sites(there):
             one.close()
 
 
-def test_a_port_without_its_certificate_is_one_line(there, tmp_path):
+def test_a_port_speaks_tls_alone_and_its_certificate_is_one_that_can_be_used(there, tmp_path):
     from polyfed_sites.gate import Port
 
+    plain = http.client.HTTPConnection("127.0.0.1", there.hub.port)
+    plain.request("GET", "/health")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain.getresponse()
     there.keys.certificate = tmp_path / "gone.pem"
     with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):
         Port(None, there.keys, "127.0.0.1", free_port())

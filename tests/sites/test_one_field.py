@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from direct import raw
-from hospitals import ALL, OPEN, Sites, listened, tables
+from hospitals import ALL, Sites, listened, tables
 
 from polyfed_sites.policy import Policy
 from polyfed_sites.site import Site
@@ -45,49 +45,6 @@ def step(asked, reply, rows):
     return words.double() / 2.0**30 / (rows if name == "w.weighted" else 1) - asked.tensors["w"]
 
 
-def test_two_answers_tell_of_a_patient_no_more_than_chance(data, tmp_path):
-    """Ill or well, at epsilon 0.1: noise that two step sizes share told it 20 of 20 times."""
-    text = (data / "oslo.csv").read_text().splitlines()
-    row = text[8].rpartition(",")[0]
-    files = {ill: tmp_path / f"{ill}.csv" for ill in ("ill", "well")}
-    for ill, path in files.items():
-        path.write_text("\n".join([*text[:8], f"{row},{ill}", *text[9:]]) + "\n")
-    asked = {e: run(tmp_path / f"run{e}", data, OPEN, private(epsilon=e), rounds=2)[0] for e in (0.1, 1000)}
-
-    def told(ill, epsilon, place):
-        """What two answers that had one noise would tell, and how many releases are booked."""
-        site, server = Site("oslo", files[ill], place / "oslo", ALL, policy=OPEN), asked[epsilon]
-        site.answer(server.first("begin").pack())
-        train = server.first("train")
-        found = [step(train, raw(site.answer(train.saying(scale=k).pack())), 48) for k in (1.0, 100.0)]
-        return (found[1] - found[0]) / 99, (place / "privacy.ledger").read_text().count("digest")
-
-    truth = {ill: told(ill, 1000, tmp_path / f"truth {ill}")[0] for ill in files}
-    right = 0
-    for k in range(20):
-        ill = ("ill", "well")[k % 2]
-        seen, booked = told(ill, 0.1, tmp_path / str(k))
-        right += min(truth, key=lambda i, seen=seen: float((seen - truth[i]).norm())) == ill
-        assert booked == 2
-    assert 2 <= right <= 18
-
-
-@pytest.mark.parametrize(
-    ("key", "policy", "how", "asked"),
-    [
-        ("noise", {}, {"noise": "server"}, "noise of the server (privacy.noise = server)"),
-        ("delta", {}, {"delta": 1e-3}, "epsilon at delta 0.001"),
-        ("unit", {"unit": "site", "noise": "server"}, {}, "epsilon of one row (privacy.unit = row)"),
-        ("epsilon", {}, {"epsilon": 1.5}, "epsilon 1.5"),
-    ],
-)
-def test_an_epsilon_that_holds_less_than_the_policy_says_is_refused_by_the_key(key, policy, how, asked, data, tmp_path):
-    server, _, end = run(tmp_path / "run", data, Policy(epsilon=1.0, **policy), private(**how))
-    assert f"oslo: is asked for {asked}; its policy has {key} = " in end
-    assert {m.head["kind"] for m in server.asked()} == {"join"}
-    assert not (tmp_path / "run" / "vaults" / "privacy.ledger").exists()
-
-
 def test_the_operator_reads_what_a_policy_without_epsilon_protects_from(data, tmp_path):
     _, sites, _ = run(tmp_path / "run", data, Policy())
     assert any("models up for the purpose can read rows" in line for line in sites.lines)
@@ -110,30 +67,27 @@ def test_a_model_beyond_the_policy_is_refused_before_it_is_built(hidden, data, t
     assert raw(sites.answer("oslo", asked.pack())).head["kind"] == "joined", "the site stays up"
 
 
-def test_noise_that_cannot_be_drawn_is_one_line_before_training(data, tmp_path):
-    tables = private(noise="server").replace("clip = 1.0", 'clip = 1e6\nunit = "site"')
-    server, _, end = run(tmp_path / "run", data, OPEN, tables)
-    assert "privacy.clip: found 1e+06, expected less than " in end
-    assert "train" not in {m.head["kind"] for m in server.asked()}
-
-
 # joining
 
 
-@pytest.fixture
-def patients(tmp_path):
-    """60 patients of whole names and ages, two of them with a word that no other has."""
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """(the folder, what passed in a run, its sites) of 60 patients of whole names and ages, one of whom has a word that
+    no other has."""
+    place = tmp_path_factory.mktemp("joined")
 
     def row(rng, i, k):
         age = 20 + 60 * rng.random()
         name, outcome = "Jane Doe" if i == 7 else f"P{i}", "ill" if age > 50 else "well"
         return f"{i},{name},{'' if i % 9 == 4 else f'{age:.1f}'},{'AB'[i % 2]},{outcome}"
 
-    return tables(tmp_path / "patients", "id,name,age,ward,outcome", row)
+    patients = tables(place / "patients", "id,name,age,ward,outcome", row)
+    server, sites, end = run(place / "run", patients, Policy(), DROPPED)
+    assert not end
+    return patients, server, sites
 
 
 DROPPED = '[columns]\nstandardise = "client"\ndrop = ["id", "name"]\n'
-FREE = Policy()
 
 
 def told(site, asked, columns):
@@ -156,29 +110,28 @@ def questions(text, column):
 
 @pytest.mark.parametrize("k", range(6))
 @pytest.mark.parametrize(("there", "absent", "column"), [("Jane Doe", "John Roe", "name"), (None, "19.9", "age")])
-def test_joining_tells_of_no_text_that_few_rows_hold_whether_it_is_there(k, there, absent, column, patients, tmp_path):
+def test_joining_tells_of_no_text_that_few_rows_hold_whether_it_is_there(k, there, absent, column, joined, tmp_path):
     """With Jane Doe in the question and with a name that nobody has a site says the same of its file."""
+    patients, server, _ = joined
     ages = [line.split(",")[2] for line in (patients / "oslo.csv").read_text().splitlines()[1:]]
     there = there or next(a for a in ages if a and ages.count(a) == 1)
-    server, _, end = run(tmp_path / "run", patients, FREE, DROPPED)
-    assert not end
-    site = Site("oslo", patients / "oslo.csv", tmp_path / "v" / "oslo", ALL, policy=FREE)
+    site = Site("oslo", patients / "oslo.csv", tmp_path / "v" / "oslo", ALL, policy=Policy())
     asked, open_ = server.first("join"), {"drop": ["id"]}
     mine, other = (told(site, asked, questions(text, column)[k] | open_) for text in (there, absent))
     assert mine == other.replace(absent, there)
 
 
 @pytest.mark.parametrize("repair", ["1 / (x - 59.8)", "x * x", "(x + 1e16) - 1e16"])
-def test_arithmetic_that_tells_values_apart_is_refused_by_the_key(repair, patients, tmp_path):
-    server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
+def test_arithmetic_that_tells_values_apart_is_refused_by_the_key(repair, joined):
+    _, server, sites = joined
     columns = server.first("join").head["columns"]
     question = server.first("join").saying(columns=columns | {"site": {"oslo": {"age": repair}}})
     said = "is asked for arithmetic that tells single values of 'age' from others; its policy has least-count = 5"
     assert said in sites.error("oslo", question)
 
 
-def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(patients, tmp_path):
-    server, sites, _ = run(tmp_path / "run", patients, FREE, DROPPED)
+def test_counts_at_joining_are_of_training_rows_in_steps_of_least_count(joined):
+    _, server, sites = joined
     said = raw(sites.answer("oslo", server.first("join").pack())).head
     age = said["file"]["columns"]["age"]
     assert age["cells"] == said["counts"]["train"] == 48

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 from hospitals import FEDAVG, experiment, on_one_machine, same
-from processes import Network, found_in, killing, repeated
 from secured import COLUMNS, DP, FOUR, SECURE
 
 from polyfed_sites import sums
+from processes import Network, found_in, killing, repeated
 
 WHOLE = {"batch-size": "full", "local-epochs": 1}
 BITS = [("oslo", "before", 0), ("oslo", "between", 1), ("server", "between", 1), ("oslo", "after", 2)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from direct import raw
 from hospitals import FEDAVG, OPEN, at_sites, experiment, on_one_machine, same
-from secured import COLUMNS, FOUR, SECURE, Keyed, Losing, Secured
+from secured import COLUMNS, FOUR, SECURE, Keyed, Secured
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed_privacy.fixed import narrow, wide
@@ -94,49 +94,6 @@ def test_a_round_of_several_exchanges_is_not_repeated_without_a_lost_site(data, 
     sites.lost = lambda name, head: False
     there = at_sites(file, sites, resume=True)
     same(on_one_machine(file, data), there, sites)
-
-
-@pytest.mark.parametrize("when", ["train", "open"])
-@pytest.mark.parametrize("before", [True, False])
-def test_a_server_and_sites_killed_at_either_exchange_go_on_to_the_same_bits(when, before, data, tmp_path):
-    """All are made anew from what is on the disk. No exchange has two messages, and no mask two numbers."""
-    file, sites = study(tmp_path), Secured(tmp_path, data)
-
-    class Killed(Exception):
-        pass
-
-    class Dying(Losing):
-        left = 1
-
-        def pull(self, names, enough=None, seconds=None):
-            at = [raw(data).head for name, data in self._asked.items()]
-            hit = any(h["kind"] == when and (h.get("t") == 1 or h.get("what") == "train 1.0") for h in at)
-            if hit and not before:
-                super().pull(names, enough, seconds)
-            if hit:
-                raise Killed
-            return super().pull(names, enough, seconds)
-
-    with pytest.raises(Killed):
-        at_sites(file, sites, Dying(sites))
-    sites.members.clear()
-    there = at_sites(file, sites, resume=True)
-    same(on_one_machine(file, data), there, sites)
-    once(sites)
-
-
-def once(sites):
-    """One request and one vector of numbers for each exchange, at each site, in all that was asked and answered."""
-    for name in FOUR:
-        lines = (sites.place / "vaults" / name / "sums.jsonl").read_text().split("\n")
-        keys = [json.loads(line)[0] for line in lines if line]
-        assert len(keys) == len({*keys})
-        answers: dict[str, set[bytes]] = {}
-        for who, _, found in sites.seen:
-            reply = raw(found)
-            if who == name and reply.head["kind"] == "masked":
-                answers.setdefault(reply.head["context"], set()).add(reply.tensors["words"].numpy().tobytes())
-        assert all(len(words) == 1 for words in answers.values())
 
 
 def test_a_sum_that_was_opened_without_a_site_stays_that_after_a_kill(data, tmp_path):

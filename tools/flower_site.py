@@ -1,4 +1,4 @@
-"""One site of the tests' federation, as a process of its own: python flower_site.py KEY FOLDER [SERVER].
+"""One site of the federation of `network.py`, as a process of its own: python flower_site.py KEY FOLDER [SERVER].
 
 It answers for every method of the conformance table: a message's head says for which, and what is to go wrong with the
 reply.
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("conformance", "algorithms", "sites")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("conformance", "algorithms", "sites")]
 
 from direct import Raw, raw
 from instances import BATCH, METHODS, federation, kind_of, model, steps

@@ -1,4 +1,4 @@
-"""A server's transport in this process, and sites in processes of their own: what the tests of Flower share."""
+"""A server's transport in this process, and sites in processes of their own, which `torture_network.py` disturbs."""
 
 import os
 import subprocess
@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
-
-sys.path += [str(Path(__file__).parents[1] / "conformance"), str(Path(__file__).parents[2] / "examples/network")]
-
 from demo import free_port
 from direct import Raw, raw
 from instances import BATCH, CLASSES, METHODS, federation, kind_of, model, steps
+from torch import Tensor
 
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
