@@ -1,5 +1,9 @@
-"""Shared by the fuzzers: hostile values, a tiny federation, and what counts as a pass."""
+"""Shared by the fuzzers: hostile values, a tiny federation, and what counts as a pass.
 
+`make fuzz` draws new inputs in every run, POLYFED_FUZZ times as many as the tests; one may take a minute then.
+"""
+
+import os
 from typing import Any
 
 import numpy as np
@@ -24,10 +28,13 @@ HOSTILE = st.one_of(
 METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
 
 
-def bounded(examples: int, **more: Any) -> Any:
-    """The same examples in every run, as many as asked for, however slow the machine."""
-    how = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    return settings(max_examples=examples, **how | more)
+MORE = int(os.environ.get("POLYFED_FUZZ", "0"))
+
+
+def bounded(examples: int) -> Any:
+    """The same examples in every run of the tests, however slow the machine."""
+    often = {"max_examples": max(1, MORE) * examples, "derandomize": not MORE, "deadline": 60_000 if MORE else None}
+    return settings(database=None, suppress_health_check=list(HealthCheck), **often)
 
 
 def tiny() -> pf.Federation:

@@ -35,15 +35,16 @@ def others_doing(given: dict) -> bool:
     return long or any(callable(given.get(key)) for key in ("loss", "augment"))
 
 
-def fit(given: dict) -> str:
+KEYWORDS = st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=2).filter(lambda g: not others_doing(g))
+
+
+@given(KEYWORDS)
+@bounded(100)
+def test_arguments(given):
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
         if "out" in given and isinstance(given["out"], str | Path) and "\0" not in str(given["out"]):
             given = given | {"out": Path(folder) / "run"}
-        return survives(given, lambda: pf.fit(net(), FED, pf.FedAvg(), **({"rounds": 1} | given)))
-
-
-def arguments(most: int):
-    return st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=most).filter(lambda g: not others_doing(g))
+        survives(given, lambda: pf.fit(net(), FED, pf.FedAvg(), **({"rounds": 1} | given)))
 
 
 HYPER = st.sampled_from(METHODS).flatmap(
@@ -51,20 +52,10 @@ HYPER = st.sampled_from(METHODS).flatmap(
 )
 
 
-def make(given) -> str:
-    return survives(given, lambda: REGISTRY.make(*given))
-
-
-@given(arguments(2))
-@bounded(150)
-def test_arguments(given):
-    fit(given)
-
-
 @given(HYPER)
-@bounded(150)
+@bounded(100)
 def test_hyper_parameters(given):
-    make(given)
+    survives(given, lambda: REGISTRY.make(*given))
 
 
 # The Python face: every public call, see `face`
@@ -106,3 +97,10 @@ def test_every_argument_of_every_public_call_is_refused_in_one_line_or_used(face
         for name in face.ready(call)[2]:
             for value in (object(), [], "x") if call in LONG else NONSENSE:
                 face.misuse(call, {name: value})
+
+
+@given(data=st.data())
+@bounded(20)
+def test_two_arguments(face, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    face.misuse(*data.draw(misuses(face)))

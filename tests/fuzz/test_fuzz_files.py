@@ -3,7 +3,6 @@
 import gzip
 import io
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,22 +119,6 @@ def files(draw):
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # a cast that overflows is silent nonsense
 
 
-def check(folder, name, content) -> str:
-    kind = name.removesuffix(".gz").rpartition(".")[2]
-    path = Path(folder) / f"one.{kind}"
-    path.write_bytes(content)
-    (path.with_name(f"other.{kind}")).write_bytes(PLAIN[kind])
-    said = None
-    try:
-        {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar, "mat": matlab}[kind](path)
-    except DataError as e:
-        said = str(e)
-    if said is not None:
-        assert "\n" not in said
-        assert "one." in said or "client" in said or "training samples" in said, said
-    return "worked" if said is None else "refused"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("files")
@@ -144,4 +127,15 @@ def folder(tmp_path_factory):
 @given(file=files())
 @bounded(600)
 def test_damaged_files(folder, file):
-    check(folder, *file)
+    name, content = file
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    path = folder / f"one.{kind}"
+    path.write_bytes(content)
+    (path.with_name(f"other.{kind}")).write_bytes(PLAIN[kind])
+    said = ""
+    try:
+        {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar, "mat": matlab}[kind](path)
+    except DataError as e:
+        said = str(e)
+    assert "\n" not in said
+    assert not said or any(word in said for word in ("one.", "client", "training samples")), said

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz import bounded, survives
+from fuzz import MORE, bounded, survives
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
@@ -30,27 +29,17 @@ MODELS = ["models/basel.safetensors", "models/bern.safetensors", "models/zug.saf
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return runs(tmp_path_factory.mktemp("runs"))
-
-
-def runs(folder):
     """Two run folders as `fit` writes them: with clusters and mixing, and with low-rank models."""
-    rng = np.random.default_rng(0)
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
     pairs = [(rng.normal(size=(12, 3)), np.arange(12) % 2) for _ in NAMES]
     fed = Federation.from_arrays(pairs, [(x[:4], y[:4]) for x, y in pairs], names=NAMES)
     places = []
     for method in (FedACS(lr=0.1), FedSLR(lr=0.1)):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        places.append(Path(folder) / method.name)
-        fit(
-            model,
-            fed,
-            method,
-            rounds=2,
-            out=places[-1],
-            describe={"data": {"name": "digits"}, "model": {"name": "mlp"}},
-        )
+        places.append(folder / method.name)
+        describe = {"data": {"name": "digits"}, "model": {"name": "mlp"}}
+        fit(model, fed, method, rounds=2, out=places[-1], describe=describe)
     return places
 
 
@@ -93,8 +82,8 @@ def damages(draw):
     return which, name, draw(st.sampled_from(["bytes", "value", "gone"])), draw(st.integers(0, 2**32))
 
 
-def check(folder, whole, which, name, kind, seed, figures=False) -> str:
-    place = Path(folder) / "run"
+def check(folder, whole, which, name, kind, seed) -> None:
+    place = folder / "run"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(whole[which], place)
     target, rng = place / name, random.Random(seed)
@@ -105,15 +94,13 @@ def check(folder, whole, which, name, kind, seed, figures=False) -> str:
         target.write_text("\n".join([*before, json.dumps(replaced(rng, json.loads(last)))]))
     else:
         target.write_bytes(damaged(rng, target.read_bytes()))
-    refused = 0
     for read_it in (
-        lambda: write_report(place) if figures and seed % 50 == 0 else tables(place),  # figures take their time
-        lambda: Run.open(place).export("bern", Path(folder) / "out.safetensors", ("dense", "factorised")[which == 1]),
+        lambda: write_report(place) if MORE and seed % 50 == 0 else tables(place),  # figures take their time
+        lambda: Run.open(place).export("bern", folder / "out.safetensors", ("dense", "factorised")[which == 1]),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):
-        refused += survives((which, name, kind, seed), read_it) == "refused"
-    return "refused" if refused else "worked"
+        survives((which, name, kind, seed), read_it)
 
 
 def tables(place):

@@ -24,37 +24,29 @@ TEXTS = st.one_of(
 )
 
 
-def check(key, text) -> str:
+@given(st.sampled_from(KEYS), TEXTS)
+@bounded(300)
+def test_set(key, text):
     def attempt():
         command: dict = {}
         assign(command, f"{key}={text}")
         resolve(None, command)
 
-    return survives((key, text), attempt)
-
-
-@given(st.sampled_from(KEYS), TEXTS)
-@bounded(300)
-def test_set(key, text):
-    check(key, text)
+    survives((key, text), attempt)
 
 
 HEADS = ["", "fedavg:", "ditto:lam=", "flip:", "crop:", "uniform:", "log-normal:1,"]
 
 
-def read(text, head) -> str:
+@given(TEXTS, st.sampled_from(HEADS))
+@bounded(200)
+def test_the_one_grammar(text, head):
     whole = head + text
     survives(whole, lambda: value_of(text))
     survives(whole, lambda: parse(whole, "value"))
     survives(whole, lambda: steps_of(whole))
     survives(whole, lambda: Delays.from_text(whole, ()))
-    return survives(whole, lambda: resolve(None, {}, [whole]))
-
-
-@given(TEXTS, st.sampled_from(HEADS))
-@bounded(200)
-def test_the_one_grammar(text, head):
-    read(text, head)
+    survives(whole, lambda: resolve(None, {}, [whole]))
 
 
 @given(st.text(max_size=20), st.lists(st.text(alphabet="abc123", min_size=1), max_size=3), st.text(alphabet="xyz"))
