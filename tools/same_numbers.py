@@ -168,7 +168,7 @@ def scenarios() -> dict[str, dict[str, Any]]:
         "partial": {"fraction": 0.5, "rounds": 4},
         "asynchronous": {"schedule": late, "rounds": 9},
         "resumed": {"fraction": 0.5, "rounds": 4},
-        "decay": {"lr_decay": 0.8, "lr_decay_every": 2, "rounds": 4},
+        "decay": {"lr_schedule": "exponential:0.8,2", "rounds": 4},
         "full-batch": {"batch_size": None, "local_epochs": 3},
         "chunks": {"chunk": 2, "workers": 2, "weight_decay": 0.01},
         "started": {},

@@ -18,7 +18,7 @@ from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.clipped import check_rows, sizes_of
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, State
@@ -48,7 +48,7 @@ def planned(
     rounds: int,
     wanted: Mapping[tuple[int, int], Wanted],
     cohort: int,
-    step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+    step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
 ) -> Planned:
     """What a private run will do.
 

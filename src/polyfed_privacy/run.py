@@ -25,7 +25,7 @@ def settled(training: Training, federation: Federation, started: bool) -> Traini
     """The settings of a run with [privacy]. Raises ConfigError for what it excludes. started: from another run"""
     t, p = training, training.privacy
     assert p is not None
-    for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
+    for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine != "local" or None)):
         if given is not None:
             raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
     if started:

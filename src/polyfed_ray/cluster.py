@@ -43,12 +43,10 @@ def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: 
             else:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as e:
-            raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
+            raise ConfigError(f"engine: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
         JOINED.append(address)
     elif JOINED and address not in (None, JOINED[-1]):
-        raise ConfigError(
-            f"address: found {address}, and this process has joined {JOINED[-1] or 'Ray on this machine'}"
-        )
+        raise ConfigError(f"engine: found {address}, and this process has joined {JOINED[-1] or 'Ray on this machine'}")
     if address is not None:
         return GROWS
     for kind, each in needed.items():  # actors of this machine would wait for ever

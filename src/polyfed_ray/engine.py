@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
@@ -186,7 +186,7 @@ class RayEngine:
         work: Work,
         seed: int,
         plan: Plan,
-        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
         *,
         workers: int = 2,
         folder: Path | None = None,

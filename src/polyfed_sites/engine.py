@@ -17,7 +17,7 @@ from polyfed.base.part import Strict
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import norm
 from polyfed.compute.batches import Work
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.engine import Answers, Silent
 from polyfed.core.messages import Form, form_of
@@ -46,7 +46,7 @@ class RemoteEngine:
         transport: Transport,
         work: Work,  # with the seed it decides in which order replies are added up
         seed: int,
-        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
         *,
         run: str = "",  # what sites know it by
         # the forms of what is sent up, by round and exchange; None: all that counts is that replies are alike

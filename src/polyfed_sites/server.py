@@ -60,7 +60,7 @@ CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
 FROZEN = 32  # bytes beside the name of a frozen tensor in a reply
 HERE = (  # settings that are the server's alone
-    "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
+    "rounds", "seeds", "engine", "workers", "chunk", "schedule", "fraction", "robust", "attack",
     "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every", "track",
 )  # fmt: skip
 
@@ -418,7 +418,7 @@ def _settings(e: Experiment, federation: Outline) -> tuple[Experiment, Training]
     if isinstance(schedule, Timed) or (isinstance(schedule, Asynchronous) and schedule.delays != Delays()):
         raise ConfigError("schedule.delays: found some, expected none: real sites take the time they take")
     settings = dataclasses.replace(
-        e.settings, loss=loss, seed=e.seeds[0], seeds=None, engine="local", address=None,
+        e.settings, loss=loss, seed=e.seeds[0], seeds=None, engine="local",
         schedule=Arrivals(schedule.concurrency) if isinstance(schedule, Asynchronous) else e.settings.schedule,
     )  # fmt: skip
     return dataclasses.replace(e, model=model, settings=settings), settings

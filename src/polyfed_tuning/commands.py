@@ -7,7 +7,7 @@ TUNING = "Tuning"
 
 
 class Tune(
-    Experiment, takes=every("seeds", "engine", "workers", "address", "track"),
+    Experiment, takes=every("seeds", "engine", "workers", "track"),
     module="command",
     idle={"resume": "without --out", "force": "without --out | with --resume"},
 ):  # fmt: skip

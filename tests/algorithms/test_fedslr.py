@@ -229,7 +229,7 @@ def test_the_common_model_is_evaluated_beside_the_mixed_one():
 def test_the_personal_step_decays_with_the_step_size():
     """(7) in round two, from p after round one and against the w received: step and threshold are both decayed."""
     planted, decay = Planted(), 0.5
-    first, second = (planted.fit(t, eta_g=2.0, lr_decay=decay) for t in (1, 2))
+    first, second = (planted.fit(t, eta_g=2.0, lr_schedule=f"exponential:{decay}") for t in (1, 2))
     w, lr = first.server["w"].view(20, 16).numpy(), 2 / 3
     p = soft(lr * planted.W, lr * planted.mu)
     p = soft(p - lr * decay * (w + p - planted.W), lr * decay * planted.mu)

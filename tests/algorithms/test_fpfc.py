@@ -260,7 +260,7 @@ def test_two_legs_are_one(settings):
     def fit(rounds, start=None):
         return pf.fit(
             model, fed, pf.FPFC(0.05, lam=0.5, **settings), rounds=rounds, loss="mse", fraction=0.5, batch_size=4,
-            local_steps=lambda t: 1 + (t + 1) // 4, lr_decay=0.9, lr_decay_every=3, start=start,
+            local_steps=lambda t: 1 + (t + 1) // 4, lr_schedule="exponential:0.9,3", start=start,
         )  # fmt: skip
 
     first = fit(9)

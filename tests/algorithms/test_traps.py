@@ -30,7 +30,7 @@ def test_scaffolds_variates_use_the_decayed_step():
     """Option II in round two: c_i = c_i - c + (x - y) / (k lr_2), the mean of the gradients along the local path."""
     problem = LeastSquares(seed=1, clients=4, dim=3)
     lr, decay, steps = 0.05, 0.5, 3
-    run = problem.fit(pf.Scaffold(lr), rounds=2, steps=steps, lr_decay=decay)
+    run = problem.fit(pf.Scaffold(lr), rounds=2, steps=steps, lr_schedule=f"exponential:{decay}")
     x, c, ci = np.zeros(problem.dim), np.zeros(problem.dim), np.zeros((problem.clients, problem.dim))
     for t in range(2):
         step, moves, used = lr * decay**t, [], []
@@ -110,7 +110,7 @@ def test_the_personal_solve_decays_with_the_common_one(name):
     for t in range(3):
         pairs = [update(lambda w, i=i: problem.gradient(i, w), x, v[i], decay**t) for i in range(5)]
         x, v = np.average([w for w, _ in pairs], axis=0, weights=share), np.array([own for _, own in pairs])
-    run = problem.fit(method, rounds=3, steps=3, lr_decay=decay)
+    run = problem.fit(method, rounds=3, steps=3, lr_schedule=f"exponential:{decay}")
     assert np.allclose(run.server["w"], x, atol=1e-12)
     assert np.allclose(run.personal, v, atol=1e-12)
 

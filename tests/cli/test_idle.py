@@ -32,7 +32,6 @@ IGNORED = [  # what was ignored without a word once
     ("server e.toml --resume", "--resume"),
     ("server e.toml --at-once 3", "--at-once"),
     ("client --key k --data d --vault v --dry-run --yes policy", "--yes"),
-    ("run --address 10.0.0.1:6379", "address"),
     ("run --data . --data-dir .", "data.dir"),
     ("regress digits --model linear --ties breslow", "--ties"),
 ]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 from polyfed.base.errors import ConfigError
-from polyfed.compute.optimizers import Optimizer, StepSizes
+from polyfed.compute.optimizers import Constant, Cosine, Exponential, Optimizer
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
 
@@ -137,15 +137,15 @@ def test_proximal_steps_are_those_of_plain_sgd():
 
 
 def test_step_sizes_by_hand():
-    sizes = StepSizes(warmup=4, cosine=12)
+    sizes = Cosine(12, warmup=4)
     assert [sizes.at(t) for t in (*range(5), 8, 12)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.5, 0], abs=1e-15)
-    assert [StepSizes().at(t) for t in (0, 7, 1000)] == [1.0] * 3
-    assert StepSizes(0.5, 3, warmup=2).at(7) == 0.25
+    assert [Constant().at(t) for t in (0, 7, 1000)] == [1.0] * 3
+    assert Exponential(0.5, 3, warmup=2).at(7) == 0.25
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])
 def test_step_sizes_are_torchs(warmup):
-    """LinearLR, then CosineAnnealingLR, then both times an exponential decay."""
+    """LinearLR, then CosineAnnealingLR; or, after the same rise, StepLR."""
     length, expected = 30, [(t + 1) / warmup for t in range(warmup)]
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 1.0)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length - warmup)
@@ -153,9 +153,9 @@ def test_step_sizes_are_torchs(warmup):
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         cosine.step()
-    expected = np.array(expected) * 0.9 ** (np.arange(length) // 4)
-    found = [StepSizes(0.9, 4, warmup, length).at(t) for t in range(length)]
-    assert np.allclose(found, expected, rtol=0, atol=1e-14)
+    assert np.allclose([Cosine(length, warmup).at(t) for t in range(length)], expected, rtol=0, atol=1e-14)
+    risen = 0.9 ** (np.arange(length) // 4) * np.minimum(1, (np.arange(length) + 1) / max(1, warmup))
+    assert np.allclose([Exponential(0.9, 4, warmup).at(t) for t in range(length)], risen, rtol=0, atol=1e-14)
 
 
 def test_two_solves_do_not_remember_each_other():

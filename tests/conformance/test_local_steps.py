@@ -11,7 +11,7 @@ from instances import METHODS, federation, kind_of, model, train
 import polyfed as pf
 from polyfed.base.errors import ConfigError
 
-ADAM = {"optimizer": "adam", "clip_norm": 0.5, "warmup": 2, "cosine": 6, "rounds": 4, "fraction": 0.5}
+ADAM = {"optimizer": "adam", "clip_norm": 0.5, "lr_schedule": "cosine:6,warmup=2", "rounds": 4, "fraction": 0.5}
 each = pytest.mark.parametrize("name", ["fedavg", "ditto", "fedprox", "fedrep"])
 
 
@@ -26,7 +26,14 @@ def test_chunks_and_workers_do_not_change_the_models(name):
         for size in (8, None):
             several, together = (
                 adam(
-                    name, kind=kind, batch_size=size, dtype=torch.float64, chunk=c, workers=w, rounds=2, eps=1e-3
+                    name,
+                    kind=kind,
+                    batch_size=size,
+                    dtype=torch.float64,
+                    chunk=c,
+                    workers=w,
+                    rounds=2,
+                    optimizer="adam:eps=1e-3",
                 ).personal
                 for c, w in ((2, 2), (6, 1))
             )
@@ -60,7 +67,7 @@ def test_more_rounds_along_the_same_cosine(tmp_path):
     """The cosine's length is stated, so that a shorter run is the beginning of a longer one."""
     adam("ditto", out=tmp_path, rounds=2)
     assert same(adam("ditto", out=tmp_path, rounds=6, resume=True), adam("ditto", rounds=6))
-    with pytest.raises(ConfigError, match=r"^rounds: found 7, expected at most cosine = 6$"):
+    with pytest.raises(ConfigError, match=r"^rounds: found 7, expected at most the 6 of lr-schedule$"):
         adam("ditto", out=tmp_path, rounds=7, resume=True)
 
 

@@ -78,14 +78,12 @@ def test_other_delays_of_one_of_many_clients_are_not_continued(tmp_path):
         ("", {"kind": "mlp"}),
         ("optimizer", {"optimizer": "adamw"}),
         ("clip-norm", {"clip_norm": 0.4}),
-        ("beta1", {"beta1": 0.8}),
-        ("eps", {"eps": 1e-7}),
-        ("warmup", {"warmup": 1}),
-        ("cosine", {"cosine": 7}),
+        ("optimizer", {"optimizer": "adam:0.8"}),
+        ("lr-schedule", {"lr_schedule": "cosine:6,warmup=1"}),
     ],
 )
 def test_another_experiment_is_not_continued(word, change, tmp_path):
-    begun = {"method": METHODS["fedavg"], "optimizer": "adam", "clip_norm": 0.5, "warmup": 2, "cosine": 6}
+    begun = {"method": METHODS["fedavg"], "optimizer": "adam", "clip_norm": 0.5, "lr_schedule": "cosine:6,warmup=2"}
     train(**begun, out=tmp_path, rounds=1)
     with pytest.raises(RunError, match=f"cannot resume .*{word}") as error:
         train(**(begun | change), out=tmp_path, rounds=2, resume=True)

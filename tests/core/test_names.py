@@ -54,7 +54,9 @@ class Steady(pf.Algorithm, abstract=True):
 def test_a_method_needs_no_lr():
     """Also where step sizes decay: it has none that could."""
     fed, net = pf.data.load("digits").partition(pf.data.IID(), clients=3, seed=0), torch.nn.Linear(64, 10)
-    plain, decaying = (pf.fit(net, fed, Steady(), rounds=2, lr_decay=decay).personal for decay in (1.0, 0.5))
+    plain, decaying = (
+        pf.fit(net, fed, Steady(), rounds=2, lr_schedule=s).personal for s in ("constant", "exponential:0.5")
+    )
     assert torch.equal(plain, decaying)
 
 

@@ -14,7 +14,7 @@ from polyfed.base import checkpoint
 from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, Exponential
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
@@ -53,7 +53,7 @@ def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
     task.w0.fill_(1.0)
     keys = client_keys(NAMES)
     work = Work(steps=STEPS, batch_size=None)
-    rows, sizes = MemoryRows(4, algorithm.init_client(task, task.w0)), StepSizes(*decay)
+    rows, sizes = MemoryRows(4, algorithm.init_client(task, task.w0)), Exponential(*decay) if decay else Constant()
     engine = Engine(task, {"train": split}, rows, keys, work, 0, Plan(2, 1, "cpu", "closed form"), sizes)
     return Loop(task, split.counts, NAMES, algorithm, schedule, engine, 0, sizes)
 

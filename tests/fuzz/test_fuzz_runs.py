@@ -100,7 +100,7 @@ def drawn(seed: int) -> dict[str, Any]:
     if now(0.2):
         train["clip_norm"] = one(1e-3, 1.0)
     if now(0.2):
-        train |= one({"warmup": 2}, {"lr_decay": 0.5, "lr_decay_every": 2}, {"cosine": 9})
+        train |= {"lr_schedule": one("constant:warmup=2", "exponential:0.5,2", "cosine:9")}
     if now(0.25) and "fraction" not in train:
         train["schedule"] = one("bernoulli", "asynchronous", "one at a time", "late", "timed")
     if now(0.2):

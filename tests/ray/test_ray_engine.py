@@ -248,7 +248,7 @@ def test_a_cluster_at_an_address_may_grow_to_what_is_asked_of_it(monkeypatch):
     with pytest.raises(RunError, match="7 Ray actors have not started within 1 seconds; the cluster has 6 processors"):
         engine_module.RayEngine(task, data, NAMES, pf.FedAvg(0.1), work, 3, PLAN, workers=7, address=at)
     monkeypatch.setattr(grown, "JOINED", ["there:6379"])
-    with pytest.raises(ConfigError, match=f"address: found {at}, and this process has joined there:6379"):
+    with pytest.raises(ConfigError, match=f"engine: found {at}, and this process has joined there:6379"):
         grown.connect(1, at, {"CPU": 1}, [])
 
 

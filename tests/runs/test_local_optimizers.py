@@ -2,6 +2,7 @@
 where they are shown.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.compute.optimizers import optimizer_of
 from polyfed.core.algorithm import REGISTRY
+from polyfed.runs.config import resolve
 
 rng = np.random.default_rng(4)
 FED = pf.Federation.from_arrays(
@@ -22,12 +25,11 @@ FED = pf.Federation.from_arrays(
 )
 LR, ROUNDS, STEPS = 0.1, 6, 3
 SETTINGS = {
-    "momentum": ({"momentum": 0.6}, lambda q, lr: torch.optim.SGD(q, lr, momentum=0.6, weight_decay=0.1)),
-    "adam": (
-        {"beta1": 0.8, "beta2": 0.99, "eps": 1e-5},
-        lambda q, lr: torch.optim.Adam(q, lr, betas=(0.8, 0.99), eps=1e-5, weight_decay=0.1),
+    "momentum:0.6": lambda q, lr: torch.optim.SGD(q, lr, momentum=0.6, weight_decay=0.1),
+    "adam:beta1=0.8,beta2=0.99,eps=1e-5": lambda q, lr: torch.optim.Adam(
+        q, lr, betas=(0.8, 0.99), eps=1e-5, weight_decay=0.1
     ),
-    "adamw": ({"beta1": 0.8}, lambda q, lr: torch.optim.AdamW(q, lr, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.1)),
+    "adamw:0.8": lambda q, lr: torch.optim.AdamW(q, lr, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.1),
 }
 
 
@@ -64,9 +66,8 @@ def by_torch(make, factors=(1.0, 1.0, 1.0), clip=None):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run_is_torchs_optimiser_at_every_client(name):
     """With step sizes along warm-up and cosine: pi (t - 2) / 4 in the rounds 2 to 5 is half a cosine of four rounds."""
-    given, make = SETTINGS[name]
-    run = fit(optimizer=name, weight_decay=0.1, warmup=2, cosine=6, **given)
-    expected = by_torch(make, [0.5, 1.0, *((1 + np.cos(np.pi * k / 4)) / 2 for k in range(4))])
+    run = fit(optimizer=name, weight_decay=0.1, lr_schedule="cosine:6,warmup=2")
+    expected = by_torch(SETTINGS[name], [0.5, 1.0, *((1 + np.cos(np.pi * k / 4)) / 2 for k in range(4))])
     assert torch.allclose(run.server["w"], expected, rtol=0, atol=1e-12)
 
 
@@ -77,7 +78,7 @@ def test_clipping_is_by_the_clients_own_norm():
 
 def test_a_step_of_adam_is_lr_long():
     """In the first step m / sqrt(v) is the gradient's sign: every number moves by lr, whatever the gradient's size."""
-    run = fit(rounds=1, local_steps=1, optimizer="adam", eps=1e-15)
+    run = fit(rounds=1, local_steps=1, optimizer="adam:eps=1e-15")
     moved = (run.server["w"] - parameters_to_vector(net().parameters())).abs()
     assert torch.allclose(moved[moved > LR / 2], torch.tensor(LR).double(), atol=1e-9)
     assert (moved <= LR * (1 + 1e-9)).all()
@@ -86,16 +87,23 @@ def test_a_step_of_adam_is_lr_long():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"optimizer": "adan"}, "optimizer: found 'adan' (did you mean 'adam'?), expected sgd, momentum, adam or adam"),
-        ({"momentum": 0.9}, "momentum: found 0.9, expected none with optimizer = 'sgd', or optimizer = 'momentum'"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum: found 0.9, expected none with optimizer = 'adam', or "),
-        ({"optimizer": "momentum", "beta2": 0.9}, "beta2: found 0.9, expected none with optimizer = 'momentum', or "),
-        ({"eps": 1e-8}, "eps: found 1e-08, expected none with optimizer = 'sgd', or optimizer = 'adam'"),
-        ({"optimizer": "adam", "beta1": 1.0}, "beta1: found 1.0, expected a number from 0 to below 1"),
+        ({"optimizer": "adan"}, "optimizer: unknown 'adan' (did you mean 'adam'?); known: adam, adamw, momentum, sgd"),
+        (
+            {"optimizer": "adam:momentum=0.9"},
+            "optimizer: found 'momentum=0.9' in 'adam:momentum=0.9', expected settings",
+        ),
+        ({"optimizer": "adam:beta1=1.0"}, "optimizer.beta1 of Adam: found '1.0', expected a number from 0 to below 1"),
         ({"clip_norm": 0}, "clip_norm: found 0, expected a number above 0"),
-        ({"warmup": -1}, "warmup: found -1, expected an integer of at least 0"),
-        ({"warmup": 8, "cosine": 8}, "cosine: found 8, expected more than warmup = 8"),
-        ({"rounds": 9, "cosine": 8}, "rounds: found 9, expected at most cosine = 8"),
+        (
+            {"lr_schedule": "constant:-1"},
+            "lr-schedule.warmup of Constant: found '-1', expected an integer of at least 0",
+        ),
+        (
+            {"lr_schedule": "exponential"},
+            "lr-schedule.factor: is missing; exponential needs a number above 0 and at mos",
+        ),
+        ({"lr_schedule": "cosine:8,8"}, "lr-schedule.rounds of Cosine: found 8, expected more than warmup = 8"),
+        ({"rounds": 9, "lr_schedule": "cosine:8"}, "rounds: found 9, expected at most the 8 of lr-schedule"),
     ],
 )
 def test_refusals(settings, line):
@@ -129,12 +137,12 @@ def test_a_method_that_takes_its_own_steps_is_found_out():
 
 def test_options_of_the_command_line(cli):
     said = cli(
-        "run", "--algorithm", "fedavg", "--optimizer", "adamw", "--rounds", "2", "--seeds", "1", "--quiet",
-        "--out", "run", "--set", "warmup=1", "--set", "cosine=4", "--set", "clip-norm=1", "--set", "beta1=0.8",
+        "run", "--algorithm", "fedavg", "--optimizer", "adamw:0.8", "--rounds", "2", "--seeds", "1", "--quiet",
+        "--out", "run", "--set", "lr-schedule=cosine:4,1", "--set", "clip-norm=1",
     )  # fmt: skip
     assert said.status == 0, said.err
     text = next(Path("run").rglob("config.toml")).read_text()
-    for line in ('optimizer = "adamw"', "warmup = 1", "cosine = 4", "clip-norm = 1.0", "beta1 = 0.8"):
+    for line in ('optimizer = "adamw:0.8"', 'lr-schedule = "cosine:4,1"', "clip-norm = 1.0"):
         assert re.search(rf"^{re.escape(line)}$", text, re.M), line
     said = cli("run", "--algorithm", "fedcet", "--optimizer", "adam", "--rounds", "2", "--seeds", "1")
     assert said.status == 2
@@ -145,3 +153,21 @@ def test_options_of_the_command_line(cli):
 def test_the_reason_is_shown(cli):
     assert REGISTRY["fedcet"].needs.plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
     assert "Any local optimiser." in cli("algorithms", "ditto").out
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ({"optimizer": "adamw", "beta1": 0.8}, {"optimizer": "adamw:beta1=0.8"}),
+        ({"lr-decay": 0.9, "lr-decay-every": 2, "warmup": 1}, {"lr-schedule": "exponential:0.9,2,1"}),
+        ({"lr-decay": 1.0, "warmup": 1, "cosine": 200}, {"lr-schedule": "cosine:200,1"}),
+        ({"warmup": 3, "cosine": 0, "address": "10.0.0.1:6379"}, {"lr-schedule": "constant:3"}),
+    ],
+)
+def test_a_file_with_the_earlier_keys_trains_as_it_did(earlier, now, tmp_path):
+    old, new = (tmp_path / name for name in ("old.toml", "new.toml"))
+    for path, table in ((old, earlier), (new, now)):
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+    was, is_now = (resolve(path).settings for path in (old, new))
+    assert was.step_sizes == is_now.step_sizes
+    assert optimizer_of(was.optimizer) == optimizer_of(is_now.optimizer)

@@ -9,7 +9,7 @@ import torch
 from direct import Direct, Raw, raw
 
 from polyfed.compute.batches import Work
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Exponential
 from polyfed.core.algorithm import Down, Round
 from polyfed.core.uplinks import Tally
 from polyfed_sites.engine import RemoteEngine
@@ -78,7 +78,7 @@ def bases(sites: Sites, key: str = "base") -> dict[str, tuple]:
 
 def test_step_sizes_are_those_of_the_round():
     sites = Sites()
-    remote = RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, StepSizes(0.5, 2, warmup=2))
+    remote = RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, Exponential(0.5, 2, warmup=2))
     for t in range(5):
         remote.send(told(round_of(t, [1])), round_of(t, [1]))
     assert [head["scale"] for head in sites.heads] == [0.5, 1.0, 0.5, 0.5, 0.25]

@@ -29,7 +29,7 @@ METHODS = {
 def test_sites_with_their_own_files_give_the_bits_of_one_machine_with_all(method, standardise, regression, tmp_path):
     data = folder(tmp_path / "data", regression)
     columns = f'[columns]\nstandardise = "{standardise}"'
-    steps = {"lr-decay": 0.5, "lr-decay-every": 2, "warmup": 2}  # every round another step size, which sites are told
+    steps = {"lr-schedule": "exponential:0.5,2,warmup=2"}  # every round another step size, which sites are told
     file = experiment(tmp_path / "study.toml", METHODS[method], columns, **steps)
     here, sites = on_one_machine(file, data), Sites(tmp_path, data)
     there = at_sites(file, sites)

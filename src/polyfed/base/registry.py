@@ -111,10 +111,7 @@ class Registry(dict[str, T]):
                 has = ", ".join(sorted(known.values())) or "none"
                 near = closest(spell(key), known.values())
                 self._refuse(key, f"{cls.table}.{spell(key)}: {name} has no such setting{near}; it has {has}")
-        missing = [s for s in settings_of(cls) if s.default is dataclasses.MISSING and s.name not in settings]
-        if missing:
-            key = missing[0].name
-            self._refuse(key, f"{cls.table}.{spell(key)}: is missing; {name} needs {missing[0].takes}")
+        self._complete(name, cls, settings, spell)
         return cls(**{key: none_of(value, types_of(cls)[key]) for key, value in settings.items()})
 
     def _refuse(self, key: str, text: str) -> NoReturn:
@@ -126,7 +123,14 @@ class Registry(dict[str, T]):
         """An instance from `name:value,key=value`; values go to the settings in order, `more` to those beyond text."""
         name, values, named = parse(text, what, self.refusal)
         cls: Any = self.find(name)
-        return cls(**arguments(cls, values, named, what, text, self.refusal), **more)
+        settings = arguments(cls, values, named, what, text, self.refusal) | more
+        self._complete(name, cls, settings)
+        return cls(**settings)
+
+    def _complete(self, name: str, cls: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> None:
+        for s in settings_of(cls):
+            if s.default is dataclasses.MISSING and s.name not in settings:
+                self._refuse(s.name, f"{cls.table}.{spell(s.name)}: is missing; {name} needs {s.takes}")
 
 
 def _root(thing: Any) -> str:

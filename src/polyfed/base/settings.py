@@ -73,7 +73,7 @@ def setting(
     decides : bool
         False for a setting that changes only how the numbers of a run are computed.
     step_size : bool
-        True for a local step size of a method, at least 0 and scaled by `lr_decay`. A field named `lr` is one.
+        True for a local step size of a method, at least 0 and scaled by `lr_schedule`. A field named `lr` is one.
     tune : bool
         True if the method's result hinges on it: `tune` chooses it, and `polyfed compare` says where it was left.
 

@@ -143,7 +143,6 @@ class Experiment(Shared):
     device: str | None = of(Settings, "device", WHERE)
     engine: str | None = of(Settings, "engine", WHERE, "NAME")
     workers: str | None = of(Settings, "workers", WHERE, "N")
-    address: str | None = of(Settings, "address", WHERE)
     dtype: str | None = of(Settings, "dtype", WHERE)
     track: str | None = of(Settings, "track", WHERE, "TOOL")
     portable: bool = of(Settings, "portable", WHERE, default=False)

@@ -4,12 +4,15 @@ task for the optimiser, and the event loop scales the method's step sizes before
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting
 from polyfed.base.typed import row_norms
+from polyfed.base.values import COUNTED
 
 Name = Literal["sgd", "momentum", "adam", "adamw"]
 Advance = Callable[[Tensor, Tensor, float | Tensor], Tensor]
@@ -69,19 +72,86 @@ class Optimizer:
         return advance
 
 
-class StepSizes(NamedTuple):
-    """Factors of the methods' step sizes, from round to round."""
+@dataclass(frozen=True)
+class SGD(Configured):
+    table: ClassVar[str] = "optimizer"
 
-    decay: float = 1.0  # once every `every` rounds
-    every: int = 1
-    warmup: int = 0  # rounds of a linear rise to the full step
-    cosine: int = 0  # rounds, warm-up included, after which half a cosine has fallen to zero; 0: none
+
+@dataclass(frozen=True)
+class Momentum(SGD):
+    momentum: float = setting(0.9, ge=0, lt=1, doc="Share of the last direction that is kept.")
+
+
+@dataclass(frozen=True)
+class Adam(SGD):
+    beta1: float = setting(0.9, ge=0, lt=1, doc="Decay rate of the first moment.")
+    beta2: float = setting(0.999, ge=0, lt=1, doc="Decay rate of the second moment.")
+    eps: float = setting(1e-8, gt=0, le=COUNTED, doc="Added to the divisor.")
+
+
+OPTIMIZERS: Registry[type[SGD]] = Registry("optimizer")
+OPTIMIZERS |= {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": Adam}
+
+
+def optimizer_of(text: str, weight_decay: float = 0.0, clip_norm: float | None = None) -> Optimizer:
+    """The optimiser of a text such as adam:beta1=0.8. Raises ConfigError for a text that names none."""
+    name: Any = text.partition(":")[0].strip()
+    return Optimizer(name, **vars(OPTIMIZERS.read(text, "optimizer")), weight_decay=weight_decay, clip_norm=clip_norm)
+
+
+def _warmup() -> int:
+    return setting(0, ge=0, le=COUNTED, doc="Rounds in which step sizes rise to their full value.")
+
+
+class StepSizes(Configured):
+    """Factors of the methods' step sizes, from round to round, after a linear rise."""
+
+    table: ClassVar[str] = "lr-schedule"
+    warmup: int
 
     def at(self, t: int) -> float:
         """The factor in round t, from 0."""
-        factor = self.decay ** (t // self.every)
-        if t < self.warmup:
-            return factor * (t + 1) / self.warmup
-        if self.cosine:
-            factor *= (1 + math.cos(math.pi * min(1.0, (t - self.warmup) / (self.cosine - self.warmup)))) / 2
-        return factor
+        factor = self.risen(t)
+        return factor * (t + 1) / self.warmup if t < self.warmup else factor
+
+    def risen(self, t: int) -> float:
+        """The factor without the rise."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Constant(StepSizes):
+    warmup: int = _warmup()  # pyrefly: ignore[bad-override]
+
+
+@dataclass(frozen=True)
+class Exponential(StepSizes):
+    factor: float = setting(gt=0, le=1, doc="Factor of the step sizes.")
+    every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two changes.")
+    warmup: int = _warmup()  # pyrefly: ignore[bad-override]
+
+    def risen(self, t: int) -> float:
+        return self.factor ** (t // self.every)
+
+
+@dataclass(frozen=True)
+class Cosine(StepSizes):
+    rounds: int = setting(ge=1, le=COUNTED, doc="Rounds until half a cosine has fallen to zero, warm-up included.")
+    warmup: int = _warmup()  # pyrefly: ignore[bad-override]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.warmup < self.rounds, "rounds", f"more than warmup = {self.warmup}")
+
+    def risen(self, t: int) -> float:
+        past = max(0, t - self.warmup)
+        return (1 + math.cos(math.pi * min(1.0, past / (self.rounds - self.warmup)))) / 2
+
+
+LR_SCHEDULES: Registry[type[StepSizes]] = Registry("lr-schedule")
+LR_SCHEDULES |= {"constant": Constant, "exponential": Exponential, "cosine": Cosine}
+
+
+def step_sizes_of(text: str) -> StepSizes:
+    """The step sizes of a text such as cosine:rounds=60,warmup=5. Raises ConfigError for a text that names none."""
+    return LR_SCHEDULES.read(text, "lr-schedule")

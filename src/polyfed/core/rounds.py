@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError, RunError
 from polyfed.base.randomness import client_keys
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.task import Task
 from polyfed.core import contract
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, decayed, started
@@ -82,7 +82,7 @@ class Loop(Deployed):
         schedule: Schedule,
         engine: Engine,
         seed: int,
-        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
         forge: Forge | None = None,
         rule: Rule | None = None,
         sums: Mapping[tuple[int, int], Wanted] | None = None,

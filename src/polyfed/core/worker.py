@@ -20,7 +20,7 @@ from polyfed.base.errors import RunError
 from polyfed.base.typed import tf32
 from polyfed.compute.batches import Batches, Work, alike
 from polyfed.compute.compiled import PATH
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core import contract
@@ -103,7 +103,7 @@ class Worker:
         work: Work,
         seed: int,
         plan: Plan,
-        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
     ):
         self.task, self.train, self.keys, self.work, self.seed, self.plan = task, train, keys, work, seed, plan
         self.step_sizes = step_sizes  # factors, by the round in which a message was sent

@@ -18,7 +18,7 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Work
 from polyfed.compute.compiled import PATH, path_of
-from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core import contract
@@ -108,7 +108,7 @@ class LocalEngine:
         work: Work,
         seed: int,
         plan: Plan,
-        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        step_sizes: StepSizes = Constant(),  # noqa: B008  (immutable)
     ):
         keep_freed_memory()
         self.task, self.data, self.rows, self.plan = task, data, rows, plan

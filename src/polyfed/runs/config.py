@@ -52,6 +52,9 @@ INFORMATION = (
 )  # of a run's config.toml, which decide nothing
 
 
+EARLIER = ("momentum", "beta1", "beta2", "eps", "lr-decay", "lr-decay-every", "warmup", "cosine", "address")
+
+
 # What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method
 # with the same number of full-batch steps, enough of them for every loss to have settled; and what costs nothing.
 MAIN_JOB: dict[str, Any] = {
@@ -302,8 +305,6 @@ def resolve(
     settings = read_table(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: conflicts with local-steps; leave out one of them")
-    if settings.address is not None and settings.engine != "ray":
-        raise ConfigError(f'{where("address")}: has no effect without engine = "ray"')
     data = read_table(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
         if "dir" in command.get("data", {}) and not LOADERS.knows(data.name):
@@ -350,7 +351,7 @@ def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[s
 def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
     """Without what a run's config.toml only reports; refuses that of a run whose data came from a Python program."""
     installed(given.get("packages", []), f"{file}: packages")
-    given = {k: v for k, v in given.items() if k not in INFORMATION}
+    given = of_earlier({k: v for k, v in given.items() if k not in INFORMATION})
     data, model = given.get("data"), given.get("model")
     if is_table(data) and is_list(data.get("sites")):
         then = "run the experiment's own file with polyfed server, with --resume to go on"
@@ -363,6 +364,24 @@ def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
     if is_table(model):
         model.pop("parameters", None)
     return given
+
+
+def of_earlier(table: dict[str, Any]) -> dict[str, Any]:
+    """A file of before `optimizer` and `lr-schedule` took the numbers that are now theirs."""
+    kept = {key: value for key, value in table.items() if key not in EARLIER}
+    if moments := ",".join(f"{key}={table[key]}" for key in EARLIER[:4] if key in table):
+        kept["optimizer"] = f"{table.get('optimizer', 'sgd')}:{moments}"
+    decay, rounds = table.get("lr-decay", 1.0), table.get("cosine", 0)
+    if decay != 1.0 and rounds:
+        raise ConfigError(
+            f"lr-decay: found {decay} with cosine = {rounds}, expected one of them: lr-schedule has one form"
+        )
+    warmup = f"warmup={table.get('warmup', 0)}"
+    if decay != 1.0:
+        kept["lr-schedule"] = f"exponential:factor={decay},every={table.get('lr-decay-every', 1)},{warmup}"
+    elif rounds or table.get("warmup"):
+        kept["lr-schedule"] = f"cosine:rounds={rounds},{warmup}" if rounds else f"constant:{warmup}"
+    return kept
 
 
 def _absolute(path: str) -> str:

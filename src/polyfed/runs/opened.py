@@ -37,7 +37,7 @@ from polyfed.models.adapters import adapted, is_adapted
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
-from polyfed.runs.config import INFORMATION, TABLES, Settings, Where, model_of, read_table, resolve
+from polyfed.runs.config import INFORMATION, TABLES, Settings, Where, model_of, of_earlier, read_table, resolve
 from polyfed.runs.folder import client_model
 from polyfed.runs.measured import looped
 from polyfed.runs.numbers import Numbers
@@ -249,7 +249,7 @@ class Stored:
     def _training(self) -> Settings:
         """Settings of the run; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
-        known = {k: v for k, v in self._table.items() if k not in aside}
+        known = of_earlier({k: v for k, v in self._table.items() if k not in aside})
         gone: dict[str, Any] = {
             key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")
         }

@@ -31,12 +31,12 @@ class Released(NamedTuple):
 
 
 def _momentum(momentum: float, **more: Any) -> dict[str, Any]:
-    return {"optimizer": "momentum", "momentum": momentum, **more}
+    return {"optimizer": f"momentum:{momentum}", **more}
 
 
 RELEASED = {
     "apfl": Released({"lr": 0.1, "alpha": 0.5},
-        {"batch_size": 50, "local_epochs": 1, "weight_decay": 1e-4, "lr_decay": 1 / 1.01},
+        {"batch_size": 50, "local_epochs": 1, "weight_decay": 1e-4, "lr_schedule": f"exponential:{1 / 1.01}"},
         "MLOPTPSU/FedTorch: README.md (lr, alpha, batch), run_mpi.py (the others)",
         "outputs mixed in place of parameters, with the new common model; decay of v_i, not of the mixture; drop-out"),
     "ditto": Released({"lr": 0.05, "lam": 1.0, "personal_epochs": 0}, {"batch_size": 16, "local_steps": 2},
@@ -50,7 +50,7 @@ RELEASED = {
         "med-air/FedBN: federated/fed_digits.py",
         "BatchNorm's statistics, which a model of polyfed.models.with_statistics has"),
     "fedntd": Released({"lr": 0.01, "beta": 1.0, "tau": 1.0},
-        _momentum(0.9, weight_decay=1e-5, batch_size=50, local_epochs=5, lr_decay=0.99),
+        _momentum(0.9, weight_decay=1e-5, batch_size=50, local_epochs=5, lr_schedule="exponential:0.99"),
         "Lee-Gihun/FedNTD: config/fedntd.json, algorithms/BaseServer.py",
         "10 of 100 clients a round"),
     "fedpac": Released({"lr": 0.01, "head_lr": 0.1, "head_epochs": 1, "body_epochs": 5, "lam": 1.0},
@@ -118,7 +118,7 @@ def as_released(algorithm: Contender, training: Training) -> tuple[Contender, Tr
         "local_steps": None,
         "local_epochs": None,
         "weight_decay": 0.0,
-        "lr_decay": 1.0,
+        "lr_schedule": "constant",
         "optimizer": "sgd",
     }
     for key, value in (plain | row.training).items():

@@ -262,7 +262,8 @@ class Trainer:
         make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
         return sibling("polyfed_ray.engine", "engine: ray").RayEngine(
             make, dict(splits(self.federation)), names, looped(self.algorithm), self.work, t.seed, plan, t.step_sizes,
-            workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
+            workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows",
+            address=t.engine.partition(":")[2] or None,
         )  # fmt: skip
 
     def _settings(self, loop: Loop) -> Config:

@@ -107,26 +107,23 @@ class Training(Table):
     weight_decay: float = setting(
         0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
     )
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
-        "sgd", doc="Local optimiser; uses the method's lr and restarts with every local solve."
+    optimizer: str = setting(
+        "sgd",
+        doc="Local optimiser: sgd, momentum:0.9, adam:beta1=0.9,beta2=0.999,eps=1e-8, or adamw. Uses the method's lr, "
+        "restarts with every local solve.",
     )
-    momentum: float | None = setting(None, ge=0, lt=1, doc="Momentum, for optimizer momentum (0.9).")
-    beta1: float | None = setting(None, ge=0, lt=1, doc="Memory of the direction, for adam and adamw (0.9).")
-    beta2: float | None = setting(None, ge=0, lt=1, doc="Memory of its square, for adam and adamw (0.999).")
-    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Added to the divisor, for adam and adamw (1e-8).")
     clip_norm: float | None = setting(
         None, gt=0, le=COUNTED, doc="Longest direction of a local step; longer ones are scaled down, client by client."
     )
-    lr_decay: float = setting(1.0, gt=0, le=1, doc="Factor on local step sizes, applied every lr-decay-every rounds.")
-    lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
+    lr_schedule: str = setting(
+        "constant",
+        doc="Step sizes over the rounds: exponential:factor=0.99,every=5, cosine:rounds=60, or constant; each takes "
+        "warmup=5, rounds of a linear rise.",
+    )
     as_released: bool = setting(
         False,
         doc="Train as the authors' released code does, of ten methods: optimiser, decay, batches, epochs and the "
         "method's own settings (see polyfed algorithms NAME).",
-    )
-    warmup: int = setting(0, ge=0, le=COUNTED, doc="Rounds in which local step sizes rise to their full value.")
-    cosine: int = setting(
-        0, ge=0, le=COUNTED, doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine."
     )
     schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
         None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
@@ -179,10 +176,11 @@ class Training(Table):
         decides=False,
         doc="Threads, or actors with engine = ray. Default: planned for this machine.",
     )
-    engine: Literal["local", "ray"] = setting(
-        "local", decides=False, doc="Where clients run: local, in this process; ray, in actors here or on a cluster."
+    engine: str = setting(
+        "local",
+        decides=False,
+        doc="Where clients run: local, in this process; ray, in actors of this machine; ray:ADDRESS, of a cluster.",
     )
-    address: str | None = setting(None, decides=False, doc="Address of a Ray cluster. Default: start actors here.")
     track: Literal["mlflow", "tensorboard", "wandb"] | None = setting(
         None, decides=False, doc="Write settings and evaluations for this tool too: mlflow, tensorboard or wandb."
     )
@@ -222,17 +220,17 @@ class Training(Table):
         each = self.local_steps
         self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")
         self.require(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None, "device", "auto, cpu or cuda")
+        self.require(re.fullmatch(r"local|ray(:\S+)?", self.engine) is not None, "engine", "local, ray or ray:ADDRESS")
         self.require(self.dtype is None or self.dtype.is_floating_point, "dtype", "float32 or float64")
-        for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
-            fits = getattr(self, key) is None or self.optimizer.startswith(whose)
-            self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
         given: Any = self.class_weights
         numbers: list[float] = list(given.values()) if is_mapping(given) else list(given) if is_list(given) else []
         self.require(all(w > 0 for w in numbers), "class_weights", "positive numbers")
-        self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
-        self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here
         self._read("augment", str, steps_of, keep=True)
+        self._read("optimizer", str, _optimizers().optimizer_of, keep=True)
+        self._read("lr_schedule", str, _optimizers().step_sizes_of, keep=True)
+        length = getattr(self.step_sizes, "rounds", self.rounds)
+        self.require(self.rounds <= length, "rounds", f"at most the {length} of lr-schedule")
         self._read("schedule", Mapping, lambda table: schedule_of(table, self.fraction, None), keep=True)
 
     def _read(self, name: str, kind: type, read: Callable[[Any], Any], keep: bool = False) -> None:
@@ -257,10 +255,8 @@ class Training(Table):
 
     @property
     def step_sizes(self) -> StepSizes:
-        """Local step sizes over the rounds, from `lr_decay`, `lr_decay_every`, `warmup` and `cosine`."""
-        from polyfed.compute.optimizers import StepSizes
-
-        return StepSizes(self.lr_decay, self.lr_decay_every, self.warmup, self.cosine)
+        """Local step sizes over the rounds, from `lr_schedule`."""
+        return _optimizers().step_sizes_of(self.lr_schedule)
 
     def task(
         self,
@@ -290,14 +286,11 @@ class Training(Table):
         Task
             With the local optimiser, and the weight decay in the loss unless the optimiser has it.
         """
-        from polyfed.compute.optimizers import Optimizer
         from polyfed.compute.task import Task
         from polyfed.metrics.scores import metrics_of
 
-        given = {key: getattr(self, key) for key in ("momentum", "beta1", "beta2", "eps", "clip_norm")}
-        given = {key: value for key, value in given.items() if value is not None}
-        optimizer = Optimizer(self.optimizer, weight_decay=self.weight_decay, **given)
-        inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
+        optimizer = _optimizers().optimizer_of(self.optimizer, self.weight_decay, self.clip_norm)
+        inside = 0.0 if optimizer.name == "adamw" else self.weight_decay
         judges = metrics_of(self.metrics) if metrics is None else metrics
         return Task(
             model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype,
@@ -440,6 +433,12 @@ def plain(value: Any) -> Any:
     if callable(value):
         return str(value) if isinstance(value, Each) else "function"
     return [plain(v) for v in value] if is_list(value) else str(value).removeprefix("torch.")
+
+
+def _optimizers() -> Any:
+    from polyfed.compute import optimizers
+
+    return optimizers
 
 
 def _named(table: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -222,7 +222,7 @@ def images(bench: Bench, title: str, validation: float | None = None) -> Problem
         )
 
     work = {"fraction": 0.5, "batch_size": bench.pick(10, 100, 25), "local_epochs": bench.pick(5, 10, 5),
-            "lr_decay": 0.9, "lr_decay_every": 5}  # fmt: skip
+            "lr_schedule": "exponential:factor=0.9,every=5"}  # fmt: skip
     fpfc = FPFC(bench.pick(0.2, 0.01, 0.1), lam=0.4, shared_layers="body")
     model, first = bench.pick(perceptron, lenet), bench.pick(3, 20, 6)
     return Problem(title, model, make, fpfc, bench.rounds(*IMAGE_ROUNDS), work, clusters=4, first_round=first)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import stats
@@ -11,6 +11,7 @@ from polyfed.algorithms.fedasync import FedAsync
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedbuff import FedBuff
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.compute.optimizers import step_sizes_of
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 from polyfed.report.table import Cell
@@ -77,8 +78,10 @@ def timed(
     settings = {k: v for k, v in work.items() if k != "fraction"}
 
     def part(name: str, methods, schedule, count: int) -> Comparison:
-        if "lr_decay_every" in settings:  # by virtual time: a reply is a round of its own
-            settings["lr_decay_every"] = max(1, round(work["lr_decay_every"] * count / rounds))
+        if "lr_schedule" in settings:  # by virtual time: a reply is a round of its own
+            decay: Any = step_sizes_of(work["lr_schedule"])
+            every = max(1, round(decay.every * count / rounds))
+            settings["lr_schedule"] = f"exponential:factor={decay.factor},every={every}"
         return bench.compare(
             f"{problem.key}-{name}", problem.model, problem.federation, methods, rounds=count, schedule=schedule,
             evaluate_every=max(1, count // POINTS), **settings,
