@@ -56,18 +56,19 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
             test_fraction=of.test_fraction,
             seed=run.settings.seed,
         )
-        if any(isinstance(label, str) for label in found.meta.get("labels", ())):
-            labels = few(found.meta["labels"])
-            raise DataError(f"newcomers: found labels {labels}, expected their numbers in the run")
+        labels = found.meta.get("labels", ())
+        if any(isinstance(label, str) for label in labels):
+            raise DataError(f"newcomers: found labels {few(labels)}, expected their numbers in the run")
     fits(old, found)
     return _scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
 
 
 def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federation:
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
-    known = Preparation.read(run.outline.meta["preparation"], str(run.place()))
-    columns = read_table(Columns, run.settings.columns, Where(None, {}, {}))
-    sheets, more = [read(path, columns) for path in paths], dict[str, Any]()
+    old, columns = run.outline, read_table(Columns, run.settings.columns, Where(None, {}, {}))
+    known = Preparation.read(old.meta["preparation"], str(run.place()))
+    sheets = [read(path, columns) for path in paths]
+    more: Any = {}
     if isinstance(raw := known.raw, Text) and raw.following:
         texts = [text_ids(sheet, raw) for sheet in sheets]
         counts = [*map(len, texts)]
@@ -77,12 +78,10 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
         counts = [len(sheet.lines) for sheet in sheets]
         x = np.concatenate([known.codes(sheet) for sheet in sheets])
         y = np.concatenate([known.targets(sheet, target) for sheet in sheets])
-        if (weighed := columns.weights) is not None:
-            more["weights"] = np.concatenate([weights_of(sheet, weighed) for sheet in sheets])
-        if (patient := columns.group) is not None:
-            more["whose"] = np.concatenate([whose_of(sheet, patient) for sheet in sheets])
+        for key, column, read_rows in (("weights", columns.weights, weights_of), ("whose", columns.group, whose_of)):
+            more[key] = None if column is None else np.concatenate([read_rows(sheet, column) for sheet in sheets])
     data = Dataset(
-        "newcomers", x, y, classes=run.outline.classes, groups=np.repeat(np.arange(len(sheets)), counts),
+        "newcomers", x, y, classes=old.classes, groups=np.repeat(np.arange(len(sheets)), counts),
         group_names=tuple(sheet.name for sheet in sheets), preparation=known, **more,
     )  # fmt: skip
     return data.partition(seed=run.settings.seed, test_fraction=run.settings.data.test_fraction)

@@ -1,4 +1,4 @@
-"""polyfed reproduce: a paper's experiment, its figures next to ours."""
+"""polyfed reproduce: a paper's experiment, its figures next to ours; polyfed data fetch."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ from polyfed.report.table import Cell
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.userfile import algorithms_of
-from polyfed_papers.commands import Reproduce
+from polyfed_papers.commands import DataFetch, Reproduce
+from polyfed_papers.fetch import fetch
 from polyfed_papers.recipes import Bench, Outcome, Recipe, find, gather, origin
 from polyfed_papers.recipes.recipe import Size, estimate, write
 from polyfed_papers.recipes.record import load, pack, unpack
@@ -76,6 +77,11 @@ def reproduce(o: Reproduce) -> int:
         page = write(r, bench, outcome)
     _say_after(outcome, page)
     return 0
+
+
+def data_fetch(o: DataFetch) -> None:
+    for path in fetch(o.name, Path(o.data_dir).expanduser() if o.data_dir else None):
+        say(str(path))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The command that this package adds to polyfed; what it does is in command.py."""
+"""The commands that this package adds to polyfed; what they do is in command.py."""
 
 from pathlib import Path
 
@@ -39,3 +39,12 @@ class Reproduce(
     force: bool = option("Start over, whatever the folder holds.", False)
     rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)
     yes: bool = option("Start a long run without asking.", False, None, "--yes", "-y")
+
+
+class DataFetch(Experiment, group="data", module="command", takes=("data_dir",)):
+    """Download a data set from its public source and check it: mnist, fashion-mnist, cifar10 or cifar100.
+
+    [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
+    """
+
+    name: str = argument("A data set.")

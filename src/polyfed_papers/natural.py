@@ -21,22 +21,16 @@ from polyfed.base.errors import DataError, few
 from polyfed.base.values import COUNT, Limits
 from polyfed.data import prepare, readers
 from polyfed.data.dataset import Dataset
-from polyfed.data.datasets import SEED, dataset
+from polyfed.data.datasets import SEED
 from polyfed.data.raw import Images
 from polyfed.data.readers import inside
+from polyfed_papers.files import there
+from polyfed_papers.images import md5
 from polyfed_papers.matlab import read_mat
 
 Part = tuple[np.ndarray, np.ndarray]  # inputs and labels
 Samples = Annotated[int, Limits(ge=1)] | None
 DRAWN = 33  # purpose of the draws
-
-
-def _there(data_dir: Path, name: str, places: Sequence[str], what: str) -> Path:
-    """The first of the places in data_dir/name or data_dir that exists."""
-    for path in (folder / place for place in places for folder in (data_dir / name, data_dir)):
-        if path.exists():
-            return path
-    raise DataError(f"{name}: no {what} in {data_dir} or {data_dir / name}; put it there, or set POLYFED_DATA")
 
 
 def _line(e: Exception) -> str:
@@ -86,14 +80,13 @@ def _table(place: Path, member: str, width: int) -> np.ndarray:
     return found
 
 
-@dataset("har")
 def har(data_dir: Path) -> Dataset:
     """UCI HAR: 30 people with a telephone at the waist, 10,299 windows, 561 inputs in [-1, 1], 6 activities.
 
     From UCI HAR Dataset.zip, or the folder that it unpacks to. A person is a client. The official split is between
     people, so both of its parts are read, and some windows of every person are held out.
     """
-    place, parts = _there(data_dir, "har", (f"{HAR}.zip", HAR), f"{HAR}.zip or its folder"), []
+    place, parts = there(data_dir, "har", (f"{HAR}.zip", HAR), f"{HAR}.zip or its folder"), []
     for split in ("train", "test"):
         widths = {"X": 561, "y": 1, "subject": 1}
         parts.append([_table(place, f"{split}/{kind}_{split}.txt", width) for kind, width in widths.items()])
@@ -208,11 +201,10 @@ def _unlike(folder: Path, files: Sequence[Sequence[Path]]) -> tuple[str, ...]:
         return ("LEAF's scripts make these files, so no checksum is published, and meta/dir-checksum.md5 is not there",)
     lines = (line.split() for line in readers.read_bytes(listed).decode(errors="replace").splitlines())
     sums = {Path(words[1]).parts[-2:]: words[0] for words in lines if len(words) == 2}
-    unlike = [p.name for paths in files for p in paths if sums.get((p.parent.name, p.name)) != readers.md5(p)]
+    unlike = [p.name for paths in files for p in paths if sums.get((p.parent.name, p.name)) != md5(p)]
     return (f"not the files that {listed.name} lists (their MD5 differs): {few(unlike)}",) if unlike else ()
 
 
-@dataset("femnist")
 def femnist(data_dir: Path, flat: bool = False, samples: Samples = None, seed: SEED = 0) -> Dataset:
     """FEMNIST of LEAF: digits and letters by hand, [1, 28, 28] (flat: [784]), 62 classes; writers are clients.
 
@@ -223,7 +215,6 @@ def femnist(data_dir: Path, flat: bool = False, samples: Samples = None, seed: S
     return _leaf(data_dir, "femnist", partial(_digits, flat=flat), samples, seed, classes=62, notes=notes)
 
 
-@dataset("shakespeare")
 def shakespeare(data_dir: Path, samples: Samples = None, seed: SEED = 0) -> Dataset:
     """Shakespeare of LEAF: 80 letters, as numbers from 0 to 79, and the letter after them; roles are clients.
 
@@ -280,7 +271,6 @@ def _coloured(x: np.ndarray, axes: tuple[int, ...], where: str) -> np.ndarray:
     return pixels.expand(-1, 3, -1, -1).numpy()
 
 
-@dataset("digit-5")
 def digit_five(data_dir: Path, clients: COUNT = 1, samples: Samples = None, seed: SEED = 0) -> Dataset:
     """Digit-5: MNIST, MNIST-M, SVHN, USPS and synthetic digits as clients, [3, 28, 28], 10 classes.
 
@@ -292,7 +282,7 @@ def digit_five(data_dir: Path, clients: COUNT = 1, samples: Samples = None, seed
     notes = ("Digit-Five: only SVHN's files have published checksums; of the others shapes and labels are checked",)
     for source, (axes, *parts) in FIVE.items():
         for into, (file, images, labels, whole) in zip(found, parts, strict=True):
-            path = _there(data_dir, "digit-5", [f"{folder}{file}" for folder in ("", "Digit-Five/")], file)
+            path = there(data_dir, "digit-5", [f"{folder}{file}" for folder in ("", "Digit-Five/")], file)
             x, y = _mat(path, images, labels)
             x, y = _coloured(x, axes, f"{path}: {images}"), y.argmax(1) if y.shape[1:] == (10,) else y.reshape(-1)
             if len(x) != len(y) or not np.isin(y, range(11)).all():  # SVHN's 10 is a zero
@@ -308,7 +298,7 @@ def digit_five(data_dir: Path, clients: COUNT = 1, samples: Samples = None, seed
                 into[source if clients == 1 else f"{source}-{k}"] = x[at], y[at] % 10
             if len(y) != whole:
                 notes = (*notes, f"{source}: {len(y)} images of {whole} in {images}; not comparable with the full set")
-            if file in MD5 and readers.md5(path) != MD5[file]:
+            if file in MD5 and md5(path) != MD5[file]:
                 notes = (*notes, f"{file} is not the published file (its MD5 differs)")
     return _natural("digit-5", *found, classes=10, notes=notes, group_clusters=np.repeat(np.arange(5), clients))
 
@@ -317,7 +307,6 @@ OFFICE = {"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295}  # images,
 FEATURES = {"surf": ("SURF_L10", "fts", 800), "decaf": ("decaf", "feas", 4096)}
 
 
-@dataset("office-caltech10")
 def office_caltech10(
     data_dir: Path,
     features: Literal["images", "surf", "decaf"] = "images",
@@ -332,7 +321,7 @@ def office_caltech10(
     roots = ("", "office_caltech_10/", "office_caltech10/", "OfficeCaltech10/")
     for source in OFFICE:
         if features == "images":
-            folder = _there(data_dir, name, [f"{root}{source}" for root in roots], f"folder {source}")
+            folder = there(data_dir, name, [f"{root}{source}" for root in roots], f"folder {source}")
             folder = folder / "images" if (folder / "images").is_dir() else folder
             kinds = sorted(f.name for f in folder.iterdir() if f.is_dir() and f.name[0] != ".")
             known = known or kinds
@@ -346,7 +335,7 @@ def office_caltech10(
         else:
             ending, array, width = FEATURES[features]
             stem = "Caltech10" if (source, features) == ("caltech", "surf") else source
-            path = _there(data_dir, name, [f"{root}{stem}_{ending}.mat" for root in roots], f"{stem}_{ending}.mat")
+            path = there(data_dir, name, [f"{root}{stem}_{ending}.mat" for root in roots], f"{stem}_{ending}.mat")
             x, y = _mat(path, array, "labels")
             if x.shape != (y.size, width) or not np.isfinite(x).all() or not np.isin(y, range(1, 11)).all():
                 raise DataError(f"{path}: found {list(x.shape)} and {y.size} labels, expected [N, {width}] and 1 to 10")

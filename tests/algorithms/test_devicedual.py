@@ -274,6 +274,7 @@ def quadratics(problem):
 def test_synthetic_problems_as_plain_fpfc(task, lam, rounds, accuracy):
     """The true clusters, one each in S1, S3, S4 and S5 (small), and the accuracy of pairs, or of an independent
     implementation, within 0.01."""
+    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
     fed, found = pf.data.load(f"fpfc-{task}", scale="small", seed=0).partition(seed=0), []
     for solver in ("device-dual", "pairs") if accuracy is None else ("device-dual",):
         run = pf.fit(
@@ -289,6 +290,7 @@ def test_synthetic_problems_as_plain_fpfc(task, lam, rounds, accuracy):
 @pytest.mark.parametrize("solver", ["pairs", "device-dual"])
 def test_a_hundred_devices_as_an_independent_implementation(solver):
     """S1 in full, data seed 1, lambda 0.7, 1000 rounds: four clusters, ARI 1 and accuracy 0.847 with either solver."""
+    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
     fed = pf.data.load("fpfc-s1", seed=1).partition(seed=1)
     run = pf.fit(
         softmax(1), fed, FPFC(0.1, lam=0.7, solver=solver), rounds=1000, fraction=0.3, local_steps=10, batch_size=None,

@@ -47,6 +47,7 @@ def test_rounds_of_batches(responsibilities):
 
 @certifies(pf.FedEM, by="planted sources: the private weights are the shares that each client's samples were drawn in")
 def test_it_finds_the_sources_of_a_mixture():
+    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
     data = pf.data.load("mixtures", shares="linear", clients=12)
     fed, shares = data.partition(seed=0), np.asarray(data.meta["shares"])
     parts = Mixture(*(build("linear", (20,), 5, seed=s) for s in (1, 2)))

@@ -131,7 +131,7 @@ sys.exit(call(sys.argv[2:]))
 def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, command):
     ran = [
         subprocess.run([sys.executable, "-c", HIDDEN, package, *words], capture_output=True, text=True)
-        for words in ((command, "any", "--thing", "3"), ("--help",))
+        for words in ((*command.split(), "any", "--thing", "3"), (*command.split()[:-1], "--help"))
     ]
     assert (ran[0].returncode, ran[0].stderr.count("\n")) == (2, 1)
     assert ran[0].stderr.startswith(f"polyfed: polyfed {command} needs the package {package}")
@@ -143,7 +143,7 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
     ("package", "words"),
     [
         ("polyfed_ray", "run --data digits --clients 2 --rounds 1 --algorithm fedavg --seeds 1 --engine ray -q"),
-        ("polyfed_papers", "data inspect har"),
+        ("polyfed_papers", "data inspect mnist"),
         ("polyfed_export", "export . --form onnx"),
         ("polyfed_members", "check fedavg"),
     ],

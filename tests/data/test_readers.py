@@ -1,4 +1,4 @@
-"""Readers of IDX, CIFAR binary and npz files: the published formats, and one line for every kind of damage."""
+"""Readers of npz and CSV files: one line for every kind of damage."""
 
 import gzip
 import os
@@ -10,62 +10,7 @@ import pytest
 
 from polyfed import Federation
 from polyfed.base.errors import DataError
-from polyfed.data import load, readers
-from polyfed.data.datasets import IDX_FILES
-
-
-def idx(array, code=0x08):
-    head = bytes([0, 0, code, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
-    return head + array.tobytes()
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_idx_round_trip(tmp_path, zipped):
-    path = tmp_path / "x"
-    for x, code in ((np.arange(24, dtype=np.uint8).reshape(2, 3, 4), 0x08), (np.array([1, 256], dtype=">i4"), 0x0C)):
-        path.write_bytes(gzip.compress(idx(x, code)) if zipped else idx(x, code))
-        assert np.array_equal(readers.read_idx(path), x)
-
-
-def test_damaged_idx_is_one_line(tmp_path, refused):
-    good = idx(np.arange(2000, dtype=np.uint8).reshape(2, 1000) % 251)
-    path = tmp_path / "labels"
-    cases = {
-        "cut short": gzip.compress(good)[:-9],
-        "damaged": gzip.compress(good)[:30] + b"????????" + gzip.compress(good)[38:],
-        "not an IDX file": b"PK\x03\x04" + good,
-        "found 2011 bytes, expected 2012": good[:-1],
-        "found 2013 bytes, expected 2012": good + b"!",
-        "first bytes missing": b"",
-        "found 6 bytes": good[:6],
-        "shape [0, 4294967295]": bytes([0, 0, 8, 2]) + bytes(4) + b"\xff\xff\xff\xff",
-    }
-    for word, content in cases.items():
-        path.write_bytes(content)
-        with refused(path, word):
-            readers.read_idx(path)
-    with refused(tmp_path / "none", "cannot be read"):
-        readers.read_idx(tmp_path / "none")
-
-
-def test_cifar_binary(tmp_path, refused):
-    rows = np.zeros((3, 3073), np.uint8)
-    rows[:, 0] = [1, 0, 9]
-    rows[1, 1:1025] = 200  # the red plane comes first
-    path = tmp_path / "batch.bin"
-    path.write_bytes(rows.tobytes())
-    x, y = readers.read_cifar(path)
-    assert x.shape == (3, 3, 32, 32)
-    assert y[:, 0].tolist() == [1, 0, 9]
-    assert (x[1, 0] == 200).all()
-    assert (x[1, 1:] == 0).all()
-    rows[2, 0] = 10
-    path.write_bytes(rows.tobytes())
-    with refused(path, "label 10", "0 to 9"):
-        readers.read_cifar(path)
-    path.write_bytes(rows.tobytes()[:-1])
-    with refused(path, "9218", "3073"):
-        readers.read_cifar(path)
+from polyfed.data import readers
 
 
 def test_npz_is_never_unpickled(tmp_path, refused):
@@ -177,24 +122,3 @@ def test_labels_that_no_integer_holds(tmp_path, label):
     ) as found:
         Federation.from_files([tmp_path / "a.npz"], task="classification")
     assert "-9" not in str(found.value)
-
-
-def test_a_hybrid_client_has_images_of_one_source_and_no_image_twice(tmp_path):
-    """Every image's pixels say where it is from and which it is."""
-    for k, folder in enumerate(("mnist", "fashion_mnist")):
-        (tmp_path / folder).mkdir()
-        images = np.zeros((12, 28, 28), dtype=np.uint8)
-        images[:, 0, 0], images[:, 0, 1] = k, np.arange(12)
-        labels = (np.arange(12) % 10).astype(np.uint8)
-        for name, array in zip(IDX_FILES, (images, labels) * 2, strict=True):
-            (tmp_path / folder / name.removesuffix(".gz")).write_bytes(idx(array))
-    data = load("hybrid", tmp_path, clients=5, samples=4, flat=True, seed=1)
-    assert data.group_clusters.tolist() == [0, 0, 0, 1, 1]
-    assert data.x[:, 0].tolist() == np.repeat(data.group_clusters, 4).tolist()
-    assert data.y.tolist() == (data.x[:, 1] % 10).tolist()
-    assert len({tuple(row) for row in data.x[:, :2].tolist()}) == 20
-    with pytest.raises(DataError, match="samples: found 5, expected at most 4 for 3 clients of one source"):
-        load("hybrid", tmp_path, clients=5, samples=5)
-
-
-# MATLAB

@@ -84,13 +84,13 @@ def federation(path):
 
 
 def idx(path):
-    found = readers.read_idx(path)
+    found = pytest.importorskip("polyfed_papers.images").read_idx(path)
     raw = readers.read_bytes(path)
     assert found.nbytes == len(raw) - 4 - 4 * found.ndim  # nothing is left out, nothing made up
 
 
 def cifar(path):
-    x, y = readers.read_cifar(path)
+    x, y = pytest.importorskip("polyfed_papers.images").read_cifar(path)
     assert x.shape == (len(y), 3, 32, 32)
     assert y.max() < 10
 

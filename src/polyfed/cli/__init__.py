@@ -57,8 +57,9 @@ def _add(module: Any) -> None:
 
 def _absent(name: str, package: str) -> None:
     """A command whose package is not installed: it says so, whatever it is given."""
+    group, _, last = name.rpartition(" ")
 
-    @app.command(name, help=f"Needs the package {package}.", context_settings=ANYTHING)
+    @groups.get(group, app).command(last, help=f"Needs the package {package}.", context_settings=ANYTHING)
     def command() -> None:
         raise ConfigError(f"polyfed {name} {plugins.missing(package)}")
 

@@ -172,15 +172,6 @@ class DataList(Command, group="data"):
     """
 
 
-class DataFetch(Experiment, group="data", module="fetch", takes=("data_dir",)):
-    """Download a data set from its public source and check it.
-
-    [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
-    """
-
-    name: str = argument("A data set.")
-
-
 class DataInspect(
     Experiment,
     group="data",

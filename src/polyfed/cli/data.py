@@ -18,7 +18,6 @@ from polyfed.data.audit import flagged
 from polyfed.data.csv_files import read, survey
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
-from polyfed.data.fetch import HOMES
 from polyfed.data.readers import files_of
 from polyfed.data.tables import Table
 from polyfed.report.distributions import distribution_figure
@@ -32,11 +31,11 @@ SHADES = " ░▒▓█"
 
 
 def data_list(_: DataList) -> None:
-    table = grid("name", "what it is", "fetch", tight=("name", "fetch"))
+    table = grid("name", "what it is", tight=("name",))
     refused = LOADERS.gather()
     for name in sorted(LOADERS):
         what = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
-        table.add_row(Text(name, "cyan"), what, "yes" if name in HOMES else "")
+        table.add_row(Text(name, "cyan"), what)
     note = Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim")
     stdout.print(table, *(Text(f"\n{line}", "red") for line in refused), note, sep="\n")
 

@@ -18,7 +18,6 @@ import numpy as np
 from polyfed.base.errors import DataError, few
 from polyfed.base.text import nfc
 
-IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 OTHER = (  # files of data that are not read
     ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
 )  # fmt: skip
@@ -61,44 +60,6 @@ def read_bytes(path: str | Path) -> bytes:
 def unpacked_at_most(size: int) -> int:
     """Bytes that `size` compressed bytes may become."""
     return max(UNPACKED, RATIO * size)
-
-
-def md5(path: str | Path) -> str:
-    """MD5 of a file, as hexadecimal digits."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def read_idx(path: str | Path) -> np.ndarray:
-    """The array of an IDX file (the format of MNIST), gzipped or not. Raises DataError if the header does not fit."""
-    b = read_bytes(path)
-    if len(b) < 4 or b[:2] != b"\0\0" or b[2] not in IDX_TYPES or not 1 <= b[3] <= 8:
-        raise DataError(f"{path}: not an IDX file (first bytes {b[:4].hex(' ') or 'missing'})")
-    dtype, start = np.dtype(IDX_TYPES[b[2]]), 4 + 4 * b[3]
-    shape = tuple(int.from_bytes(b[k : k + 4], "big") for k in range(4, start, 4))
-    expected = start + prod(shape) * dtype.itemsize
-    if len(b) != expected or len(b) < start or 0 in shape:
-        raise DataError(f"{path}: found {len(b)} bytes, expected {expected} for the shape {list(shape)} in its header")
-    return np.frombuffer(b, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
-
-
-def read_cifar(path: str | Path, label_bytes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """One file of CIFAR's binary version: (images [N, 3, 32, 32] uint8, labels [N, label_bytes] uint8).
-
-    CIFAR-10 has 1 byte of labels, CIFAR-100 has 2 (coarse, fine).
-    """
-    b = read_bytes(path)
-    record = label_bytes + 3072
-    if not b or len(b) % record:
-        raise DataError(
-            f"{path}: found {len(b)} bytes, expected a multiple of {record}, one record (CIFAR binary version)"
-        )
-    rows = np.frombuffer(b, np.uint8).reshape(-1, record)
-    labels = rows[:, :label_bytes].copy()
-    for column, allowed in enumerate([10] if label_bytes == 1 else [20, 100]):
-        if labels[:, column].max() >= allowed:
-            raise DataError(f"{path}: found label {labels[:, column].max()}, expected 0 to {allowed - 1}")
-    return rows[:, label_bytes:].reshape(-1, 3, 32, 32).copy(), labels
 
 
 def read_npz(path: str | Path, required: Sequence[str] = ()) -> dict[str, np.ndarray]:

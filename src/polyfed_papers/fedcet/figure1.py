@@ -9,8 +9,8 @@ from polyfed.algorithms.fedcet import FedCET, paper_step
 from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
-from polyfed.data.synthetic import fedcet_quadratics
 from polyfed_papers.fedcet import Problem, distances, error_figure, series, zeros
+from polyfed_papers.generated import fedcet_quadratics
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
 from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from polyfed.data import fetch, load
-from polyfed.data.fetch import HOMES
+from polyfed_papers.fetch import HOMES
 
 
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
     """A folder with a small stand-in for MNIST, whose checksums are taken for the published ones."""
-    from test_readers import idx
+    from test_image_files import idx
 
     folder = tmp_path / "mirror"
     folder.mkdir()
@@ -62,6 +62,16 @@ def test_no_network_and_an_unknown_name_are_one_line(tmp_path, refused):
     assert not list((tmp_path / "mnist").iterdir())
     with refused("'heart-disease'", "known: mnist"):
         fetch("heart-disease", tmp_path)
+
+
+def test_what_is_not_there_and_what_has_no_such_name_is_said_in_one_line(cli):
+    for words, facts in (
+        (("run", "--data", "mnist", "--data-dir", "."), ["mnist", "polyfed data fetch mnist"]),
+        (("data", "fetch", "mnits"), ["'mnits'", "'mnist'"]),
+    ):
+        said = cli(*words)
+        assert (said.status, said.err.count("\n")) == (1, 1)
+        assert all(fact in said.err for fact in facts)
 
 
 def test_archives_give_their_bin_files_only(tmp_path, monkeypatch, refused):

@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest
-from polyfed.data import readers
-from polyfed.data.datasets import IDX_FILES, IDX_MD5, default_dir
+from polyfed.data.datasets import default_dir
+from polyfed.data.readers import UNPACKED
+from polyfed_papers.images import IDX_FILES, IDX_MD5, md5
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def fetch(
         path = folder / file
         if not path.exists():
             _download(base + file, path, expected if verify else None, timeout)
-        elif verify and (found := readers.md5(path)) != expected:
+        elif verify and (found := md5(path)) != expected:
             raise DataError(f"{path}: found MD5 {found}, expected {expected}; delete the file to fetch it again")
         out += _unpack(path, folder) if file.endswith(".tar.gz") else [path]
     return out
@@ -134,7 +135,7 @@ def _unpack(archive: Path, folder: Path) -> list[Path]:
                 target = folder / PurePosixPath(member.name).name
                 if not member.isfile() or target.suffix != ".bin":
                     continue
-                if member.size > readers.UNPACKED:
+                if member.size > UNPACKED:
                     raise DataError(
                         f"{archive}: {member.name!r} unpacks to {member.size:,} bytes, which no data set does"
                     )

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from polyfed.data import load
-from polyfed.data.tiny_imagenet import read_folder
+from polyfed_papers.images import read_folder
 
 WNIDS = ("n02", "n01", "n03")  # wnids.txt is not in alphabetic order
 COLOURS = {"n01": (200, 30, 40), "n02": (10, 180, 20), "n03": (90, 90, 90)}
