@@ -42,24 +42,6 @@ def test_every_byte_is_that_of_a_message():
     assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * (3 + 1) + 8 * p).all()
 
 
-@pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
-def test_how_the_rows_are_dealt_out_does_not_matter(model):
-    one, three = clinical.fit([(X, Y)], model), clinical.fit(SITES, model, intercepts="common")
-    pd.testing.assert_frame_equal(one.coefficients, three.coefficients, rtol=1e-9)
-    pd.testing.assert_frame_equal(one.covariance, three.covariance, rtol=1e-9)
-    assert one.loglik == pytest.approx(three.loglik, rel=1e-12)
-
-
-@pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
-def test_units_do_not_matter(model):
-    """A column in other units, from another zero: its coefficient follows, and nothing else changes."""
-    as_given = clinical.fit(SITES, model).coefficients
-    moved = clinical.fit([(x * [1000, 1, 1] + [0, 1e4, 0], y) for x, y in SITES], model).coefficients
-    assert moved["estimate"]["x1"] * 1000 == pytest.approx(as_given["estimate"]["x1"], rel=1e-8)
-    assert moved["estimate"]["x2"] == pytest.approx(as_given["estimate"]["x2"], rel=1e-8)
-    assert moved["p"][1:].to_numpy() == pytest.approx(as_given["p"][1:].to_numpy(), rel=1e-6)
-
-
 @pytest.mark.parametrize(("unit", "zero"), [(1e-9, 0.0), (3e7, 0.0), (1e9, 1e10), (1e12, -1e12), (1.0, 1e7)])
 def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
     """Every site keeps its own fit, and estimates, errors and p values follow."""
@@ -218,18 +200,16 @@ def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
     assert there.coefficients.notna().all(axis=None)
 
 
-@pytest.mark.parametrize("method", [pf.FedAvg(lr=0.3), pf.FedAvg(lr=0.3, weighted=False), pf.FedProx(lr=0.3, mu=0.0)])
+@pytest.mark.parametrize("method", [pf.FedAvg(lr=3.0), pf.FedAvg(lr=3.0, weighted=False), pf.FedProx(lr=3.0, mu=0.0)])
 def test_sites_count_by_their_patients_whatever_a_method_weighs_by(method):
     """With one step a round FedAvg is gradient descent on the pooled loss, from unlike sites to its optimum."""
-    found = clinical.fit(SITES, method=method, local_steps=1, rounds=2000)
+    found = clinical.fit(SITES, method=method, local_steps=1, rounds=100)
     assert found.left < 1e-6
 
 
-@pytest.mark.parametrize(("model", "ties"), [("cox", "efron"), ("cox", "breslow")])
-def test_cox_by_fedcet(model, ties):
+def test_cox_by_fedcet():
     sites = [survival(n, seed) for seed, n in enumerate((60, 90, 120))]
-    newton = clinical.fit(sites, model, ties=ties)
-    found = clinical.fit(sites, model, ties=ties, method=pf.FedCET(), local_steps=5)
+    newton, found = clinical.fit(sites, "cox"), clinical.fit(sites, "cox", method=pf.FedCET(), local_steps=5)
     assert np.abs(found.coefficients["estimate"] - newton.coefficients["estimate"]).max() < 1e-8
     assert found.loglik == pytest.approx(newton.loglik, rel=1e-12)
 

@@ -20,7 +20,6 @@ from polyfed.compute.kept import kept
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
-from polyfed.engines.local import make_plan
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no usable CUDA device")
@@ -135,21 +134,6 @@ def test_dropouts_masks_are_the_cpus():
     key = Key(-1234567, 987654321)
     there, here = (not_dropped(key, 3, 100_000, 0.3, torch.device(d)) for d in (DEVICE, "cpu"))
     assert torch.equal(there.cpu(), here)
-
-
-@pytest.mark.parametrize("cls", METHODS, ids=lambda c: c.name)
-def test_resumed_on_cuda(cls, tmp_path):
-    settings = {"batch_size": 8, "device": DEVICE, "adapter": words(cls)}
-    straight = pf.fit(model("mlp"), federation(), cls(), rounds=4, **settings)
-    pf.fit(model("mlp"), federation(), cls(), rounds=2, out=tmp_path, **settings)
-    resumed = pf.fit(model("mlp"), federation(), cls(), rounds=4, out=tmp_path, resume=True, **settings)
-    assert torch.allclose(resumed.personal, straight.personal, atol=1e-6)
-
-
-def test_on_an_accelerator_the_cohort_is_one_chunk():
-    task = pf.Task(model("cnn"), device=DEVICE)
-    plan = make_plan(task, 50, 8)
-    assert (plan.chunk, plan.workers, plan.path) == (50, 1, "vectorised")
 
 
 def test_the_memory_that_is_planned_for_is_enough():

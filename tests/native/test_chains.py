@@ -138,24 +138,6 @@ def test_a_client_comes_out_the_same_whoever_is_trained_with_it_and_a_diverging_
             assert torch.equal(alone, calm[i])
 
 
-@needed
-@pytest.mark.parametrize("work", WORK, ids=str)
-def test_a_module_with_a_body_a_head_and_a_forward_of_its_own(work, monkeypatch):
-    """Whose dropouts are those of torch's pass, in every step; on one batch, too."""
-    task, split = Task(net(Net), dtype=torch.float64), split_of()
-    assert path_of(task, work, split) == "native"
-    w = task.w0 + 0.1 * torch.randn(len(SIZES), task.p, dtype=torch.float64)
-    torchs, ours = (local_sgd(task, w, batches(split, work, native), 0.05) for native in (False, True))
-    assert (torchs - ours).abs().max() < 1e-12
-    whole = batches(split, work, True).whole()
-    one, two = (task.gradient(w, whole._replace(native=native), need_loss=False)[0] for native in (False, True))
-    assert (one - two).abs().max() < 1e-12
-    step, other = w.clone(), w.clone()
-    task.descend_(step, whole, 0.1, steps=3)
-    task.descend_(other, whole._replace(native=False), 0.1, steps=3)
-    assert (step - other).abs().max() < 1e-12
-
-
 class Own(nn.Module):
     """A forward that is given, around two linear layers and a norm."""
 

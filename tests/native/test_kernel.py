@@ -60,22 +60,6 @@ def instructions(request, monkeypatch):
     monkeypatch.setattr(BUILT, "set", request.param)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_what_is_added_and_subtracted_is_their_difference(native):
-    """By either path, with vectors that all clients share, that lie apart in memory, and of another precision."""
-    task, split = Task(chain(), dtype=torch.float64), split_of()
-    w = task.w0.expand(len(SIZES), -1)
-    shift, minus = torch.randn(task.p, dtype=torch.float64).expand_as(w), torch.randn(task.p, len(SIZES)).T
-    before = minus.clone()
-    for pull in (None, (0.3, w)):
-        apart = local_sgd(task, w, batches(split, WORK[0], native), 0.05, pull=pull, shift=shift, minus=minus)
-        one = local_sgd(task, w, batches(split, WORK[0], native), 0.05, pull=pull, shift=shift - minus)
-        assert (apart - one).abs().max() < 1e-12
-        assert (apart - w).abs().min(1).values.max() > 0
-    assert torch.equal(minus, before)
-    assert torch.equal(w, task.w0.expand_as(w))
-
-
 @needed
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 63, 64, 65, 1000, 70_000])
 def test_orders_are_numpys(n):

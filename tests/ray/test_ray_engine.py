@@ -27,7 +27,7 @@ ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 engine_module = pytest.importorskip("polyfed_ray.engine")
 grown = pytest.importorskip("polyfed_ray.cluster")
 
-N, ROUNDS = 7, 3
+N = 7
 NAMES = [f"site{i}" for i in range(N)]
 PLAN = Plan(1, 1, "cpu", "closed form")
 
@@ -79,27 +79,17 @@ def cluster():
     ray.shutdown()
 
 
-METHODS = [pf.FedAvg(0.1), pf.Scaffold(0.1), pf.FPFC(0.1), pf.FedSLR(0.1), pf.IFCA(0.1)]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_actors_compute_what_one_machine_does(method):
-    """To rounding where sums are added up in another order, and to the bit whatever the number of actors."""
-    here, *there = (loop(method, workers, 0.6) for workers in (None, 1, 2, 3))
+def test_sums_have_the_same_bits_whatever_the_number_of_actors():
+    """What they are, and that of every method, tests/conformance/test_ray.py shows with two."""
+    here, *there = (loop(pf.Scaffold(0.1), workers, 0.6) for workers in (None, 1, 3))
     for one in (here, *there):
-        for _ in range(ROUNDS):
+        for _ in range(2):
             one.step()
-    everyone = np.arange(N)
     for one in there:
-        assert one.ledger.totals() == here.ledger.totals()
-        for name, t in here.server.items():
+        for name in here.server:
             assert torch.equal(one.server[name], there[0].server[name]), name
-            assert torch.allclose(one.server[name].double(), t.double(), rtol=1e-5, atol=1e-5), name
-        assert torch.equal(one.personal(everyone), there[0].personal(everyone))
-        assert torch.allclose(one.personal(everyone), here.personal(everyone), atol=1e-5)
+        assert torch.equal(one.personal(np.arange(N)), there[0].personal(np.arange(N)))
         assert np.allclose(one.scored("test")["loss"], here.scored("test")["loss"], atol=1e-5)
-        for name, t in one.engine.save().items():
-            assert torch.allclose(t.double(), here.engine.rows.tensors[name].double(), rtol=1e-5, atol=1e-5), name
 
 
 def of_the_column(output, target):
@@ -168,12 +158,12 @@ for p in (me, *me.children(recursive=True)):
     assert {ip.removeprefix("::ffff:") for ip in done.stdout.split()} == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("method", [pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedCET(0.05)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [pf.Ditto(0.1), pf.FedCET(0.05)], ids=lambda m: m.name)
 def test_a_lost_actor_costs_a_round_and_not_the_run(method, tmp_path):
     expected, found = loop(method, 2), loop(method, 2, folder=tmp_path)
-    for t in range(4):
+    for t in range(2):
         expected.step()
-        if t == 2:
+        if t == 1:
             kill(found, 1)
         found.step()
     for name, value in expected.server.items():

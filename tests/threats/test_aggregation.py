@@ -12,13 +12,9 @@ from polyfed.core.uplinks import Uplinks
 from polyfed.threats import aggregation
 
 RULES = [
-    threats.Median(),
-    threats.TrimmedMean(0.2),
-    threats.Krum(0.2),
-    threats.MultiKrum(0.2),
-    threats.GeometricMedian(),
+    threats.Median(), threats.TrimmedMean(0.2), threats.Krum(0.2), threats.MultiKrum(0.2), threats.GeometricMedian(),
     threats.NormClipping(),
-]
+]  # fmt: skip
 
 
 def values(s=9, p=7, seed=0):
@@ -85,10 +81,7 @@ def test_norm_clipping(bound):
     limit = np.median(norms) if bound is None else bound
     expected = np.mean([row * min(1, limit / size) for row, size in zip(v.numpy(), norms, strict=True)], axis=0)
     assert np.allclose(threats.NormClipping(bound)(v), expected)
-
-
-def test_norm_clipping_of_zeros():
-    assert torch.equal(threats.NormClipping()(torch.zeros(4, 3)), torch.zeros(3))
+    assert torch.equal(threats.NormClipping(bound)(0 * v), torch.zeros(7, dtype=v.dtype))
 
 
 def test_a_sum_under_a_rule_is_what_the_rule_takes_for_the_mean_times_the_weight():
@@ -143,10 +136,6 @@ def test_a_median_bears_less_than_half(f):
     assert f == 0 or v.mean(0).norm() > 1e4
 
 
-def test_half_is_too_much_for_a_median():
-    assert threats.Median()(attacked(18, 10)).norm() > 1e5
-
-
 @pytest.mark.parametrize(("s", "f"), [(5, 1), (11, 4), (23, 10)])
 @pytest.mark.parametrize("seed", range(3))
 def test_krum_picks_an_honest_upload(s, f, seed):
@@ -156,11 +145,3 @@ def test_krum_picks_an_honest_upload(s, f, seed):
     chosen = threats.Krum(f / s)(v)
     assert (v[: s - f] == chosen).all(1).any()
     assert threats.MultiKrum(f / s)(v).norm() < 1
-
-
-def test_clipping_limits_what_one_upload_moves():
-    v = attacked(20, 0)
-    bad = v.clone()
-    bad[-1] = 1e9
-    rule = threats.NormClipping(0.5)
-    assert float((rule(bad) - rule(v)).norm()) <= 2 * 0.5 / 20

@@ -199,16 +199,12 @@ def test_a_rule_that_takes_the_mean_changes_nothing(method):
     assert torch.allclose(personal(a), personal(b), rtol=0, atol=1e-11)
 
 
-def asked(method):
-    """What the method asks of its uplinks, in rounds with everybody."""
-    return run(method, model=layers_for(method), rounds=2).used
-
-
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_what_is_only_averaged_may_be_swapped_between_clients(method):
     """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients, and the
     server is what it was: that the rows are not needed is observed, and it is true."""
-    only = [name for name, words in asked(method).items() if not words & {"rows", "mean within groups"}]
+    used = run(method, model=layers_for(method), rounds=2).used
+    only = [name for name, words in used.items() if not words & {"rows", "mean within groups"}]
     if not only:
         pytest.skip("it needs the rows of all it receives")
 
@@ -236,26 +232,6 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
             assert torch.allclose(b[name], value, rtol=0, atol=1e-11), name
 
 
-def test_what_each_method_needs_of_its_uplinks():
-    expected = {
-        "means": "apfl ditto fedadagrad fedadam fedala fedasync fedavg fedavg-ft fedavgm fedbabu feddyn fedexp fedlin "
-        "fednova fedper fedprox fedrep fedslr fedtrack fedyogi fesem gpgd lg-fedavg lpgd per-fedavg pfedme "
-        "recalibrated scaffold",
-        "means, and rows of something else": "fedbuff fedcet flexcfl hypcluster ifca pacfl stocfl",
-        "rows": "apple cfl fedacs fedamp fedfomo fedsoft fedspa fpfc heurfedamp pfedhn q-fedavg",
-        "nothing": "local",
-    }
-    found: dict[str, list[str]] = {}
-    for method in OURS:
-        the_loop = run(method, model=layers_for(method), rounds=2)
-        used = the_loop.used
-        kind = "nothing" if not used else "means"
-        if any(words == {"rows"} for words in used.values()):
-            kind = "means, and rows of something else" if len({*map(str, used.values())}) > 1 else "rows"
-        found.setdefault(kind, []).append(method.name)
-    assert {k: " ".join(sorted(v)) for k, v in found.items()} == expected
-
-
 @pytest.mark.parametrize("method", [pf.FedAvg(), pf.FedTrack(0.1), pf.FedLin(0.5)])
 def test_clipping_is_relative_to_the_model_sent_out(method):
     """Also where it went out in an exchange before."""
@@ -266,29 +242,25 @@ def test_clipping_is_relative_to_the_model_sent_out(method):
 
 
 ATTACKS = [
-    threats.SameValue(ratio=0.4),
-    threats.SignFlip(ratio=0.4),
-    threats.GaussianNoise(ratio=0.4),
+    threats.SameValue(ratio=0.4), threats.SignFlip(ratio=0.4), threats.GaussianNoise(ratio=0.4),
     threats.ScaledUpdate(scale=-20.0, ratio=0.4),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
-@pytest.mark.parametrize(("method", "near"), [(pf.FedAvg(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)])
-def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
-    """Clients of one law: the honest optimum is known, and robust values stay near it; SCAFFOLD's, less so, because the
-    median of its variates is not what they must sum to."""
+def test_forty_percent_ruin_a_mean_and_not_a_median(attack):
+    """Clients of one law: the honest optimum is known, and robust values stay near it."""
     fed = federation()
     x, y = fed.train.x.numpy(), fed.train.y.numpy()
     optimum = torch.from_numpy(np.linalg.lstsq(x, y, rcond=None)[0])
 
     def error(robust):
-        w = run(method, attack, robust, rounds=25, fed=fed).server["w"]
+        w = run(pf.FedAvg(), attack, robust, rounds=15, fed=fed).server["w"]
         return float((w - optimum).norm())
 
     assert error(None) > 10
     for robust in (threats.Median(), threats.GeometricMedian(), threats.Krum(0.4)):
-        assert error(robust) < near, robust
+        assert error(robust) < 0.2, robust
 
 
 def test_a_median_within_each_cluster():
@@ -306,34 +278,10 @@ def test_a_median_within_each_cluster():
         assert np.allclose(model.numpy(), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("ratio", [0.2, 0.4])
-@pytest.mark.parametrize("method", [pf.FedRep(0.05), pf.FedPer(0.05), pf.FedBABU(0.05)], ids=lambda m: m.name)
-def test_a_median_keeps_the_shared_part_usable(method, ratio):
-    """One direction for all, a factor of each client's own. Benign clients' losses, in units of predicting zero."""
-    fed = federation(size=30, heads=1 + 0.5 * np.sin(np.arange(N)))
-    attack = threats.GaussianNoise(scale=3.0, ratio=ratio)
-
-    def loss(robust):
-        the_loop = run(method, attack, robust, model=two_layers, fed=fed, rounds=30)
-        benign = ~the_loop.forge.attackers
-        zero = np.array([float((fed.train.client(i)[1] ** 2).mean()) for i in range(N)])
-        return (the_loop.scored("train")["loss"] / zero)[benign].mean()
-
-    assert loss(threats.Median()) < 0.5
-    assert not loss(None) < 0.5
-
-
 @pytest.mark.parametrize("method", [pf.FPFC(), pf.FedACS(), pf.Local(), pf.FedAMP(), pf.FedSpa()], ids=lambda m: m.name)
 def test_a_method_without_a_mean_is_refused_by_name(method):
     with pytest.raises(ConfigError, match=f"robust: {method.name} does not average its uploads, so median cannot"):
         pf.fit(line(), federation(), method, loss="mse", robust=threats.Median(), rounds=1)
-
-
-def test_attacks_compose_with_every_method():
-    """Also where a tensor of integers goes up, or nothing at all."""
-    for method in (pf.IFCA(), pf.CFL(), pf.FPFC(), pf.FedACS(), pf.Local(), pf.FedCET(0.05)):
-        the_loop = run(method, threats.SignFlip(ratio=0.4, scale=1.0), rounds=2)
-        assert torch.isfinite(personal(the_loop)).all()
 
 
 def test_tensors_choose_what_is_forged():
