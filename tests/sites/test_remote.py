@@ -113,19 +113,6 @@ def test_what_is_saved_in_the_middle_of_a_round_is_the_state_before_it():
     assert bases(sites) == dict.fromkeys(NAMES, (0, 0))
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_sites_keep_what_a_checkpoint_may_go_back_to(durable):
-    """The last but one, since the last may turn out to be damaged; without checkpoints the last that counts."""
-    (sites, remote), kept = connected(durable=durable), []
-    for t in range(5):
-        exchange(remote, round_of(t))
-        kept.append(bases(sites, "keep")["oslo"])
-        remote.commit()
-        remote.save(), remote.saved()
-    start = (-1, -1)
-    assert kept == ([start, start, (0, 0), (1, 0), (2, 0)] if durable else [start, *((t, 0) for t in range(4))])
-
-
 def test_an_answer_to_the_exchange_before_is_none_to_this_one():
     sites, remote = connected()
     exchange(remote, round_of(0))
@@ -133,19 +120,6 @@ def test_an_answer_to_the_exchange_before_is_none_to_this_one():
     sites.stray = [Raw(head, {"w": torch.zeros(1).double()}).pack()]
     assert exchange(remote, round_of(0, phase=1))[0] == {0: 220, 1: 222, 2: 224}
     assert not sites.stray
-
-
-def test_a_reply_to_a_dropped_exchange_is_not_taken_for_one_to_the_next():
-    """Oslo and bern have answered the second exchange when riga does not, so that the round begins again without it."""
-    sites, remote = connected(quorum=2)
-    exchange(remote, round_of(0))
-    sites.silent = {"riga"}
-    round = round_of(0, phase=1)
-    remote.send(told(round), round)
-    ids, missing, _ = remote.wait(round.ids.numpy())
-    assert (ids.tolist(), list(missing)) == ([0, 1], [2])
-    remote.abandon()
-    assert exchange(remote, round_of(0, [0, 1]))[0] == {0: 20, 1: 22}
 
 
 def test_a_reply_that_came_early_waits_for_its_turn():
@@ -189,10 +163,6 @@ def test_the_client_that_diverged_is_named(who):
         remote.wait(round.ids.numpy())
         tally = Tally(round, {}, forge=lambda up, _, of: {"w": up["w"].where(of.ids[:, None] != who, torch.nan)})
         assert remote.exchange(None, {}, round, tally).bad == ids.index(who)
-
-
-def test_a_quorum_larger_than_the_cohort_is_the_cohort():
-    assert exchange(connected(quorum=3)[1], round_of(0, [1, 2]))[0] == {1: 22, 2: 24}
 
 
 def test_a_metric_that_one_site_alone_has_given_to_an_average_is_not_shown():
