@@ -41,7 +41,7 @@ chosen = importlib.import_module("chosen")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games", "polyfed_members"),
-    "scikit-learn": ("polyfed.estimators",),
+    "scikit-learn": ("polyfed_estimators.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.stated",

@@ -15,7 +15,7 @@ from polyfed.core.algorithm import REGISTRY
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
 base; metrics; native; compute; core; algorithms engines models threats yardsticks; data; runs; report;
-studies; face; estimators; cli
+studies; face; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))

@@ -40,8 +40,6 @@ if _TYPE_CHECKING:
     from polyfed.core.schedule import Uniform as Uniform
     from polyfed.core.uplinks import Uplinks as Uplinks
     from polyfed.data.federation import Federation as Federation
-    from polyfed.estimators import FederatedClassifier as FederatedClassifier
-    from polyfed.estimators import FederatedRegressor as FederatedRegressor
     from polyfed.face import Run as Run
     from polyfed.face import compare as compare
     from polyfed.face import fit as fit
@@ -51,6 +49,8 @@ if _TYPE_CHECKING:
     from polyfed.runs.watching import Progress as Progress
     from polyfed.studies.predict import Predictor as Predictor
     from polyfed.yardsticks import *  # noqa: F403
+    from polyfed_estimators.estimators import FederatedClassifier as FederatedClassifier
+    from polyfed_estimators.estimators import FederatedRegressor as FederatedRegressor
     from polyfed_games.result import Coalitions as Coalitions
     from polyfed_games.run import coalitions as coalitions
     from polyfed_members.admit import admit as admit

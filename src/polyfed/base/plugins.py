@@ -27,6 +27,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_ray": (),
     "polyfed_export": (),
+    "polyfed_estimators": (),
 }
 
 

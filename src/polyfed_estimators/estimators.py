@@ -93,6 +93,30 @@ class _Federated(BaseEstimator):
                 found[which == k] = self.models_[k](x[which == k]).numpy()
         return found
 
+    def predict(self, X: Any, sites: Any = None) -> np.ndarray:
+        """The answers of each row's model."""
+        raise NotImplementedError
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
+        """Accuracy of classes, or R², the explained share of the variance of numbers.
+
+        Parameters
+        ----------
+        X, y : array
+            [N, d] numbers, and [N] labels or numbers.
+        sample_weight : array or None
+            [N] weights of the rows; None: all alike.
+        sites : array or None
+            [N] site of each row, whose model answers; None: the common model.
+
+        Returns
+        -------
+        float
+            At most 1.
+        """
+        metric = accuracy_score if isinstance(self, ClassifierMixin) else r2_score
+        return float(metric(y, self.predict(X, sites), sample_weight=sample_weight))
+
 
 class FederatedClassifier(ClassifierMixin, _Federated):
     """Classifier trained over sites, with one model for all or one for each, as its method has it.
@@ -183,24 +207,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         outputs = self._outputs(X, sites)
         return self.classes_[outputs.argmax(1)]
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
-        """Accuracy.
-
-        Parameters
-        ----------
-        X, y : array
-            [N, d] numbers and [N] labels.
-        sample_weight : array or None
-            [N] weights of the rows; None: all alike.
-        sites : array or None
-            [N] site of each row, whose model answers; None: the common model.
-
-        Returns
-        -------
-        float
-            Share of right labels.
-        """
-        return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
+    score = _Federated.score
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
@@ -270,24 +277,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         """
         return self._outputs(X, sites)[:, 0] * self._width + self._middle
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
-        """R², the explained share of the target's variance.
-
-        Parameters
-        ----------
-        X, y : array
-            [N, d] and [N] numbers.
-        sample_weight : array or None
-            [N] weights of the rows; None: all alike.
-        sites : array or None
-            [N] site of each row, whose model answers; None: the common model.
-
-        Returns
-        -------
-        float
-            At most 1.
-        """
-        return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
+    score = _Federated.score
 
 
 def _moments(x: np.ndarray) -> tuple[Any, Any]:
