@@ -79,18 +79,3 @@ def test_every_line_stands_for_a_promise_and_its_tests_exist():
             file, _, name = test.partition("::")
             assert name in functions(f"tests/{file}"), f"{page}: {phrase!r} names {test}, which is not there"
     assert len({line[:2] for line in table()}) == len(table())
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("A key is never\nsent. It is kept.", ["A key is never sent."]),
-        ("```\nnever\n```\n`only` this: all. Exactly so!", ["Exactly so!"]),
-        ("| a | no |\n| b | no: keep it |\n| c | sent to no site |", ["| c | sent to no site |"]),
-        ("- One.\n- The same bits as\n  before.", ["- The same bits as before."]),
-        ("| always | `tests/a/test_b.py::test_c` |", []),
-    ],
-)
-def test_what_a_promise_is(text, found, tmp_path):
-    (tmp_path / "page.md").write_text(text)
-    assert promises(tmp_path / "page.md") == found

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -97,25 +96,6 @@ def test_every_file_of_a_table_stands_on_one_page_and_has_whole_rows():
             heads, *rows = csv.reader(lines)
         assert rows, file
         assert {len(row) for row in rows} == {len(heads)}, file
-
-
-def test_a_table_moved_to_a_file_is_the_same_table_on_the_site(tmp_path, monkeypatch):
-    """A large table of numbers moves; one in a block of code, a small one and one of sentences stay."""
-    tool = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    large = "| a | b\\|c |\n| :-- | --: |\n" + "".join(f"| m{k} | {k} ± 0.{k} |\n" for k in range(20))
-    sentences = "| a |\n| :-- |\n" + "| a cell of many words that is a sentence of its own |\n" * 9
-    text = f"# Page\n\n## One (`x`)\n\n{large}\n```\n{large}```\n\n| a |\n| --: |\n| 1 |\n\n{sentences}\n{large}"
-    page, files = tool["moved"](text, DOCS / "experiments" / "page.md")
-    assert [file.relative_to(DOCS).as_posix() for file in files] == ["tables/page/one.csv", "tables/page/one-2.csv"]
-    assert page.count("[Table](") == 2
-    monkeypatch.setattr(generator(), "ROOT", tmp_path)
-    for file, rows in files.items():
-        to = tmp_path / file.relative_to(ROOT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with to.open("w", newline="") as lines:
-            csv.writer(lines).writerows(rows)
-    (tmp_path / "docs" / "experiments").mkdir()
-    assert generator().tabled(page, "experiments/page.md") == text
 
 
 def test_tables_of_the_code_have_every_row():
@@ -386,17 +366,3 @@ def test_a_papers_pages_quote_it_by_its_words_alone(paper):
     for page in (pages / f"{paper.lower()}.md", *pages.glob(f"{paper.lower()}/*.md")):
         text = " ".join(re.sub(r"```.*?```", "", page.read_text(), flags=re.S).split())
         assert {said for said in re.findall(r'"([^"]*)"', text) if len(said) >= 40} <= known, page.name
-
-
-@pytest.mark.parametrize(("change", "lacks"), [
-    ({1: "four clusters, FPFC best"}, "a quotation"), ({3: "3 seeds"}, "a size"), ({3: "paper's size"}, "seeds"),
-    ({3: "small size, 3 seeds"}, "at small size"), ({2: "does not hold", 3: "small size, 3 seeds"}, "at small size"),
-    ({2: "does not hold at small size", 3: "small size, 3 seeds"}, ""), ({}, ""),
-    ({1: '"pure local can not be better"'}, "a quotation"), ({1: 'our words: "best of all methods"'}, "a quotation"),
-])  # fmt: skip
-def test_a_row_without_them_is_refused(change, lacks):
-    """So are words of ours where the paper's are at hand."""
-    row = ("Table 1", "our words: best of all", "holds", "paper's size, 3 seeds", "")
-    assert wrong(tuple(change.get(k, cell) for k, cell in enumerate(row))) == lacks
-    assert wrong(row, ["as good as the others"]) == "the paper's words"
-    assert wrong((row[0], '"as good as the others"', *row[2:]), ["as good as the others"]) == ""

@@ -129,34 +129,30 @@ def test_sums_that_a_method_rests_on_hold_under_secure_sums(name, rounding):
         assert gap.abs().max() < rounding
 
 
+OTHERS = sorted(
+    name
+    for name, cls in REGISTRY.items()
+    if issubclass(cls, Algorithm) and cls.__module__.startswith("polyfed.algorithms") and name not in SUMS
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_other_method_has_the_plain_sums_or_is_refused_by_name(name):
+    fed, said = federation(), ""
+    try:
+        secure = prepare(net(), fed, method(name), settings(3, {"sums": "secure"}))
+        alike(prepare(net(), fed, method(name), settings(3)).run(), secure.run())
+    except (ConfigError, ModelError) as e:  # one that needs every client's own, or a model of another kind
+        said = str(e)
+    if name in ROWS:
+        assert f"privacy: the server of {name} needs every client's own" in said
+
+
 def test_chunks_and_order_change_no_bit_of_a_secure_sum():
     fed, plans = federation(), ((1, 1), (4, 1), (2, 2))
     how = [settings(4, {"sums": "secure"}, chunk=chunk, workers=workers) for chunk, workers in plans]
     runs = [prepare(net(), fed, pf.FedAvg(), each).run() for each in how]
     assert all(torch.equal(runs[0].server["w"], run.server["w"]) for run in runs)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_method_that_needs_rows_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=f"privacy: the server of {name} needs every client's own"):
-        prepare(net(), federation(), method(name), settings(privacy={"sums": "secure"}))
-
-
-OTHERS = sorted(
-    name
-    for name, cls in REGISTRY.items()
-    if issubclass(cls, Algorithm) and cls.__module__.startswith("polyfed.algorithms") and name not in [*SUMS, *ROWS]
-)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_any_other_method_has_the_plain_sums_or_is_refused(name):
-    fed = federation()
-    try:
-        secure = prepare(net(), fed, method(name), settings(3, {"sums": "secure"}))
-    except (ConfigError, ModelError):  # one that needs every client's own, or a model of another kind
-        return
-    alike(prepare(net(), fed, method(name), settings(3)).run(), secure.run())
 
 
 def test_numbers_that_a_sum_does_not_hold_are_refused_at_the_client():
@@ -346,15 +342,17 @@ def test_a_clip_follows_a_quantile_of_what_sites_send_within_the_budget(noise, t
     assert run.status == "finished"
 
 
-@pytest.mark.parametrize("inputs", [3_000, 10**5])
+@pytest.mark.parametrize("inputs", [30, 3_000, 10**5])
 def test_noise_that_sites_share_is_added_to_models_of_any_size(inputs):
-    """One step of FedAvg is one, by rounding relative to numbers that grow with the model."""
+    """One step of FedAvg is one, by rounding relative to numbers that grow with the model; also at a step size at which
+    its rehearsal diverges, to weights whose rounding is larger than any step."""
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(2, inputs)), rng.normal(size=2)) for _ in SIZES]
     fed = pf.Federation.from_arrays(sites, names=[*SIZES], test_fraction=0)
     how = settings(1, PRIVATE | {"noise": "shared"}, dtype="float64")
-    trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=0.05), how)
-    assert planned(trainer).rate == pytest.approx(0.05, rel=1e-9)
+    for lr in (0.05, 1.0):
+        trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=lr), how)
+        assert planned(trainer).rate == pytest.approx(lr, rel=1e-9)
 
 
 @pytest.mark.parametrize(("noise", "steps"), [("shared", 1), ("server", 1), ("own", 1), ("own", 3)])
@@ -461,14 +459,3 @@ def test_the_plan_says_who_is_trusted_and_what_is_not_covered():
     local = says(pf.Local())
     assert local.door is None, "local models leave nothing and cost nothing"
     assert local.describe["privacy-says"] == ["Nothing leaves the sites: there is nothing to protect."]
-
-
-@pytest.mark.parametrize("inputs", [30, 3000])
-def test_a_step_is_known_for_one_however_large_the_model_and_its_rehearsal(inputs):
-    """A rehearsal of least squares diverges at such step sizes, to weights whose rounding is larger than any step."""
-    rng = np.random.default_rng(0)
-    sites = [(rng.normal(size=(5, inputs)), rng.normal(size=5)) for _ in SIZES]
-    fed = pf.Federation.from_arrays(sites, names=[*SIZES], test_fraction=0)
-    trainer = prepare(torch.nn.Linear(inputs, 1), fed, pf.FedAvg(lr=1.0), settings(1, PRIVATE))
-    assert planned(trainer).rate == pytest.approx(1.0, rel=1e-9)
-    assert trainer.run().status == "finished"

@@ -46,16 +46,8 @@ def test_the_demonstration_ends_in_the_models_of_one_machine_and_leaves_nothing_
     """Neither samples nor private state, no process and no key; what is written at the server and at a site is for its
     user alone: every file and folder of keys, run and vault, whatever the user's umask."""
     folder, file = tmp_path / "demo", short(tmp_path / "short.toml", 2)
-    command = [
-        sys.executable,
-        str(NETWORK / "demo.py"),
-        "--out",
-        str(folder),
-        "--sites",
-        "2",
-        "--experiment",
-        str(file),
-    ]
+    words = ("--out", folder, "--sites", "2", "--experiment", file)
+    command = [sys.executable, *map(str, (NETWORK / "demo.py", *words))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     compare(folder, file, tmp_path / "data")
@@ -82,47 +74,6 @@ def test_the_demonstration_ends_in_the_models_of_one_machine_and_leaves_nothing_
 
 
 POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("page", "title", "address"),
-    [
-        ("docs/sites.md", "## From an empty machine", "fed.example.org:8000"),
-        ("README.md", "## Real sites", "localhost:8000"),
-    ],
-)
-def test_the_commands_of_the_guide_go_as_printed(tmp_path, page, title, address):
-    """Each in its own folder, as on three machines; only the address is another, and nobody is asked."""
-    text = (NETWORK.parents[1] / page).read_text().split(title)[1].split("\n## ")[0]
-    commands = [c for line in text.splitlines() for c in line.partition("#")[0].split(" && ")]
-    lines = [c.strip() for c in commands if c.startswith("polyfed ")]
-    keys, (server,), clients = ([c for c in lines if f"polyfed {kind}" in c] for kind in ("keys", "server", "client"))
-    folders = {name: tmp_path / name for name in ("server", "bern", "oslo")}
-    for folder in folders.values():
-        folder.mkdir()
-    short(folders["server"] / "experiment.toml", 2)
-    here = f"127.0.0.1:{demo_py.free_port()}"
-
-    def run(line: str, where: Path) -> subprocess.Popen:
-        return subprocess.Popen([*POLYFED, *line.replace(address, here).split()[1:]], cwd=where)
-
-    for line in keys:
-        assert run(line, folders["server"]).wait() == 0
-    running = [run(server, folders["server"])]
-    try:
-        for name, path in zip(("bern", "oslo"), demo_py.hospitals(tmp_path / "files", 2).values(), strict=True):
-            shutil.copy(path, folders[name] / f"{name}.csv")
-            shutil.copy(folders["server"] / f"{name}.key", folders[name])
-            line = next((c for c in clients if f"{name}.key" in c), clients[0].replace("bern", name))
-            running.append(run(f"{line} --allow pooled --yes policy", folders[name]))
-        assert [p.wait(300) for p in running] == [0, 0, 0]
-    finally:
-        for p in running:
-            p.kill()
-    assert (folders["server"] / "runs/first/report.html").is_file()
-    for name in ("bern", "oslo"):
-        assert list(folders[name].glob("*/model.safetensors"))
 
 
 @pytest.mark.long

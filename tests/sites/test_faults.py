@@ -25,9 +25,8 @@ class Restarted(Sites):
         return super().answer(name, data)
 
 
-@pytest.mark.parametrize(("method", "rounds"), [(SCAFFOLD, 2), ('name = "fedcet"\nlr = 0.01', 1)])
-def test_sites_that_are_restarted_before_every_message(method, rounds, tmp_path):
-    file, data, _ = study(tmp_path, method, rounds=rounds, **QUIET)
+def test_sites_that_are_restarted_before_every_message(tmp_path):
+    file, data, _ = study(tmp_path, SCAFFOLD, rounds=2, **QUIET)
     sites = Restarted(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
@@ -112,18 +111,6 @@ NUMBERS = {
     "numbers that are too large": (
         SCAFFOLD, put("dw", torch.full((14,), 3e38)), ROUND_1, "holds numbers up to 3e.38, whose squares no float32"
     ),
-    "a wrong shape": (
-        SCAFFOLD, put("dw", torch.zeros(13)), ROUND_1, r"tensor 'dw' is float32 \[13\], expected float32 \[14\]"
-    ),
-    "a wrong type": (
-        SCAFFOLD, put("dw", torch.zeros(14).double()), ROUND_1, r"tensor 'dw' is float64 \[14\], expected float32"
-    ),
-    "one too many": (
-        SCAFFOLD, put("more", torch.zeros(2)), ROUND_1, "the message has tensor 'more', expected dc, dw"
-    ),
-    "one too few": (
-        SCAFFOLD, lambda r: r._replace(tensors={"dw": r.tensors["dw"]}), ROUND_1, "the message lacks tensor 'dc'"
-    ),
     "too large": (
         SCAFFOLD, put("dw", torch.zeros(1 << 23)), ROUND_1, "not a message .*most of them 'dw', expected at most 65,"
     ),
@@ -132,17 +119,13 @@ NUMBERS = {
     "steps": (FEDAVG, head(steps=10**30), ROUND_1, r"damaged \(steps: found 10+, expected less"),
     "seconds": (FEDAVG, head(seconds=10**400), ROUND_1, "its reply is damaged"),
     "another round's": (FEDAVG, head(t=0), ROUND_1, "it answers another message"),
-    "parameters": (FEDAVG, head(parameters=10**30), LAST_LOSS, r"\(parameters: found 10+, expected less"),
     "an accuracy": (
         FEDAVG, head(metrics={"loss": 1.0, "accuracy": 17.0}), LAST_LOSS,
         "found accuracy 17, expected a number from 0 to 1",
     ),
-    "a loss below 0": (FEDAVG, head(metrics={"loss": -1.0}), LAST_LOSS, "found loss -1, expected a number from 0"),
     "a loss": (FEDAVG, head(metrics={"loss": 1e308}), LAST_LOSS, "found loss 1e.308, expected a number from 0"),
-    "a metric": (FEDAVG, head(metrics={"loss": 10**400}), LAST_LOSS, r"damaged \(metrics\.loss: found 10"),
     "no metrics": (FEDAVG, lambda r: Raw({"kind": "stored"}), LAST_LOSS, "it answers another message"),
     "a cluster": (IFCA, filled("cluster", 7), ROUND_1, "found cluster 7, expected 0 to 1"),
-    "a cluster below 0": (IFCA, filled("cluster", -1), ROUND_1, "found cluster -1"),
     "a position": ('name = "fedlin"\nkeep_up = 0.5', filled("at", 10**6), ROUND_1, "are not rising ones from 0 to 13"),
     "a mask": ('name = "fedspa"', filled("mask", 255), ROUND_1, "its mask keeps 12 entries of a layer, expected 5"),
     "a mask without biases": (
@@ -220,20 +203,6 @@ def test_a_model_of_another_shape_is_refused_before_anything_is_computed_with_it
     (sites.members.pop("riga").vault / "answered.jsonl").unlink()
     error = sites.error("riga", wire.first(kind, "riga")._replace(tensors={"w": torch.zeros(3)}))
     assert "tensor 'w' is float32 [3], expected float32 [14]" in error
-
-
-def test_a_reply_to_another_message_is_asked_for_again_and_then_the_answer_counts(tmp_path):
-    file, data, sites = study(tmp_path, rounds=2, **QUIET)
-    early: list[Raw] = []
-
-    def said(name, question, reply):
-        if name == "riga" and ROUND_1(question.head) and early:
-            return early.pop()
-        early[:] = [reply] if name == "riga" and question.head.get("t") == 0 else early
-        return reply
-
-    same(on_one_machine(file, data), at_sites(file, sites, Between(sites, said)), sites)
-    assert not early
 
 
 @pytest.mark.parametrize("what", ["pooled", "labels", "begin"])

@@ -2,10 +2,7 @@
 
 import asyncio
 import importlib
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace as Some
 
 import pytest
@@ -73,17 +70,6 @@ def test_flowers_own_client_says_what_is_looked_at():
         assert kind == f"{call}Request"
         assert {"node", "node_id", "public_key"} & {*getattr(flwr, kind).DESCRIPTOR.fields_by_name}
     assert SESSION == "polyfed-session"
-
-
-def test_packages_that_are_hidden_from_tests_are_hidden_from_their_processes(tmp_path, request, monkeypatch):
-    for name in ("a_package", "another"):
-        (tmp_path / f"{name}.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    plugin = request.config.pluginmanager.getplugin(str(Path(__file__).parents[1] / "conftest.py"))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    plugin.hide(request.config, ["a_package"])
-    say = "import importlib.util as u; print(*(n for n in ('a_package', 'another') if u.find_spec(n)))"
-    assert subprocess.run([sys.executable, "-c", say], capture_output=True, text=True).stdout.split() == ["another"]
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch, cli):

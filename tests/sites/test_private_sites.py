@@ -130,26 +130,6 @@ def test_rounds_that_are_raised_on_resume_are_refused_by_every_site(unit, data, 
     assert (tmp_path / "vaults" / "privacy.ledger").read_text() == booked
 
 
-@pytest.mark.parametrize(
-    ("privacy", "line"),
-    [
-        (SECURE + DP.replace("2.0", "0.0"), r"privacy\.epsilon of Privacy: found 0\.0, expected a number above 0"),
-        (SECURE + DP.replace("2.0", "inf"), r"privacy\.epsilon of Privacy: found inf"),
-        (SECURE + DP.replace("1e-3", "0.5"), r"privacy\.delta: found 0\.5, expected less than 1 in"),
-        (
-            SECURE + DP.replace("clip = 1.0", "clip = 0.0"),
-            r"privacy\.clip of Privacy: found 0\.0, expected a number above 0",
-        ),
-        (SECURE + "threshold = 5\n", r"privacy\.threshold: found 5, and 4 sites"),
-        ("[privacy]\n" + DP, r"privacy\.sums of Privacy: found 'open', expected secure"),
-    ],
-)
-def test_what_cannot_be_had_is_one_line(privacy, line, data, tmp_path):
-    with pytest.raises(PolyfedError, match=line) as error:
-        at_sites(study(tmp_path, privacy), Secured(tmp_path, data))
-    assert "\n" not in str(error.value)
-
-
 def test_noise_is_none_of_the_runs_seed(data, tmp_path):
     """Two federations of the same seed on the same rows: other secrets, other noise."""
     models = []

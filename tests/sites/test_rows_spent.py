@@ -1,7 +1,6 @@
 """A row is the same row in every version of its file, and what is counted or spent is counted and spent for it."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -161,16 +160,3 @@ def test_sites_that_begin_at_once_in_one_folder_have_one_key_and_count_on(tmp_pa
     assert len(set(keys)) == 1
     assert sorted(n for some in counts for n in some) == [*range(1, 41)]
     assert not [*(tmp_path / "vaults" / "rows").glob(".*")]
-
-
-def test_the_cost_of_knowing_the_rows_of_a_large_file(tmp_path):
-    rng, path = np.random.default_rng(0), tmp_path / "large.csv"
-    lines = [
-        f"{a:.2f},{b:.1f},{c},{d}"
-        for a, b, c, d in zip(*rng.normal(size=(2, 20_000)), *rng.integers(0, 9, (2, 20_000)), strict=True)
-    ]
-    path.write_text("\n".join(["a,b,c,d", *lines]) + "\n")
-    book, start = Book(tmp_path, "bern"), time.process_time()
-    book.keep(np.array([*book.identify(path, None).values()], dtype=np.uint64))
-    assert time.process_time() - start < 2
-    assert sum(f.stat().st_size for f in (tmp_path / "rows").iterdir()) < 9 * 20_000
