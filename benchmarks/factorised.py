@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyfed import models
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.compute.layout import Layout
-from polyfed.models.factorised import factorised, pack, size
+from polyfed_export.factorised import factorised, pack, size
 
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)
 DENSITY = 0.04

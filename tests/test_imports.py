@@ -22,7 +22,7 @@ BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/_
 UNDER = {  # may import
     "polyfed_sites": ("polyfed_privacy",),
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
-    "polyfed_papers": ("polyfed_tuning",),
+    "polyfed_papers": ("polyfed_export", "polyfed_tuning"),
     "polyfed_testing": ("polyfed_members",),
 }
 

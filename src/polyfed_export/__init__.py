@@ -1,1 +1,1 @@
-"""A client's model in the form of another library: ONNX, and adapters of peft."""
+"""A client's model in other forms: as factors of low rank, as ONNX, as an adapter of peft."""

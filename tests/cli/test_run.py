@@ -160,6 +160,7 @@ def test_export_hands_over_the_client_model(cli, tmp_path, small):
 
 @undrawn
 def test_export_measures_the_factorised_model(cli, tmp_path):
+    pytest.importorskip("polyfed_export")
     (tmp_path / "slr.toml").write_text(
         'rounds = 15\nbatch-size = 20\n[data]\nname = "digits"\nclients = 4\n'
         '[model]\nname = "mlp"\nhidden = [100, 50]\n'

@@ -46,6 +46,7 @@ def test_images_train_a_chain_as_their_rows_do(name, monkeypatch):
 @pytest.mark.parametrize("model", [nn.Linear(16, 3), chain()], ids=["one layer", "three"])
 def test_a_deployed_chain_takes_the_federations_inputs(model, tmp_path):
     """Also in bfloat16, which is of modules, opened again from its folder, and as factors."""
+    pytest.importorskip("polyfed_export")
     x = IMAGES.test.client(2)[0]
     runs = [pf.fit(model, IMAGES, pf.GPGD(lam=0.5), rounds=1, workers=1, precision=p) for p in (None, "bf16")]
     runs[0].save(tmp_path)

@@ -101,7 +101,7 @@ class Export(Command):
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 
-    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module, whose size and speed
+    polyfed_export.factorised.load(FILE, model, sparse) turns a factorised file back into a module, whose size and speed
     the command prints: dense; "merged", where layers with a sparse part are dense again; "beside", where that part is a
     sparse matrix, which is slower than dense for convolutions and small layers.
     """

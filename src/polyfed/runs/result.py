@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.plugins import sibling
 from polyfed.base.text import nfc
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
@@ -21,8 +22,6 @@ from polyfed.compute.check import check
 from polyfed.core.algorithm import Algorithm, Contender, State
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric
-from polyfed.models.factorised import factorised as factorised_model
-from polyfed.models.factorised import pack
 from polyfed.runs.schema import Config, Record, Scores
 from polyfed.runs.trained import Judged, Trained
 
@@ -238,18 +237,10 @@ class Result:
             There is no such client, or the method makes no low-rank model.
         """
         i = position(client, self.outline.names)
-        task, w = self.trained.task, self.trained.personal(np.array([i]))[0]
-        if not factorised:
-            return task.module(w)
-        shows = self.trained.algorithm.describe(self.kept.server)
-        factors, common = shows.factors, shows.common
-        if factors is None or common is None:
-            raise ConfigError(
-                f"factorised: {self.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) "
-                "and gpgd do"
-            )
-        named = task.layout.named
-        return factorised_model(task.model, pack(named(w), named(common), factors), sparse)
+        w = self.trained.personal(np.array([i]))[0]
+        if factorised:
+            return sibling("polyfed_export.factorised", "factorised:").model_of(self, w, sparse)
+        return self.trained.task.module(w)
 
     @property
     def history(self) -> pd.DataFrame:

@@ -13,23 +13,19 @@ from typing import Any, Literal
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polyfed.algorithms._shared.lowrank import places
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import ConfigError, PolyfedError, RunError, closest
+from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.plugins import sibling
 from polyfed.base.settings import table_in
-from polyfed.core.algorithm import Algorithm
-from polyfed.core.stated import Portrait
 from polyfed.data.preparation import Preparation
 from polyfed.models.adapters import is_adapted
 from polyfed.models.adapters import merged as put_into
-from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe, said
 from polyfed.runs.opened import stored
 from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
 
-BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 Form = Literal["dense", "factorised", "merged"]
 
 
@@ -79,14 +75,10 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
         facts["preparation"] = prepared.dump()
     if federation.scaling is not None:
         facts["scaling"] = federation.scaling  # what raw inputs are shifted and scaled with
-    tensors = _factors(run, named) if form == "factorised" else None
-    if tensors is not None:
-        layers = {
-            k[:-2]: (t.shape[1], len(tensors.get(f"{k[:-2]}.at", ()))) for k, t in tensors.items() if k[-2:] == ".U"
-        }
-        facts["tensors"] = _shapes(tensors)
-        facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
-        facts["measured"] = _measured(run, name, tensors)
+    tensors = None
+    if form == "factorised":
+        tensors, more = sibling("polyfed_export.factorised", "factorised:").parts_of(run, name, named)
+        facts |= {"tensors": _shapes(tensors)} | more
     if form == "merged":
         whole = _merged(run, name)
         facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
@@ -168,28 +160,3 @@ def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {key: list(t.shape) for key, t in tensors.items()}
-
-
-def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A client's model as factors: its tensors, the common model and its factors from the server's state."""
-    shows = run.algorithm.describe(run.kept.server) if isinstance(run.algorithm, Algorithm) else Portrait()
-    factors, w = shows.factors, shows.common
-    if factors is None or w is None:
-        raise ConfigError(
-            f"factorised: {run.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and "
-            "gpgd do"
-        )
-    sheets = places(run.kept.server).items()
-    common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}
-    return pack(named, common, factors)
-
-
-def _measured(run: Result, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples."""
-    try:
-        model = run.model(name).to("cpu")
-        x = run.federation.test.to("cpu", run.trained.task.dtype).x[:BATCH]
-        forms = measure(model, tensors, x)
-    except PolyfedError as e:  # as for runs from Python, whose model or data cannot be made again
-        return {"missing": f"the run's model cannot be made again from its folder ({e})"}
-    return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}

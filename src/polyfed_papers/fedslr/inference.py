@@ -14,9 +14,9 @@ from polyfed.algorithms.fedslr import FedSLR
 from polyfed.compute.layout import Layout
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.models.factorised import factorised, measure, pack, size
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
+from polyfed_export.factorised import factorised, measure, pack, size
 from polyfed_papers.fedslr import resnet
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
 from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours

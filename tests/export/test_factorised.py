@@ -14,7 +14,7 @@ from polyfed import models
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.compute.layout import Layout
-from polyfed.models.factorised import Beside, factorised, load, measure, memory, pack, size
+from polyfed_export.factorised import Beside, factorised, load, measure, memory, pack, size
 
 NETS = {
     "linear": ((1, 12, 12), {}),

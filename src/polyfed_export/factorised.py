@@ -15,11 +15,55 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polyfed.base.errors import ConfigError, ModelError
+from polyfed.algorithms._shared.lowrank import places
+from polyfed.base.errors import ConfigError, ModelError, PolyfedError
 from polyfed.base.typed import hooked
+from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.messages import size
+from polyfed.core.stated import Portrait
+from polyfed.runs.result import Result
 
 SPARSE = ("merged", "beside")
+BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
+
+
+def model_of(run: Result, w: Tensor, sparse: str) -> nn.Module:
+    """The module of a client's model `w` with its factors; see `Result.model`."""
+    task = run.trained.task
+    factors, common = _factors(run.trained.algorithm, run.kept.server)
+    return factorised(task.model, pack(task.layout.named(w), task.layout.named(common), factors), sparse)
+
+
+def parts_of(run: Result, client: str, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(a client's tensors as factors, what an export says of them), from the server's state."""
+    factors, w = _factors(run.algorithm, run.kept.server)
+    sheets = places(run.kept.server).items()
+    common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}
+    tensors = pack(named, common, factors)
+    ranks = {key[:-2]: t.shape[1] for key, t in tensors.items() if key.endswith(".U")}
+    layers = {key: {"rank": rank, "nonzeros": len(tensors.get(f"{key}.at", ()))} for key, rank in ranks.items()}
+    return tensors, {"factorised": layers, "measured": _measured(run, client, tensors)}
+
+
+def _factors(algorithm: Any, server: State) -> tuple[Mapping[str, tuple[Tensor, Tensor]], Tensor]:
+    """(factors of the common model, the model)."""
+    shows = algorithm.describe(server) if isinstance(algorithm, Algorithm) else Portrait()
+    if shows.factors is None or shows.common is None:
+        raise ConfigError(
+            f"factorised: {algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and gpgd do"
+        )
+    return shows.factors, shows.common
+
+
+def _measured(run: Result, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples."""
+    try:
+        model = run.model(name).to("cpu")
+        x = run.federation.test.to("cpu", run.trained.task.dtype).x[:BATCH]
+        forms = measure(model, tensors, x)
+    except PolyfedError as e:  # as for runs from Python, whose model or data cannot be made again
+        return {"missing": f"the run's model cannot be made again from its folder ({e})"}
+    return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}
 
 
 def pack(
@@ -163,15 +207,11 @@ def measure(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, repeats:
         torch.set_num_threads(threads)
         for form, m in forms.items():
             m.train(modes[form])
-    dense = outputs["dense"]
-    return {
-        form: {
-            "bytes": memory(m),
-            "ms": median(spent[form]),
-            "difference": float((outputs[form] - dense).abs().max() / dense.abs().max()),
-        }
-        for form, m in forms.items()
-    }
+    dense, found = outputs["dense"], dict[str, dict[str, Any]]()
+    for form, m in forms.items():
+        apart = float((outputs[form] - dense).abs().max() / dense.abs().max())
+        found[form] = {"bytes": memory(m), "ms": median(spent[form]), "difference": apart}
+    return found
 
 
 def _value(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> Tensor:
