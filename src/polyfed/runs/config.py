@@ -376,11 +376,11 @@ def of_earlier(table: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"lr-decay: found {decay} with cosine = {rounds}, expected one of them: lr-schedule has one form"
         )
-    warmup = f"warmup={table.get('warmup', 0)}"
-    if decay != 1.0:
-        kept["lr-schedule"] = f"exponential:factor={decay},every={table.get('lr-decay-every', 1)},{warmup}"
-    elif rounds or table.get("warmup"):
-        kept["lr-schedule"] = f"cosine:rounds={rounds},{warmup}" if rounds else f"constant:{warmup}"
+    names = {"cosine": "rounds", "lr-decay": "factor", "lr-decay-every": "every", "warmup": "warmup"}
+    usual = {"cosine": 0, "lr-decay": 1.0, "lr-decay-every": 1, "warmup": 0}
+    given = ",".join(f"{name}={table[key]}" for key, name in names.items() if table.get(key, usual[key]) != usual[key])
+    if form := "cosine" if rounds else "exponential" if decay != 1.0 else "constant" if table.get("warmup") else "":
+        kept["lr-schedule"] = f"{form}:{given}"
     return kept
 
 

@@ -191,7 +191,7 @@ def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
     return {
         "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25),
         "local_epochs": 2, "batch_size": 20, "weight_decay": 1e-3, "evaluate_every": 0,
-        "lr_schedule": "exponential:0.998",
+        "lr_schedule": "exponential:factor=0.998",
         **({} if bench.small else {"augment": f"flip+crop:{padding},p=0.5"}),
     }  # fmt: skip
 

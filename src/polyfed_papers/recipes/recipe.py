@@ -27,6 +27,7 @@ from polyfed.report import page
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Table
 from polyfed.runs import schema
+from polyfed.runs.config import of_earlier
 from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
@@ -339,7 +340,7 @@ def _plain(config: dict[str, Any]) -> dict[str, Any]:
         fields = dataclasses.fields(REGISTRY.find(name)) if REGISTRY.knows(name) else ()
         usual = {kebab(f.name): list(f.default) if isinstance(f.default, tuple) else f.default for f in fields}
         methods.append({k: v for k, v in given.items() if k not in usual or v != usual[k]})
-    return config | {"algorithms": methods}
+    return of_earlier(config) | {"algorithms": methods}
 
 
 def _jsonable(value: Any) -> Any:
