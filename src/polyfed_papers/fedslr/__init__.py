@@ -189,9 +189,8 @@ def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
     """The work of a round, as settings of `fit`."""
     padding = 8 if data == "Tiny ImageNet" else 4
     return {
-        "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25),
-        "local_epochs": 2, "batch_size": 20, "weight_decay": 1e-3, "evaluate_every": 0,
-        "lr_schedule": "exponential:factor=0.998",
+        "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25), "local_epochs": 2,
+        "batch_size": 20, "weight_decay": 1e-3, "evaluate_every": 0, "lr_schedule": "exponential:factor=0.998",
         **({} if bench.small else {"augment": f"flip+crop:{padding},p=0.5"}),
     }  # fmt: skip
 
