@@ -22,8 +22,8 @@ test: .venv/ready-dev   ## every check: format, lint, types, tests
 types: .venv/ready-dev
 	$(BIN)/pyrefly check
 
-suite: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2
+suite: .venv/ready-dev   # what fails is run again, with the values in its assertions, whose rewriting takes half of the collection
+	$(BIN)/python -m pytest -n 2 --assert=plain || { $(BIN)/python -m pytest --last-failed; false; }
 
 fast-test: .venv/ready-dev   ## about a minute: format, lint, and the first case of every test that tests/slow.txt does not name
 	$(BIN)/ruff format --check .

@@ -50,8 +50,8 @@ def pytest_configure(config):
 
 
 def picked(config) -> bool:
-    """Whether some tests were asked for, by -k or by name."""
-    return bool(config.option.keyword) or any("::" in arg for arg in config.args)
+    """Whether some tests were asked for, by -k, by name, or as those that failed."""
+    return bool(config.option.keyword or config.getoption("lf", False)) or any("::" in arg for arg in config.args)
 
 
 def hide(config, packages: list[str]) -> None:
