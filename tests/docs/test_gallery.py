@@ -49,12 +49,3 @@ def test_there_are_ten_and_each_says_what_it_shows_and_is_what_jupyter_opens():
             more = {"execution_count", "outputs"} if code else set()
             assert cell.keys() == {"cell_type", "id", "metadata", "source"} | more
             assert not code or compile("".join(cell["source"]), file.name, "exec")
-
-
-def test_the_last_line_of_a_cell_is_shown_and_the_others_are_not(tmp_path):
-    (tmp_path / "a.py").write_text(
-        "# %% [markdown]\n# # A & B\n#\n# About.\n\n# %%\nx = 1\nprint('x')\nx + 1\n\n# %%\n2\nx = 3\n"
-    )
-    file = tmp_path / "a.py"
-    assert notebooks.title(file) == "A & B"
-    assert notebooks.execute(file) == ["```text\nx\n```\n\n<pre>2</pre>", ""]

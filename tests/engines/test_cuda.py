@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 OTHERS = ("fedbn", "fedem", "fedrc", "knn-per")  # which refuse these nets
 OURS = [c for c in REGISTRY.values() if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 METHODS = [c for c in OURS if c.name not in OTHERS]
-FEW = ("fedavg", "fedprox", "scaffold", "ditto", "fedper", "fedamp", "fpfc")
 
 
 def federation() -> pf.Federation:
@@ -40,17 +39,12 @@ def model(kind: str) -> nn.Module:
         torch.manual_seed(0)
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
-        more = [nn.Dropout2d(0.2), nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.Dropout(0.3)] if kind == "dropout" else []
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), *more, nn.Flatten(), nn.Linear(16 if more else 64, 3))
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 3))
 
 
 def words(cls) -> str | None:
     """The adapter that a method is for."""
     return f"lora:r=2,train={cls.adapter}" if cls.adapter else None
-
-
-def huber(output, target):
-    return F.huber_loss(output, F.one_hot(target, 3).to(output.dtype))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -64,18 +58,6 @@ def test_cuda_agrees_with_the_cpu(cls, kind):
     assert cuda.personal.device.type == DEVICE
     assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-8
     assert cuda.ledger.drop(columns="seconds").equals(cpu.ledger.drop(columns="seconds"))
-
-
-@pytest.mark.parametrize("batch_size", [8, None], ids=["mini", "full"])
-@pytest.mark.parametrize(("kind", "loss"), [("cnn", "cross-entropy"), ("dropout", "cross-entropy"), ("dropout", huber)])
-@pytest.mark.parametrize("name", FEW)
-def test_many_models_at_once_are_the_cpus_in_float32(name, kind, loss, batch_size):
-    """Convolutions, dropout and a loss of one's own, all vectorised: within 1e-4 of one client after another."""
-    settings = {"rounds": 2, "local_epochs": 2, "batch_size": batch_size, "loss": loss}
-    cpu = pf.fit(model(kind), federation(), REGISTRY[name](), device="cpu", **settings)
-    cuda = pf.fit(model(kind), federation(), REGISTRY[name](), device=DEVICE, **settings)
-    assert cuda.trained.engine.plan.path == "vectorised"
-    assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-4
 
 
 def test_tf32_rounds_products_to_ten_bits_and_only_if_asked():

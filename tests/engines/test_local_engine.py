@@ -172,13 +172,6 @@ def test_what_cannot_fit_is_refused_with_the_estimate(monkeypatch, tmp_path):
         make_rows(FPFC(), Task(nn.Linear(100_000, 10), device="cpu"), 3000, 10, None)
 
 
-def test_fit_refuses_before_it_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(local, "memory", lambda: 100)
-    with pytest.raises(RunError, match="does not fit"):
-        pf.fit(nn.Linear(6, 3), federation(), FedAvg(), rounds=1, out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
 WIDE = """
 from pathlib import Path
 import numpy as np

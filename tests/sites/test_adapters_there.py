@@ -1,18 +1,16 @@
-"""Three processes over TLS, a server and two sites: texts, a backbone at each site, and an adapter for each of them."""
+"""A server and two sites: texts, a backbone at each site, and an adapter for each of them."""
 
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from demo import free_port
+from hospitals import Sites, at_sites
 
 from polyfed.studies.predict import Predictor
 
-POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
+NAMES = ("bern", "oslo")
 WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 WIDTH, LAYERS, RANK, TARGETS, CLASSES, ROUNDS = 16, 2, 4, 2, 2, 2
 SENT = 4 * (LAYERS * TARGETS * RANK * WIDTH + (WIDTH + 1) * CLASSES)  # bytes: B of every target, and the head
@@ -56,42 +54,30 @@ def notes(n, seed):
     return pd.DataFrame({"note": found, "ill": ["yes" if "severe" in t else "no" for t in found]})
 
 
-@pytest.mark.long
+class Backed(Sites):
+    """Each site has the backbone in a folder of its own."""
+
+    def member(self, name):
+        found = super().member(name)
+        found.backbone = self.place / name / "bert"
+        return found
+
+
 def test_only_adapters_travel_and_terms_and_ledger_say_how_many_bytes(tmp_path):
-    pytest.importorskip("flwr", reason="flwr is not installed")
-    server, folders = tmp_path / "server", {name: tmp_path / name for name in ("bern", "oslo")}
-    bert(server / "bert")
-    (server / "study.toml").write_text(STUDY)
-
-    def start(where, *words, log=None):
-        said = subprocess.DEVNULL if log is None else (tmp_path / log).open("w")
-        return subprocess.Popen([*POLYFED, *words], cwd=where, stdout=said, stderr=subprocess.STDOUT)
-
-    assert start(server, "keys", "init", f"127.0.0.1:{free_port()}").wait() == 0
-    for seed, (name, folder) in enumerate(folders.items()):
-        assert start(server, "keys", "add", name).wait() == 0
-        folder.mkdir()
-        shutil.copy(server / f"{name}.key", folder)
-        shutil.copytree(server / "bert", folder / "bert")
-        notes(120, seed).to_csv(folder / f"{name}.csv", index=False)
-    running = [start(server, "server", "study.toml", "--sites", "bern,oslo", "--out", "run", log="server.txt")]
-    try:
-        for name, folder in folders.items():
-            own = ("--key", f"{name}.key", "--data", f"{name}.csv", "--vault", "vault", "--backbone", "bert")
-            running.append(start(folder, "client", *own, "--yes", "policy", log=f"{name}.txt"))
-        ended = [p.wait(500) for p in running]
-    finally:
-        for p in running:
-            p.kill()
-    assert ended == [0, 0, 0], (tmp_path / "server.txt").read_text()
-    book = pd.read_csv(server / "run" / "ledger.csv")
+    bert(tmp_path / "server" / "bert")
+    (tmp_path / "server" / "study.toml").write_text(STUDY)
+    (tmp_path / "data").mkdir()
+    for seed, name in enumerate(NAMES):
+        shutil.copytree(tmp_path / "server" / "bert", tmp_path / name / "bert")
+        notes(120, seed).to_csv(tmp_path / "data" / f"{name}.csv", index=False)
+    sites = Backed(tmp_path, tmp_path / "data", names=NAMES)
+    book = at_sites(tmp_path / "server" / "study.toml", sites).ledger
     assert len(book) == 2 * ROUNDS
     assert (book.up_bytes == SENT).all()
     assert (book.down_bytes == SENT).all()
-    for name, folder in folders.items():
-        terms = (tmp_path / f"{name}.txt").read_text()
+    for name in NAMES:
+        terms = next(line for line in sites.lines if line.startswith(f"What leaves the site {name!r}"))
         assert f"w: float32 [{SENT // 4}], {SENT:,} bytes" in terms
         assert "on the backbone bert" in terms
         assert not any(word in terms for word in ("fever", "severe"))
-        (model,) = folder.glob("vault/model.safetensors")
-        assert len(Predictor.open(model).predict(notes(3, 9))) == 3
+        assert len(Predictor.open(tmp_path / "vaults" / name / "model.safetensors").predict(notes(3, 9))) == 3

@@ -7,8 +7,7 @@ import pytest
 import six_hospitals as six
 from hospitals import FEDAVG, OPEN, Between, Sites, at_sites, experiment, on_one_machine, same
 
-from polyfed.base.part import Part
-from polyfed.data.audit import QUANTILES, withheld
+from polyfed.data.audit import QUANTILES
 from polyfed.studies.predict import Predictor
 
 NAMES = tuple(six.SIZES)
@@ -61,17 +60,6 @@ def test_a_site_is_asked_only_where_its_policy_allows(tmp_path, data):
     assert all(column["quantiles"] is None for columns in told.values() for column in columns.values())
     assert told["koeln"]["sex"]["values"] == {"männlich": 61, "weiblich": 59}
     assert any("once, for the audit between sites: rows, gaps" in line for line in sites.lines)
-
-
-def test_what_few_rows_have_is_withheld():
-    part = Part(rows=60, gaps=0, distinct=3, values={"a": 51, "b": 5, "c": 4}, odd={"-9": 4}, low=[0.0, 4.0], repeats=3)
-    assert withheld(part, 5, True).model_dump(exclude_none=True) == {"rows": 60, "gaps": 0, "distinct": 3, "repeats": 0}
-    more = Part(rows=60, gaps=0, distinct=4, values={"a": 48, "b": 5, "c": 4, "d": 3})
-    assert withheld(more, 5, True).values == {"a": 48, "b": 5}
-    numbers = Part(rows=60, gaps=0, distinct=50, quantiles=[1.234, 2.345, 3.456, 4.567, 5.678])
-    assert withheld(numbers, 5, True).quantiles == [2.3, 2.3, 3.5, 4.6, 4.6]
-    assert withheld(numbers, 20, True).quantiles is None
-    assert withheld(numbers, 5, False).quantiles is None
 
 
 def test_repairs_at_sites_are_those_of_one_machine_and_each_site_hears_its_own(tmp_path, data):

@@ -1,12 +1,11 @@
 """Differential privacy at sites: noise as the account has it, booked on the disk before it leaves, and a budget."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 from direct import raw
-from hospitals import OPEN, at_sites, experiment
+from hospitals import at_sites, experiment
 from secured import COLUMNS, DP, FOUR, SECURE, Secured
 
 from polyfed.base.errors import PolyfedError
@@ -89,29 +88,6 @@ def test_a_release_is_on_the_disk_before_it_leaves_and_asked_again_is_the_same(n
         entry = json.loads(line)
         spent[entry["site"]] += entry["rho"]
     assert all(rho > 0 for rho in spent.values())
-
-
-def test_a_second_run_on_the_same_rows_is_refused_once_the_budget_is_spent(data, tmp_path):
-    """In a vault of its own: the budget is that of the file. With a policy of twice the epsilon there is room."""
-    at_sites(study(tmp_path, SECURE + DP), Secured(tmp_path, data))
-    for place, policy in ((tmp_path / "vaults", OPEN), (tmp_path, dataclasses.replace(OPEN, epsilon=4.0, delta=1e-3))):
-        sites = Secured(tmp_path, data, policy=policy)
-        made = sites.member
-
-        def member(name, made=made, place=place, sites=sites):
-            found = made(name)
-            found.vault = found.hidden.folder = tmp_path / "vaults" / f"{name}-{place.name}"
-            return found
-
-        sites.member = member
-        file, out = study(tmp_path, SECURE + DP, name="second"), f"run-{place.name}"
-        if policy is OPEN:
-            line = r"its privacy budget of epsilon 2 at delta 0\.001 is spent \(epsilon 2 so far\)"
-            with pytest.raises(PolyfedError, match=line):
-                at_sites(file, sites, out=out)
-            assert not any(head["kind"] == "train" for _, head, _ in sites.seen), "before anything is trained"
-        else:
-            assert at_sites(file, sites, out=out).status == "finished"
 
 
 @pytest.mark.parametrize("unit", ["row", "site"])

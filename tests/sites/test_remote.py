@@ -9,7 +9,6 @@ import torch
 from direct import Direct, Raw, raw
 
 from polyfed.compute.batches import Work
-from polyfed.compute.optimizers import Exponential
 from polyfed.core.algorithm import Down, Round
 from polyfed.core.uplinks import Tally
 from polyfed_sites.engine import RemoteEngine
@@ -30,8 +29,8 @@ class Sites(Direct):
             return self.stray.pop()
         asked = raw(data)
         head = {"kind": "trained", "steps": 1, "seconds": 0.0} | {key: asked.head.get(key) for key in ("t", "phase")}
-        if (told := self.told.get(name, {})).get("kind") in ("measured", "diverged"):
-            head = {key: head[key] for key in ("t", "phase") if told["kind"] == "diverged"}
+        if (told := self.told.get(name, {})).get("kind") == "diverged":
+            head = {key: head[key] for key in ("t", "phase")}
         return Raw(head | told, {key: 2 * t for key, t in asked.tensors.items()}).pack()
 
     def push(self, messages):
@@ -74,14 +73,6 @@ def exchange(remote: RemoteEngine, round: Round, send=True):
 def bases(sites: Sites, key: str = "base") -> dict[str, tuple]:
     """Of the last message to each site."""
     return {head["to"]: tuple(head[key]) for head in sites.heads}
-
-
-def test_step_sizes_are_those_of_the_round():
-    sites = Sites()
-    remote = RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, Exponential(0.5, 2, warmup=2))
-    for t in range(5):
-        remote.send(told(round_of(t, [1])), round_of(t, [1]))
-    assert [head["scale"] for head in sites.heads] == [0.5, 1.0, 0.5, 0.5, 0.25]
 
 
 def test_a_round_that_is_abandoned_after_a_reply_was_used_builds_on_the_last_that_counts():
@@ -163,16 +154,3 @@ def test_the_client_that_diverged_is_named(who):
         remote.wait(round.ids.numpy())
         tally = Tally(round, {}, forge=lambda up, _, of: {"w": up["w"].where(of.ids[:, None] != who, torch.nan)})
         assert remote.exchange(None, {}, round, tally).bad == ids.index(who)
-
-
-def test_a_metric_that_one_site_alone_has_given_to_an_average_is_not_shown():
-    """It would be the site's own. Those of two or more are shown as their mean."""
-    sites = Sites()
-    evaluated = {"kind": "measured", "metrics": {"loss": 1.0}, "parameters": 4}
-    alone = {name: evaluated | ({"aggregate": True} if name == "bern" else {}) for name in NAMES}
-    sites.told = alone
-    loss = engine(sites).evaluate(None, Down(), "test")["loss"]
-    assert np.isnan(loss[1])
-    assert loss[[0, 2]].tolist() == [1.0, 1.0]
-    sites.told = alone | {"riga": evaluated | {"metrics": {"loss": 4.0}, "aggregate": True}}
-    assert engine(sites).evaluate(None, Down(), "test")["loss"].tolist() == [1.0, 2.5, 2.5]

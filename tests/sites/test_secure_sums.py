@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -117,27 +116,6 @@ def test_a_sum_that_was_opened_without_a_site_stays_that_after_a_kill(data, tmp_
     assert len({key for key, _ in lines}) == len(lines)
     assert any(present == ["bern", "oslo", "riga"] for _, present in lines)
     assert run.status == "finished"
-
-
-def test_an_older_vault_answers_for_no_other_message(data, tmp_path):
-    """A site whose vault was restored is told which round it lacks, and nothing of it leaves."""
-    file, sites = study(tmp_path, 'name = "scaffold"'), Secured(tmp_path, data)
-    kept = []
-
-    def copied(name, head):
-        if name == "oslo" and head["kind"] == "train" and head["t"] == 1 and not kept:
-            shutil.copytree(tmp_path / "vaults" / "oslo", tmp_path / "copy")
-            kept.append(head)
-        if name == "oslo" and head["kind"] == "train" and head["t"] == 2 and len(kept) == 1:
-            shutil.rmtree(tmp_path / "vaults" / "oslo")
-            shutil.copytree(tmp_path / "copy", tmp_path / "vaults" / "oslo")
-            sites.members.pop("oslo")
-            kept.append(head)
-        return False
-
-    sites.lost = copied
-    with pytest.raises(RunError, match="oslo: its vault: no state of round 1"):
-        at_sites(file, sites)
 
 
 @pytest.mark.parametrize(

@@ -16,28 +16,6 @@ def state(value: float) -> dict[str, torch.Tensor]:
     return {"w": torch.full((3,), value), "mask": torch.ones(2) > 0}
 
 
-def test_versions_are_kept_back_to_the_one_that_may_still_be_asked_for(tmp_path):
-    vault = Vault(tmp_path / "v", "run", "oslo")
-    for t in range(4):
-        vault.save((t, 0), state(t), keep=START)
-    vault.save((4, 0), state(4), keep=(2, 0))
-    assert Vault(tmp_path / "v", "run", "oslo").versions() == [(2, 0), (3, 0), (4, 0)]
-    for t in (2, 3, 4):
-        found = vault.load((t, 0), ZERO)
-        assert torch.equal(found["w"], state(t)["w"])
-        assert found["mask"].dtype == torch.bool
-    assert vault.load(START, ZERO) is ZERO
-
-
-def test_exchanges_of_a_round_are_versions_of_their_own(tmp_path):
-    vault = Vault(tmp_path / "v", "run", "oslo")
-    vault.save((7, 0), state(1), START)
-    vault.save((7, 1), state(2), START)
-    vault.save((7, 0), state(3), START)  # the round was repeated
-    assert float(vault.load((7, 0), ZERO)["w"][0]) == 3
-    assert vault.versions() == [(7, 0), (7, 1)]
-
-
 @pytest.mark.parametrize("write", ["save", "keep"])
 def test_bytes_are_on_the_disk_before_their_name_is(tmp_path, monkeypatch, write):
     """A rename may reach the disk before what was written: after a power cut the name would stand over zeros. A
