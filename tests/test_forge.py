@@ -12,7 +12,6 @@ yaml = pytest.importorskip("yaml", reason="pyyaml is not installed")
 ROOT = Path(__file__).parent.parent
 FORGE = ROOT / ".github"
 WORKFLOWS = sorted((FORGE / "workflows").glob("*.yml"))
-FORMS = sorted(p for p in (FORGE / "ISSUE_TEMPLATE").glob("*.yml") if p.name != "config.yml")
 OURS = "checkout|setup-python|upload-artifact|download-artifact"
 ACTION = re.compile(rf"actions/({OURS})@v\d+|pypa/gh-action-pypi-publish@release/v\d+")  # and how far they are pinned
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -104,31 +103,3 @@ def test_the_oldest_packages_are_the_lower_bounds():
     subprocess.run(["make", "-s", "-B", "build/constraints-oldest.txt"], cwd=ROOT, check=True)
     written = (ROOT / "build" / "constraints-oldest.txt").read_text().split()
     assert written == [d.replace(">=", "==") for d in PROJECT["project"]["dependencies"]]
-
-
-def test_an_issue_form_asks_and_demands():
-    assert {path.stem for path in FORMS} >= {"bug", "method", "number"}
-    for form in (yaml.safe_load(path.read_text()) for path in FORMS):
-        assert {"name", "description", "body"} <= form.keys()
-        asked = [field for field in form["body"] if field["type"] != "markdown"]
-        assert all(field["type"] in {"input", "textarea", "dropdown", "checkboxes"} for field in asked)
-        assert len({field["id"] for field in asked}) == len(asked)
-        assert all(field["attributes"]["label"] for field in asked)
-        assert any(field.get("validations", {}).get("required") for field in asked)
-
-
-def test_dependabot_looks_at_the_actions_and_the_packages():
-    read = yaml.safe_load((FORGE / "dependabot.yml").read_text())
-    assert read["version"] == 2
-    assert {u["package-ecosystem"] for u in read["updates"]} == {"github-actions", "pip"}
-
-
-def test_the_code_owners_own_what_there_is_and_a_reader_finds_how_to_report_a_weakness():
-    lines = (FORGE / "CODEOWNERS").read_text().splitlines()
-    for pattern, *owners in (line.split() for line in lines if line and not line.startswith("#")):
-        assert owners, pattern
-        assert all(owner.startswith("@") for owner in owners), pattern
-        assert pattern == "*" or (ROOT / pattern.strip("/")).exists(), pattern
-    assert "(SECURITY.md)" in (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    for link in re.findall(r"\]\(([^)#]+)", (ROOT / "SECURITY.md").read_text()):
-        assert (ROOT / link).exists(), link

@@ -1,7 +1,6 @@
 """The public face: what `polyfed` shows, to a program, a type checker and an editor."""
 
 import functools
-import importlib
 import inspect
 import re
 import subprocess
@@ -21,26 +20,12 @@ from polyfed_papers.window import WindowAdvice, window_for
 from polyfed_testing import table
 from polyfed_tuning.tuned import Tuned
 
-ROOT = Path(pf.__file__).parent
-
 
 def test_the_methods_are_those_of_the_registry():
     ours = {cls.__name__: cls for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms")}
     shown = {n: v for n, v in vars(polyfed.algorithms).items() if isinstance(v, type) and issubclass(v, pf.Algorithm)}
     assert shown == ours
     assert all(getattr(pf, name) is cls for name, cls in ours.items())
-
-
-def test_every_file_of_a_method_is_imported():
-    files = {p.stem for p in (ROOT / "algorithms").iterdir() if not p.name.startswith("_") and p.suffix in (".py", "")}
-    defined = {cls.__module__.split(".")[2] for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.alg")}
-    helpers = {name for name in files if not any(_methods(name))}
-    assert files - helpers == defined
-
-
-def _methods(name: str):
-    module = importlib.import_module(f"polyfed.algorithms.{name}")
-    return (v for v in vars(module).values() if v in REGISTRY.values() and v.__module__.startswith(module.__name__))
 
 
 def test_dir_shows_what_is_public_and_nothing_else():

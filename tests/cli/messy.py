@@ -1,5 +1,5 @@
-"""Five folders as hospitals have them, made up: strings, gaps, dates, identifiers, columns in another order, decimal
-commas, one class only at a site, 30 to 5000 rows.
+"""Folders as hospitals have them, made up: strings, gaps, dates, identifiers, columns in another order, decimal commas,
+one class only at a site.
 """
 
 import csv
@@ -68,28 +68,4 @@ def costs(folder):
     return ()
 
 
-def stages(folder):
-    """Four classes, numbered from 1, one of them at one site only; gaps as -999."""
-    rng = np.random.default_rng(4)
-    for name, n in (("one", 150), ("two", 70)):
-        rows, score = patients(rng, n, ("-999",))
-        stage = np.digitize(score, (-1.5, 0.0, 1.5)) + 1
-        stage = np.minimum(stage, 3) if name == "two" else stage
-        rows = [row | {"stage": str(k)} for row, k in zip(rows, stage, strict=True)]
-        write(folder / f"{name}.csv", rows)
-    return ("--set", 'columns.gaps=["-999"]')
-
-
-def registry(folder):
-    """5000 rows at one site, 30 at another, where two wards are unknown; standardised by each client."""
-    rng = np.random.default_rng(5)
-    for name, n in (("registry", 5000), ("village", 30)):
-        rows, score = patients(rng, n, ("NULL", ""))
-        if name == "village":
-            rows = [row | {"ward": "medicine"} for row in rows]
-        rows = [row | {"readmitted": "yes" if s > 1.5 else "no"} for row, s in zip(rows, score, strict=True)]
-        write(folder / f"{name}.csv", rows)
-    return ("--standardise", "client")
-
-
-FOLDERS = {f.__name__: f for f in (clinic, admissions, costs, stages, registry)}
+FOLDERS = {f.__name__: f for f in (clinic, admissions, costs)}

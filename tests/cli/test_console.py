@@ -44,15 +44,17 @@ def test_a_comparison_says_which_key_setting_was_left_at_its_default(cli):
     assert "note:" not in cli("compare", "local", "fpfc:lam=0.5", *words).err
 
 
-def test_the_first_run_tells_how_long_the_others_take(clock, capsys):
+@pytest.mark.parametrize(
+    ("seconds", "line"), [(50, ["about 2 min 30 s to go, if all take as long and run one after another"]), (1, [])]
+)
+def test_the_first_run_tells_how_long_the_others_take_unless_that_is_short(clock, capsys, seconds, line):
     show = Show(False)
     show.start(4)
     for seed in range(4):
         show.begin("ditto", seed)
-        clock.time += 50
+        clock.time += seconds
         show.end(Done("ditto", seed, "finished"), False)
-    said = [line for line in capsys.readouterr().err.splitlines() if "to go" in line]
-    assert said == ["about 2 min 30 s to go, if all take as long and run one after another"]
+    assert [said for said in capsys.readouterr().err.splitlines() if "to go" in said] == line
 
 
 def test_the_first_rounds_tell_how_long_a_run_takes(clock, capsys):
@@ -64,13 +66,3 @@ def test_the_first_rounds_tell_how_long_a_run_takes(clock, capsys):
         show._step(SimpleNamespace(run=run, records=(), round=k, rounds=100))
     said = [line for line in capsys.readouterr().err.splitlines() if "to go" in line]
     assert said == ["about 6 min 28 s to go, at this pace"]
-
-
-def test_short_work_is_not_estimated(clock, capsys):
-    show = Show(False)
-    show.start(3)
-    for seed in range(3):
-        show.begin("local", seed)
-        clock.time += 1
-        show.end(Done("local", seed, "finished"), False)
-    assert "to go" not in capsys.readouterr().err

@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError
-from polyfed.cli import run as command
 from polyfed.report.style import write_atomically
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
@@ -75,18 +74,6 @@ def test_results_without_their_head_stay_whatever_is_asked_of_the_folder(cli, tm
         assert said.status != 0, words
         assert said.err.count("\n") == 1
         assert {p: p.read_bytes() for p in before} == before, words
-
-
-def test_a_forced_command_that_is_interrupted_at_once_leaves_the_old_results(cli, tmp_path, small, monkeypatch):
-    assert cli("run", small, *RUN).status == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file() and p.name != files.MARK}
-
-    def press(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "fit", press)
-    assert cli("run", small, *RUN, "--force").status == 130
-    assert {p: p.read_bytes() for p in before} == before
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

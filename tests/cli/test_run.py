@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from forked import Process
 from safetensors.torch import load_file
-from sklearn.metrics import roc_auc_score
 
 import polyfed as pf
 from polyfed.studies import parallel
@@ -43,16 +42,6 @@ def test_the_main_job_answers_the_consortium_offline(cli, tmp_path, monkeypatch)
     assert len({c["data"]["digest"] for c in configs}) == 3
     clients = pd.read_csv(runs[0] / "clients.csv")
     assert (clients["train_samples"] + clients["test_samples"]).tolist() == [303, 261, 46, 130]
-
-
-@undrawn
-def test_methods_of_one_seed_start_from_the_same_model(cli, tmp_path, small):
-    assert cli("run", small, "--rounds", 0, "--out", "a").status == 0
-    common = load_file(tmp_path / "a/runs/fedavg-seed0/models/common.safetensors")
-    for method in ("local", "ditto"):
-        for hospital in HOSPITALS:
-            own = load_file(tmp_path / f"a/runs/{method}-seed0/models/{hospital}.safetensors")
-            assert all((own[k] == common[k]).all() for k in common)
 
 
 @undrawn
@@ -211,20 +200,6 @@ def test_artificial_clients_where_the_data_has_none(cli, tmp_path):
     assert (config["data"]["partition"], config["data"]["clients"]) == ("dirichlet:0.5", 20)
 
 
-@undrawn
-def test_results_are_never_overwritten_unasked(cli, tmp_path, small):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("mine")
-    assert cli("run", small, "--out", "mine", "--force").status == 2
-    assert (tmp_path / "mine/notes.txt").read_text() == "mine"
-    assert cli("run", small, "--algorithm", "fedavg", "--out", "a").status == 0
-    again = cli("run", small, "--algorithm", "ditto", "--out", "a")
-    assert again.status == 2
-    assert "polyfed resume a" in again.err
-    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "--force").status == 0
-    assert json.loads((tmp_path / "a/summary.json").read_text())["algorithm"] == "ditto"
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -241,41 +216,3 @@ def test_a_failed_start_is_one_line_and_leaves_nothing_behind(cli, tmp_path, sma
     assert told in said.err
     assert said.err.count("\n") == 1
     assert not (tmp_path / "a").exists()
-
-
-def test_compare_in_python_is_paired_and_complete(tmp_path):
-    data, methods = pf.data.load("heart-disease"), [pf.Local(lr=0.1), pf.FedAvg(lr=0.1)]
-    model = pf.models.build("linear", (10,), 2)
-    found = pf.compare(model, lambda s: data.partition(seed=s), methods, seeds=2, rounds=2, out=tmp_path / "c")
-    assert set(found.runs) == {("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)}
-    for seed in (0, 1):
-        a, b = (found.runs[m, seed].federation for m in ("local", "fedavg"))
-        assert a.train.x.equal(b.train.x)
-    frame = found.clients.query("label == 'fedavg'").groupby("seed")["test_accuracy"].mean()
-    row = found.table.set_index("label").loc["fedavg"]
-    assert row["accuracy"] == pytest.approx(frame.mean())
-    assert row["std"] == pytest.approx(frame.std())
-    assert (tmp_path / "c/report.html").exists()
-
-
-def test_a_score_asked_for_leads_from_the_command_line_to_the_page(cli, tmp_path, small):
-    """AUC and the Brier score of every hospital's patients, by hand from the models that were written."""
-    said = cli("run", small, "--metrics", "auc,brier", "--seeds", 2, "--out", "a")
-    assert said.status == 0, said.err
-    assert "test AUC" in said.out
-    assert "Brier" in said.out
-    found = pf.Run.open(tmp_path / "a/runs/fedavg-seed0")
-    for i, hospital in enumerate(HOSPITALS):
-        x, y = found.federation.test.client(i)
-        z = found.model(hospital)(x).detach().double().softmax(1)[:, 1]
-        auc = roc_auc_score(y, z) if len(set(y.tolist())) == 2 else np.nan
-        assert found.clients["test_auc"].iloc[i] == pytest.approx(auc, abs=1e-6, nan_ok=True)
-        assert found.clients["test_brier"].iloc[i] == pytest.approx(((z - y) ** 2).mean(), abs=1e-6)
-    run = tmp_path / "a/runs/fedavg-seed0"
-    assert tomllib.loads((run / "config.toml").read_text())["metrics"] == ["auc", "brier"]
-    assert json.loads((run / "summary.json").read_text())["metric"] == "auc"
-    page = (tmp_path / "a/report.html").read_text()
-    assert "test AUC" in page
-    assert "Brier score" in page
-    assert cli("run", "a/runs/fedavg-seed0/config.toml", "--out", "b").status == 0  # the folder's key is the option's
-    assert (tmp_path / "b/metrics.jsonl").read_text().count('"auc"') == 3

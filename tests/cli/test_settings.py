@@ -2,7 +2,6 @@
 
 import pytest
 import tomli_w
-from safetensors.numpy import load_file
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli import call
@@ -42,23 +41,6 @@ def test_command_line_beats_file_beats_default(file):
     each = file("[local-steps]\ncleveland = 5\nva = 2\n")
     for given, steps in (({}, {"cleveland": 5, "va": 2}), ({"local-steps": 3}, 3), ({"local-steps": [1, 2]}, [1, 2])):
         assert resolve(each, given).settings.local_steps == steps
-
-
-def test_local_steps_are_recorded_and_resumed(cli, tmp_path):
-    """Stopped after two rounds and taken up from its config.toml, a run ends where it ends without the stop."""
-    words = ["--local-steps", 3, "--batch-size", 8, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
-    assert cli("run", *words, "--rounds", 5, "--out", "whole").status == 0
-    assert cli("run", *words, "--rounds", 2, "--out", "cut").status == 0
-    assert resolve(tmp_path / "cut" / "config.toml").settings.local_steps == 3
-    assert cli("resume", "cut", "--rounds", 5, "--quiet").status == 0
-    whole, cut = (load_file(tmp_path / f / "models" / "common.safetensors") for f in ("whole", "cut"))
-    assert all((whole[k] == cut[k]).all() for k in whole)
-
-
-def test_an_augmented_run_says_so_in_its_config(cli, tmp_path):
-    words = ["--data", "digits", "--clients", 3, "--rounds", 1, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
-    assert cli("run", *words, "--model", "cnn", "--set", "augment=flip+crop:1,p=0.5", "--out", "x").status == 0
-    assert resolve(tmp_path / "x" / "config.toml").settings.augment == "flip+crop:1,p=0.5"
 
 
 IMAGES = '[data]\nname = "fashion-mnist"\npartition = "{}"\nclients = {}\ntest = "{}"\n{}\n'
@@ -111,7 +93,8 @@ def test_a_name_on_the_command_line_selects_from_the_file(file):
 
 
 def test_a_resolved_experiment_reads_back_as_itself(file):
-    first = resolve(None, {"seeds": [2, 4], "batch-size": "full", "model": {"name": "mlp", "hidden": [8, 4]}})
+    more = {"augment": "flip+crop:1,p=0.5", "model": {"name": "mlp", "hidden": [8, 4]}}
+    first = resolve(None, {"seeds": [2, 4], "batch-size": "full"} | more)
     second = resolve(file(tomli_w.dumps(first.toml())))
     for part in ("settings", "data", "model", "methods"):
         assert getattr(first, part) == getattr(second, part)
@@ -199,6 +182,7 @@ WRONG = [  # (command, exit status, what the one line must name)
     (["algorithms", "fpf"], 2, ["'fpf'", "'fpfc'"]),
     (["resume", "nowhere"], 1, ["nowhere", "no such folder"]),
     (["resume", "."], 1, ["config.toml"]),
+    (["resume", "bad.toml"], 1, ["bad.toml: a file", "the folder of a run"]),
     (["report", "nowhere"], 1, ["nowhere"]),
     (["export", "nowhere", "--client", "0"], 1, ["nowhere"]),
     (["data", "inspect", "heart-disease", "--out", "x.jpg"], 2, ["x.jpg", ".svg"]),

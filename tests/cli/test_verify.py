@@ -113,18 +113,6 @@ def test_a_run_that_was_cut_short_or_killed_is_refused(cli, small, stopper):
     assert cli("verify", "a")[:3:2] == (1, said)
 
 
-def test_another_instruction_set_on_resume_is_logged(cli, small, monkeypatch):
-    """Recorded with the versions, whose changes are kept and logged."""
-    run_of(cli, small)
-    was = torch.backends.cpu.get_cpu_capability()
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
-    monkeypatch.setenv("MKL_CBWR", "AVX")
-    assert cli("resume", "a", "--rounds", 6, "-q").status == 0
-    log = (small.parent / "a/log.txt").read_text()
-    assert f"cpu-capability OTHER from round 4, before {was}" in log
-    assert "mkl-cbwr AVX from round 4, before none" in log
-
-
 def separately(tmp_path, setting, *words):
     """A command in a process of its own, on a machine that would choose other instructions."""
     unset = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "MKL_CBWR")}

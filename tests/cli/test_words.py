@@ -84,17 +84,6 @@ def test_a_command_has_its_function_which_takes_what_was_asked_for(command):
     assert taken.annotation is command
 
 
-def test_a_mistyped_command_is_told_the_nearest_one_once(cli):
-    said = cli("runn")
-    assert (said.status, said.err.count("'run'")) == (2, 1)
-
-
-def test_a_file_is_no_folder_of_a_run(cli, tmp_path):
-    (tmp_path / "study.toml").touch()
-    said = cli("resume", "study.toml")
-    assert said.err == "polyfed: study.toml: a file, expected the folder of a run or of a comparison\n"
-
-
 def test_version(cli):
     said = cli("--version")
     assert (said.status, said.out) == (0, f"polyfed {polyfed.__version__}\n")

@@ -125,15 +125,6 @@ def test_gaps_match_by_number(tmp_path):
     assert "4 of 48 cells are missing (crp)" in " ".join(fed.notes)
 
 
-@pytest.mark.parametrize("columns", [{"task": "binary"}, {"labels": ["0", "1"]}, {"labels": ["1", "0"]}])
-def test_labels_match_by_number(tmp_path, columns):
-    folder = saved(tmp_path / "d", {"a": {"y": ["0", "1"] * 6}, "b": {"y": ["0.0", "1.0"] * 6}})
-    fed = both(folder, **columns)
-    assert fed.classes == 2
-    assert fed.meta["preparation"]["labels"] == columns.get("labels", ["0", "1"])
-    assert [sorted(fed.train.client(i)[1].unique().tolist()) for i in range(2)] == [[0, 1]] * 2
-
-
 def test_true_and_false_are_classes_whatever_their_case_and_events_match_by_number(tmp_path):
     folder = saved(tmp_path / "d", {"a": {"y": ["TRUE", "FALSE"] * 6}, "b": {"y": ["True", "False"] * 6}})
     assert both(folder).meta["preparation"]["labels"] == ["FALSE", "TRUE"]
@@ -219,9 +210,6 @@ def test_numbers_of_classes_that_contradict_each_other_are_refused(columns, said
 def test_a_number_of_classes_that_texts_contradict_is_refused(tmp_path):
     folder = saved(tmp_path / "d", {name: {"w": ["a", "b", "b"] * 4} for name in "ab"})
     kinds_refused(folder, r"target 'y': found 2 classes \(ill, well\), expected 3", classes=3)
-
-
-NUMBERS = [str(v) for v in range(N)]
 
 
 @pytest.mark.parametrize(
@@ -347,16 +335,6 @@ def test_a_file_in_another_encoding_is_the_file_in_utf_8(tmp_path, refused, enco
     fed = both(folder, encoding=encoding)
     assert fed.meta["inputs"] == plain.meta["inputs"]
     assert fed.train.x.equal(plain.train.x)
-
-
-def test_bytes_of_an_unnamed_or_a_wrong_encoding_are_one_line(tmp_path, refused):
-    folder = saved(tmp_path / "d", {"a": {"w": ["é", "b"] * 6}})
-    path = folder / "a.csv"
-    path.write_bytes(path.read_text(encoding="utf-8").encode("cp1252"))
-    with refused(f"{path}: not a text file in UTF-8", "--encoding cp1252"):
-        pf.data.load(folder)
-    with refused(f"{path}: a text file neither in UTF-8 nor in ascii"):
-        pf.data.load(folder, encoding="ascii")
 
 
 @pytest.mark.parametrize("name", ["utf-99", "zlib", "rot13", "", "cp1252\0"])

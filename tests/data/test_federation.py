@@ -44,7 +44,9 @@ def test_integer_targets_are_classes_floats_are_regression():
     assert (regression.classes, regression.outputs) == (None, 1)
     assert regression.train.y.is_floating_point()
     assert Federation.from_arrays([(x, np.zeros((10, 3)))]).outputs == 3
-    assert Federation.from_arrays([(x, y.astype(float))], classes=4).train.y.dtype == torch.int64
+    for told in ({"classes": 4}, {"task": "classification"}):
+        fed = Federation.from_arrays([(x, y.astype(float))], **told)
+        assert (fed.classes, fed.train.y.dtype) == (4, torch.int64)
     assert Federation.from_arrays([(x, y[:, None])]).train.y.dim() == 1
     gap = Federation.from_arrays([(x, np.where(y == 1, 4, y))])
     assert gap.classes == 5
@@ -89,13 +91,6 @@ def test_ages_are_not_taken_for_classes(refused, tmp_path):
     many = Federation.from_arrays([(x, np.arange(60) % 30)])
     assert many.classes == 30
     assert any("30 classes" in note and "task='regression'" in note for note in many.notes)
-
-
-def test_floats_are_labels_where_the_task_says_so():
-    x, y = pair(classes=3)
-    fed = Federation.from_arrays([(x, y.astype(float))], task="classification")
-    assert fed.classes == 3
-    assert fed.train.y.dtype == torch.int64
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -158,6 +153,8 @@ CAT, RAGGED = (X, ["cat"] * 10), ([[1.0], [1.0, 2.0]], [0, 1])
         (("'a'", "'cat'", "expected at least two classes"), [CAT], {}),
         (("'a'", "ragged"), [RAGGED], {}),
         (("'a'", "label 0.5", "not an integer"), [(X, Y / 2)], {"classes": 2}),
+        (("label 1e+300", "out of range"), [(X, Y * 1e300)], {"task": "classification"}),
+        (("NaN or infinite",), [(X, np.where(Y, np.inf, 0))], {"task": "classification"}),
         (("'a'", "label 0.5", "integers are expected"), [(X, Y / 2)], {"task": "classification"}),
         (("'b'", "floats", "'a'", "integers"), [(X, Y), (X, Y * 1.5)], {}),
         (("'a'", "[10]", "[samples, features, ...]"), [(X[:, 0], Y)], {}),

@@ -129,20 +129,6 @@ def llama(place, tokenizer):
     return place
 
 
-def test_a_folder_of_llama_with_an_adapter_learns_from_a_file(tokenizer, tmp_path, cli):
-    base = llama(tmp_path / "llama", tokenizer)
-    write(tmp_path / "data")
-    model = f'backbone = "{base}"\npool = "words"\nadapter = "lora:r=4,targets=q_proj+v_proj+gate_proj+down_proj"\n'
-    (tmp_path / "study.toml").write_text(
-        "seeds = 1\n" + study(base / "tokenizer.json", model, columns=f'pack = true\nend = "{END}"\n', rounds=6)
-    )
-    said = cli("run", "study.toml", "--out", "run")
-    assert said.status == 0, said.err
-    found = pf.Run.open(tmp_path / "run").history.query("split == 'test'").perplexity
-    assert 7 < found.iloc[0] < 9  # that of chance is 8
-    assert found.iloc[-1] < 4
-
-
 def test_sites_make_the_rows_of_their_texts_and_say_none(tokenizer, tmp_path):
     hospitals, place = pytest.importorskip("hospitals"), llama(tmp_path / "llama", tokenizer)
     file = tmp_path / "study.toml"

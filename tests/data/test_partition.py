@@ -368,11 +368,3 @@ def test_parse_refuses(text, words, refused):
     for endless in (f"{text}{'9' * 5000}", f"{text}\0"):
         with pytest.raises(ConfigError, match="at most 4000 characters and none of them NUL"):
             parse(endless)
-
-
-def test_dealing_out_stays_linear():
-    """A million samples to a thousand clients within seconds, with nearly every client topped up."""
-    data = Source(1_000_000, np.arange(1_000_000) % 10, 10)
-    dealt = Dirichlet(0.001).assign(data, 1000, 0)
-    assert sum(len(index) for index in dealt.indices) == 1_000_000
-    assert min(len(index) for index in dealt.indices) == 2

@@ -85,7 +85,7 @@ def test_measurements_stay(tmp_path, kind):
         assert "new" in inputs
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_ages_that_differ_at_small_sites_stay(tmp_path, seed):
     """Nine different ages of sixty at each of three sites are no rarity (chance .17), nor are twelve."""
     frames = sites((9, 12, 9), seed)
@@ -123,7 +123,7 @@ def test_a_column_that_predicts_the_outcome_alone_is_named(leak, tmp_path):
     assert said in pf.Federation.from_folder(written(tmp_path, frames), target="outcome").notes
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_clean_columns_and_few_rows_tell_nothing(seed):
     """Also a rare value that one class has by chance, and a site whose six rows are in order by chance."""
     frames = each(
@@ -159,7 +159,7 @@ def test_rows_of_one_site_at_another_are_counted():
     assert "60 of 60" in said  # their numbers are no inputs
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_like_sites_share_no_more_rows_than_chance_has_it(seed):
     """Rows of three small columns repeat within and between sites, and real ones hardly ever."""
     assert twice(sites(seed=seed)) == []
@@ -227,12 +227,6 @@ def test_a_split_that_holds_out_what_was_not_asked_is_said():
     assert "client-0 0 of 1, client-1 1 of 2" in said
     assert "client-2" not in said
     assert not any(CHECK in n for n in pf.data.from_frames(sites(), "outcome").notes)
-
-
-def test_a_fair_split_is_not_remarked_on():
-    for seed in range(5):
-        fed = pf.data.from_frames(sites(), "outcome", test_fraction=0.3, validation_fraction=0.2, seed=seed)
-        assert not any("fraction" in note for note in fed.notes)
 
 
 def test_training_scores_lead_nothing(tmp_path):

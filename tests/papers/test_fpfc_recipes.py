@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
 from scipy.stats import chisquare
 from sklearn.metrics import adjusted_rand_score
 
@@ -15,7 +14,7 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
 from polyfed.studies.compare import Comparison
 from polyfed_papers import fpfc as problems
-from polyfed_papers.fpfc import HIDDEN, Problem, attacks, even, figure1, methods, newcomers, steps, table1, warmup
+from polyfed_papers.fpfc import HIDDEN, Problem, attacks, figure1, methods, newcomers, table1
 from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
@@ -136,20 +135,6 @@ def test_no_trial_has_a_counted_seed_and_all_methods_have_as_many(tmp_path, monk
     assert bench.tuning() == ["tuned by validation: 6 choices of 12 trials; edges left: 0"]
 
 
-def test_a_search_has_one_colour_in_figure_6():
-    """Its line of validation and its bars of seconds, which stand at the same lambdas."""
-
-    def found(seconds):
-        path = [{"lam": lam, "validation": 0.5, "seconds": seconds} for lam in (0.0, 0.5, 1.0)]
-        return [{"path": path, "at": [10, 20], "test": [0.4, 0.5]}]
-
-    columns = {"S1": ("accuracy, %", 100.0, {"separate": found(8.0), "warm-up": found(1.0)})}
-    above, below, bars = warmup.figure6(columns).axes
-    for line, same, bar, seconds in zip(above.lines, below.lines, bars.containers, (8.0, 1.0), strict=True):
-        assert {b.get_height() for b in bar} == {seconds}
-        assert {to_hex(b.get_facecolor()) for b in bar} == {to_hex(line.get_color())} == {to_hex(same.get_color())}
-
-
 def test_squared_l2_pulls_together_and_never_merges():
     """The linear system's solution has a zero gradient; the mean of the models is pulled by none."""
     data = figure1.toy(0, "figure")
@@ -158,17 +143,6 @@ def test_squared_l2_pulls_together_and_never_merges():
     slope = (x * (x * w[:, None] - y)).mean(1) + 0.1 * (w - w.mean())
     assert np.abs(slope).max() < 1e-12
     assert len(set(w)) == data.n
-
-
-def test_evenly_spread_labels_show_the_clusters(data_dir, tmp_path):
-    """The positive control of the images: ARI 1 where devices have the labels alike."""
-    bench = Bench(tmp_path, seeds=1, data_dir=data_dir("mnist"))
-    found = bench.compare(
-        "even", even.flat, even.components(bench, 100.0), {"FPFC": FPFC(0.1, lam=0.8)}, rounds=even.ROUNDS,
-        fraction=0.5, local_steps=20, batch_size=None, evaluate_every=0,
-    )  # fmt: skip
-    number, score = grouping_of(found, "FPFC")
-    assert (number.tolist(), score.tolist()) == ([4.0], [1.0])
 
 
 @pytest.mark.parametrize(
@@ -208,21 +182,6 @@ def test_shared_layers_are_moved_part_of_the_way():
     assert torch.equal(blended["w"], usual["w"])
 
 
-@pytest.mark.parametrize(("every", "rounds"), [(6, 156), (20, 623), (1, 40), (2, 63)])
-def test_figure_9_looks_at_its_three_rules_in_one_round(every, rounds, monkeypatch):
-    """All are evaluated in the growing rule's last round, and none is over by then; their steps are as many."""
-    asked = []
-
-    class Asked:
-        rounds = staticmethod(lambda small, paper: paper)
-        compare = staticmethod(lambda *_, **settings: asked.append(settings))
-
-    monkeypatch.setattr(steps, "by_round", lambda *_: None)
-    steps.three(Asked(), problem(FPFC(0.1)), every, rounds)
-    assert all(rounds % s["evaluate_every"] == 0 and s["rounds"] >= rounds for s in asked)
-    assert [s["rounds"] for s in asked] == [rounds, *(steps.total(every, rounds) // T for T in (10, 5))]
-
-
 @pytest.mark.parametrize("most", [2, 10])
 def test_drawn_steps_are_uniform_over_clients_and_over_rounds(most):
     """Chi-square of the draws, over 2000 clients of one round and over 2000 rounds of one client."""
@@ -240,14 +199,6 @@ def test_drawn_steps_are_uniform_over_clients_and_over_rounds(most):
     pairs = np.bincount((over_rounds[1:] - 1) * most + over_rounds[:-1] - 1, minlength=most**2)
     assert chisquare(pairs).pvalue > 1e-3
     assert np.array_equal(Uneven(24, most)(3, 5, keys), 24 * over_clients)
-
-
-def test_growing_steps_are_the_papers():
-    """Figure 9: T = ceil(k / 20) in round k = 1, 2, ...: 10,018 steps in 623 rounds."""
-    rule, one = steps.Growing(20), client_keys(["a"])
-    each = [int(rule(0, t, one)[0]) for t in range(623)]
-    assert each[:41] == [1] * 20 + [2] * 20 + [3]
-    assert sum(each) == steps.total(20, 623)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,12 @@
 """Real pretrained weights, of packages that ship them: MiniLM and EfficientNet-Lite0."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import polyfed as pf
-from polyfed.models import adapted, build, pretrained
-from polyfed.models.adapters import LoRA
+from polyfed.models import build, pretrained
 from polyfed.models.backbone import digest_of
-from polyfed.runs import trainer
-from polyfed.runs.trainer import prepare
-from polyfed.runs.training import Training
 from polyfed_papers.adapters import (
     PIXELS,
     Picture,
@@ -73,53 +66,6 @@ def test_lite0_s_weights_are_those_of_its_file():
     net, given = efficientnet(10), torch.load(lite0(), weights_only=True)
     other = [name for name, t in net.state_dict().items() if not torch.equal(t, given[name])]
     assert other == ["_fc.weight", "_fc.bias"]
-
-
-def heads(net, fed, monkeypatch):
-    """[n, p] heads of a run on kept features, and of one through the backbone."""
-
-    def trained():
-        return pf.fit(adapted(net, "probe"), fed, pf.Ditto(lr=0.1), rounds=2, batch_size=4, seed=0).personal
-
-    on_features = trained()
-    monkeypatch.setattr(trainer, "kept", lambda task, x: None)
-    return on_features, trained()
-
-
-@SENTENCES
-def test_heads_on_kept_sentences_are_those_through_minilm(bert, monkeypatch):
-    fed = pf.Federation.from_arrays([(tokens(6), np.arange(6) % 3) for _ in range(3)], classes=3)
-    made = prepare(adapted(bert, "probe"), fed, pf.FedAvg(), Training())
-    assert made.kept.shape == (384,)
-    kept, whole = heads(bert, fed, monkeypatch)
-    torch.testing.assert_close(kept, whole, atol=1e-6, rtol=0)
-    assert (kept[0] - kept[1]).abs().max() > 1e-3
-
-
-@IMAGES
-def test_heads_on_kept_images_are_those_through_lite0(monkeypatch):
-    fed = pf.Federation.from_arrays([(enlarged(images(6)).numpy(), np.arange(6) % 3) for _ in range(2)], classes=3)
-    made = prepare(adapted(efficientnet(3), "probe"), fed, pf.FedAvg(), Training())
-    assert made.kept.shape == (1280,)
-    kept, whole = heads(efficientnet(3), fed, monkeypatch)
-    torch.testing.assert_close(kept, whole, atol=1e-6, rtol=0)
-
-
-@SENTENCES
-def test_distances_of_vectors_are_those_of_minilm_s_updates(bert):
-    """||DW_i - DW_j|| = ||w_i - w_j|| over all layers, in float64."""
-    net = adapted(copy.deepcopy(bert).double(), "lora:r=8,targets=query+key+value+dense")
-    layers, vectors = [m for m in net.modules() if isinstance(m, LoRA)], []
-    assert len(layers) == 36
-    updates = []
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        for m in layers:
-            m.B.data = torch.randn(m.B.shape, generator=generator, dtype=torch.float64)
-        updates.append([(m.weight - m.base.weight).detach() for m in layers])
-        vectors.append(torch.cat([m.B.detach().flatten() for m in layers]))
-    apart = torch.stack([(a - b).square().sum() for a, b in zip(*updates, strict=True)]).sum().sqrt()
-    torch.testing.assert_close(apart, (vectors[0] - vectors[1]).norm(), atol=0, rtol=1e-12)
 
 
 @SENTENCES

@@ -104,13 +104,6 @@ def test_comparison(tmp_path):
     assert ditto == METHODS["ditto"][1]
 
 
-def test_hundred_clients(tmp_path):
-    values = {k: noisy(np.linspace(0.5, 0.9, 100), 2, 0.01, i) for i, k in enumerate(("local", "fedavg", "ditto"))}
-    text = page(write_comparison(tmp_path, values, classes=10))
-    assert "All 100 clients" in text
-    assert len(text) < 1_500_000
-
-
 @pytest.mark.parametrize("keys", [{"status": "interrupted"}, {"status": "diverged"}, {"summary": False}])
 def test_runs_that_did_not_finish(tmp_path, keys, undrawn):
     assert keys.get("status", "unfinished") in page(write_run(tmp_path / "run", [0.7, 0.8], **keys))

@@ -151,16 +151,6 @@ def test_intervals_end_at_what_is_possible_and_agreement_everywhere_is_no_equali
     assert 0.85 < found.mean < found.high <= 1
 
 
-def test_one_split_with_scores_has_an_interval(tmp_path):
-    rng = np.random.default_rng(0)
-    correct = {"local": rng.random((1, PATIENTS)) < 0.5, "fedavg": np.ones((1, PATIENTS), dtype=bool)}
-    write_scores(tmp_path, correct, 0, 1)
-    study = report.read([tmp_path / "runs/local-seed0", tmp_path / "runs/fedavg-seed0"])
-    found = study.verdicts.clients["client-0"]
-    assert (found.text, found.gains["fedavg"].seeds) == ("common", 1)
-    assert "these trained models" in report.answer(study)
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_seeds_of_one_test_set_say_nothing_of_its_samples(tmp_path, known):
     """Three seeds that differ by one of the same 20 samples, the same one, are as uncertain as one seed is. Where it is
@@ -290,21 +280,6 @@ def test_two_models_that_find_no_ill_patient_are_not_known_to_be_equal(tmp_path)
     found = write_added(tmp_path, "f1", added, [y]).verdicts.gains("fedavg", "local")["client-0"]
     assert found.mean == 0
     assert found.high > 0.3
-
-
-def test_clients_that_share_test_samples(tmp_path):
-    """Ten clients with the same 100 patients: their mean knows no more than one client does."""
-    rng = np.random.default_rng(0)
-    added = {k: [[np.array(rng.random(100) < 0.7, dtype=float)] * 10] for k in ("local", "fedavg")}
-    one, apart = (
-        write_added(tmp_path / str(k), "accuracy", added, ids=[np.arange(100) + k * 100 * i for i in range(10)])
-        for k in (0, 1)
-    )
-    alone, whole = one.verdicts.evidence("fedavg", "local")
-    assert whole.spread.sampling == pytest.approx(alone["client-0"].spread.sampling, rel=0.04)
-    assert apart.verdicts.evidence("fedavg", "local")[1].spread.sampling == pytest.approx(
-        whole.spread.sampling / 10, 0.04
-    )
 
 
 def test_all_clients_are_held_against_the_own_model_that_is_best_in_the_mean(tmp_path):

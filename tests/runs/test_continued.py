@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 from functools import partial
 
 import numpy as np
@@ -137,16 +136,6 @@ def test_an_error_saves_the_last_whole_round(tmp_path, fault):
     run = train(model=Brittle(3, 2), out=tmp_path, resume=True)
     assert torch.equal(run.personal, train(model=Brittle(3, 2)).personal)
     assert f"ended after round {t} by ZeroDivisionError" in (tmp_path / "log.txt").read_text()
-
-
-def test_sigterm_ends_a_run_after_its_round_saved(tmp_path):
-    def terminate(progress):
-        if progress.round == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    run = train(out=tmp_path, callbacks=[terminate])
-    assert (run.status, run.trained.t) == ("interrupted", 2)
-    assert torch.equal(train(out=tmp_path, resume=True).personal, train().personal)
 
 
 def test_versions_that_change_are_logged_and_all_are_kept(tmp_path, monkeypatch):

@@ -152,17 +152,6 @@ def test_a_module_of_which_nothing_is_trained_drops_nothing_and_any_other_does(t
         assert torch.equal(gradient(0.0, 0.5, train), gradient(0.0, 0.5, not train))
 
 
-def test_dropout_of_a_frozen_backbone_is_off_and_of_the_head_on():
-    def trained(backbone: nn.Module, head: nn.Module) -> torch.Tensor:
-        torch.manual_seed(0)
-        below = nn.Sequential(nn.Linear(4, 5), backbone).requires_grad_(False)
-        return pf.fit(nn.Sequential(below, head, nn.Linear(5, 3)), FED, pf.FedAvg(lr=0.1), rounds=2).personal
-
-    plain = trained(nn.Dropout(0.0), nn.Identity())
-    assert torch.equal(trained(nn.Dropout(0.5), nn.Identity()), plain)
-    assert not torch.equal(trained(nn.Dropout(0.0), nn.Dropout(0.5)), plain)
-
-
 @pytest.mark.parametrize("words", ["probe", "lora:r=2", "lora:r=2,train=factors"])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_stays_in_memory_and_computes_as_if_widened(words, half, tmp_path):

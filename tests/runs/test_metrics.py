@@ -175,27 +175,3 @@ def test_numbers_have_their_own_scores():
     assert set(run.final["test"]) == {"loss", "mae", "r2", "pinball:0.9"}
     with pytest.raises(ConfigError, match="metrics: auc needs classes; the targets are numbers"):
         pf.fit(torch.nn.Linear(3, 1), fed, pf.FedAvg(0.1), rounds=3, loss="mse", metrics="auc")
-
-
-def test_one_test_set_is_enough_for_an_interval_of_auc(tmp_path):
-    """By what scores.safetensors says each patient adds: DeLong's, from the models themselves."""
-    fed = federation()
-    found = pf.compare(
-        torch.nn.Linear(fed.input_shape[0], 2), fed, {"local": pf.Local(0.3), "fedavg": pf.FedAvg(0.3)}, seeds=1,
-        rounds=3, batch_size=None, metrics="auc", out=tmp_path / "c",
-    )  # fmt: skip
-    sites, _ = report.read(tmp_path / "c").verdicts.evidence("fedavg", "local")
-    for i, name in enumerate(fed.names):
-        x, y = fed.test.client(i)
-        ill = y.numpy() == 1
-        if min(ill.sum(), (~ill).sum()) < 2:
-            continue
-        outputs = [found.runs[label, 0].model(i)(x).detach().double() for label in ("fedavg", "local")]
-        one, other = ((z[:, 1] - z[:, 0]).numpy() for z in outputs)
-        place = [(s[ill][:, None] > s[~ill]) + 0.5 * (s[ill][:, None] == s[~ill]) for s in (one, other)]
-        gap = place[0] - place[1]
-        variance = gap.mean(1).var(ddof=1) / ill.sum() + gap.mean(0).var(ddof=1) / (~ill).sum()
-        e = sites[name]
-        assert e.spread.gain == pytest.approx(gap.mean(), abs=1e-6)
-        assert e.spread.sampling == pytest.approx(variance + (1 / (len(x) + 2)) ** 2, rel=1e-4)
-        assert math.isfinite(e.interval().p)

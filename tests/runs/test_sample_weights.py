@@ -1,4 +1,4 @@
-"""Sample weights: how much each training sample counts in its client's loss, on every path to a gradient."""
+"""Weights of samples and of classes: how much each counts in its client's loss, on every path to a gradient."""
 
 from dataclasses import replace
 
@@ -11,12 +11,13 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError, PolyfedError
 from polyfed.compute import evaluation
-from polyfed.compute.batches import Batches, Work, padded
+from polyfed.compute.batches import Batch, Batches, Work, padded
 from polyfed.compute.check import check
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.runs.measured import together
 from polyfed.runs.resume import digest
+from polyfed.runs.weights import weights_of
 from polyfed.yardsticks import Commonest, OwnLinear, OwnTrees
 
 SIZES = (9, 7)
@@ -50,24 +51,45 @@ def weighted(classes: bool = True) -> tuple[Split, Split]:
     return tuple(pf.Federation.from_arrays(pairs, weights=w, **more).train for pairs, w in given)
 
 
-@pytest.mark.parametrize("path", ["closed form", "module", "vectorised"])
+PATHS = ["closed form", "module", "vectorised"]
+
+
+def computed(path: str, split: Split, loss="cross-entropy", **weights) -> list[torch.Tensor]:
+    """Gradient, loss, step and product with the Hessian of two clients, by a path; the loss is the evaluation's too."""
+    outputs = 3 if loss == "cross-entropy" else 1
+    task = Task(nn.Linear(4, outputs) if path == "closed form" else Odd(outputs), loss, dtype=torch.float64, **weights)
+    check(task, split, 3 if outputs == 3 else None)
+    task.vectorised = path == "vectorised"
+    split = task.place(split)
+    w, batch = torch.linspace(0, 1, 2 * task.p, dtype=torch.float64).view(2, -1), padded(split, EVERYONE)
+    g, value = task.gradient(w, batch)
+    stepped, on = w.clone(), task.gradient_on(w, batch)
+    task.descend_(stepped, batch, 1.0)
+    if weights:
+        assert evaluation.metrics(task, w, split, EVERYONE)["loss"] == pytest.approx(value.numpy())
+    same = [g, value, task.loss_of(w, batch), w - stepped, task.hvp(w, torch.ones_like(w), batch)]
+    return [torch.as_tensor(v) for v in (*same, *([] if on is None else [on().clone()]))]
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse", nn.functional.huber_loss])
 def test_a_weight_is_that_many_copies_of_the_sample(path, loss):
-    outputs = 3 if loss == "cross-entropy" else 1
-    model, found = nn.Linear(4, outputs) if path == "closed form" else Odd(outputs), []
-    for split in weighted(loss == "cross-entropy"):
-        task = Task(model, loss, dtype=torch.float64)
-        check(task, split, 3 if outputs == 3 else None)
-        task.vectorised = path == "vectorised"
-        split = task.place(split)
-        w, batch = task.w0.expand(2, -1) + torch.linspace(0, 1, task.p), padded(split, EVERYONE)
-        g, value = task.gradient(w, batch)
-        stepped, on = w.clone(), task.gradient_on(w, batch)
-        task.descend_(stepped, batch, 1.0)
-        same = [g, value, task.loss_of(w, batch), w - stepped, task.hvp(w, torch.ones_like(w), batch)]
-        found.append([*same, *([] if on is None else [on().clone()])])
+    found = [computed(path, split, loss) for split in weighted(loss == "cross-entropy")]
     for one, copies in zip(*found, strict=True):
         assert one.numpy() == pytest.approx(copies.numpy(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_classs_weight_is_that_many_copies_of_its_samples(path):
+    """But for the number that it is divided by."""
+    weights, data = np.array([1, 3, 2]), sites(True)
+    copies = [(np.repeat(x, weights[y], 0), np.repeat(y, weights[y])) for x, y in data]
+    alike = [pf.Federation.from_arrays(of, test_fraction=0.0, classes=3).train for of in (data, copies)]
+    factor = torch.tensor([weights[y].mean() for _, y in data])
+    found = computed(path, alike[0], class_weights=weights.tolist()), computed(path, alike[1])
+    for one, many in zip(*found, strict=True):
+        wanted = many * factor.view(2, *[1] * (many.dim() - 1))
+        assert one.numpy() == pytest.approx(wanted.numpy(), rel=1e-6, abs=1e-9)
 
 
 def test_the_batches_of_an_epoch_make_up_the_weighted_loss():
@@ -100,20 +122,24 @@ def test_any_factor_on_a_clients_weights_changes_nothing_and_equal_ones_no_bit()
     assert float((once - models(None)).abs().max()) > 1e-3
 
 
-def test_the_optimum_is_the_one_that_scikit_learn_finds():
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_optimum_is_the_one_that_scikit_learn_finds(balanced):
     rng = np.random.default_rng(1)
     x, u = rng.normal(size=(80, 3)), rng.exponential(size=80)
-    y = (x @ [1.0, -1.0, 0.5] + rng.normal(size=80) > 0).astype(int)
-    fed = pf.Federation.from_arrays([(x, y)], weights=[u], test_fraction=0.0)
+    y = (x @ [1.0, -1.0, 0.5] + rng.normal(size=80) > 1.2).astype(int)
+    fed = pf.Federation.from_arrays([(x, y)], weights=None if balanced else [u], test_fraction=0.0)
+    kind = "balanced" if balanced else None
     run = pf.fit(
         nn.Linear(3, 2, bias=False), fed, pf.FedAvg(lr=0.5), rounds=1, local_steps=800, batch_size=None,
-        weight_decay=0.1, dtype="float64",
+        weight_decay=0.1, dtype="float64", class_weights=kind,
     )  # fmt: skip
     w = run.personal[0].view(2, 3)
     # with two outputs w1 = -w0 = v/2 at the optimum, so 0.1/2 ||w||^2 = 0.1/4 ||v||^2; weights are 1 on average
-    wanted = LogisticRegression(C=1 / (80 * 0.05), fit_intercept=False, tol=1e-10).fit(x, y, u / u.mean())
+    wanted = LogisticRegression(C=1 / (80 * 0.05), fit_intercept=False, class_weight=kind, tol=1e-10)
+    wanted.fit(x, y, None if balanced else u / u.mean())
     assert (w[1] - w[0]).numpy() == pytest.approx(wanted.coef_[0], rel=1e-5)
-    assert "training samples have weights" in " ".join(run.federation.notes)
+    said = "the loss weighs classes inversely" if balanced else "training samples have weights"
+    assert said in " ".join(run.federation.notes)
 
 
 def test_scores_and_the_weight_of_a_client_do_not_ask_for_them():
@@ -189,3 +215,43 @@ def test_a_loss_that_is_no_mean_over_samples_refuses_them_by_name():
         pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=clinical.loss("cox"), batch_size=None)
     with pytest.raises(ConfigError, match=r"weights: the cox \(efron\) regression takes none"):
         clinical.fit(fed, "cox")
+
+
+# of classes
+
+
+def test_balanced_weights_are_one_on_average_over_all_clients_rows():
+    rng = np.random.default_rng(0)
+    fed = pf.Federation.from_arrays([(rng.normal(size=(n, 2)), np.arange(n) % k) for n, k in ((30, 3), (20, 2))])
+    weights = weights_of("balanced", "cross-entropy", fed.describe())
+    counts = fed.train.y.bincount().numpy()
+    assert (np.array(weights) * counts) == pytest.approx(np.full(3, counts.sum() / 3))
+
+
+def test_a_batch_of_padding_keeps_its_weights():
+    task = Task(nn.Linear(2, 2), dtype=torch.float64, class_weights=[1.0, 5.0])
+    x, y = torch.randn(1, 4, 2).double(), torch.tensor([[0, 1, 1, 0]])
+    real = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).double()
+    padded_too = task.gradient(task.w0[None], Batch(x, y, real, [2]))
+    torch.testing.assert_close(padded_too, task.gradient(task.w0[None], Batch(x[:, :2], y[:, :2])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"class_weights": [1.0]}, "class-weights: found 1 numbers, expected one for each of 2 classes"),
+        ({"class_weights": {"0": 1.0}}, "class-weights: found none for the class '1'"),
+        ({"class_weights": {0: 1.0}}, "class-weights: found none for the class '1'"),
+        ({"class_weights": {"a": 1.0}}, "class-weights: unknown class 'a'"),
+        ({"class_weights": [1.0, -1.0]}, "class_weights: found"),
+        ({"class_weights": "even"}, "class_weights: found 'even'"),
+        ({"class_weights": "balanced", "loss": nn.functional.cross_entropy}, "for the loss cross-entropy alone"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(settings, said):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.raises(ConfigError, match=said):
+        pf.fit(nn.Linear(2, 2), pf.Federation.from_arrays([(x, np.arange(20) % 2)]), pf.FedAvg(), rounds=1, **settings)
+    numbers = pf.Federation.from_arrays([(x, x[:, 0])])
+    with pytest.raises(ConfigError, match="the targets are numbers"):
+        pf.fit(nn.Linear(2, 1), numbers, pf.FedAvg(), rounds=1, class_weights="balanced")

@@ -29,12 +29,12 @@ def trained(folder, seed, classes, method=None, **settings):
     return pf.fit(model, fed, method or pf.FedAvg(lr=0.1), rounds=2, seed=seed, out=folder, **settings)
 
 
-@pytest.mark.parametrize(("classes", "metrics"), [(True, ("accuracy", "loss")), (False, ("rmse", "loss"))])
+@pytest.mark.parametrize(("classes", "metrics"), [(True, ["accuracy", "auc"]), (False, ["rmse"])])
 @pytest.mark.parametrize("method", [pf.FedAvg(lr=0.1), pf.Local(lr=0.1)])
 def test_means_over_a_clients_samples_are_its_metrics(tmp_path, classes, metrics, method):
-    run = trained(tmp_path / "run", 0, classes, method)
+    run = trained(tmp_path / "run", 0, classes, method, metrics=metrics)
     scores = load_file(tmp_path / "run/scores.safetensors")
-    for metric in metrics:
+    for metric in (*metrics, "loss"):
         means = [part.mean() for part in np.split(scores[metric], np.cumsum(scores["counts"])[:-1])]
         assert means == pytest.approx(run.clients[f"test_{metric}"].tolist(), rel=1e-5)
 

@@ -5,7 +5,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 from wrong import WRONG, Base
 
 import polyfed as pf
@@ -13,8 +12,7 @@ from polyfed.base.errors import ConfigError, MethodError
 from polyfed.core import worker
 from polyfed.core.algorithm import REGISTRY
 from polyfed_testing import stage
-from polyfed_testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
-from polyfed_testing.stage import gap, train
+from polyfed_testing.rows import ROWS
 from polyfed_testing.table import REMEDIES, NotConformant, check_method
 
 FILE = Path(__file__).parents[2] / "examples" / "own_method.py"
@@ -58,14 +56,6 @@ def test_every_row_is_run_and_each_broken_one_has_a_remedy(cli, tmp_path):
     broken = ("same seed same bits", "a stopped run resumes to the same bits")
     assert [line.split(": ")[1:3] for line in said.out.splitlines()] == [["BROKEN", name] for name in broken]
     assert all(line.endswith(REMEDIES[name]) for line, name in zip(said.out.splitlines(), broken, strict=True))
-
-
-def test_clients_that_change_one_another_need_not_show_with_all_of_them():
-    """Why the row on chunks also runs with half of the clients: in the sum over all of them the mistake cancels."""
-    method = next(m for m, row in WRONG if row is chunks_and_workers_do_not_change_the_models)
-    for fraction, cancels in ((1.0, True), (0.5, False)):
-        models = [train(method, dtype=torch.float64, fraction=fraction, chunk=chunk).personal for chunk in (1, 6)]
-        assert (gap(*models) <= 1e-9) is cancels
 
 
 def trained(task, down, data):

@@ -72,14 +72,10 @@ def test_an_edge_is_pointed_out_only_there(best, least, noted):
     ("words", "line"),
     [
         (("fedavg",), "polyfed: algorithm: fedavg has no setting lam to tune"),
-        (("--regime", "hot"), "polyfed: regime: found 'hot' (did you mean 'both'?), expected warm, cold, both or none"),
         (("fedacs", "--setting", "quantile", "--window"), "polyfed: --window: found method fedacs, expected fpfc"),
         (("--grid", "a,b"), "polyfed: grid: found ['a', 'b'] for warm, expected one number or more"),
-        (("--grid", "1,0"), "polyfed: grid: found [1, 0] for warm, expected rising values"),
         (("--set", "seeds=3"), "polyfed: seeds: found 3, expected one: tune works under one seed"),
         (("--scale", "tiny"), "polyfed: data.options.scale of fpfc-s3: found 'tiny', expected small or full"),
-        (("--check-every", 0), "polyfed: check-every: found 0, expected an integer of at least 1"),
-        (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is not a number"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, words, line):
@@ -87,18 +83,6 @@ def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, w
     assert said.status != 0
     assert said.err.splitlines() == [line]
     assert not (tmp_path / "a").exists()
-
-
-def test_any_number_of_any_method_is_tuned(cli, tmp_path):
-    said = cli("tune", "fedacs", *SMALL, "--setting", "quantile", "--grid", "0.25,0.5", "--extend", 0, "--out", "a")
-    assert said.status == 0, said.err
-    found = rows(tmp_path / "a/tune.csv")
-    assert [(r["regime"], r["quantile"]) for r in found] == [("cold", "0.25"), ("cold", "0.5")]
-    assert "Validation, quantile by quantile" in said.out
-    assert "cold, quantile 0.25: validation" in said.err
-    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
-    (best,) = (r for r in found if r["best"] == "True")
-    assert config["algorithm"]["quantile"] == float(best["quantile"])
 
 
 def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
@@ -172,17 +156,3 @@ def test_data_that_are_not_prepared_are_cut_alike_before_and_after():
     for split in ("train", "validation", "test"):
         assert getattr(before, split).x.equal(getattr(after, split).x)
     assert LEAKED not in after.notes
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_columns_of_a_folder_are_said_as_for_a_run(cli, tmp_path):
-    rows = ["y,age,id,w"] + [f"{i % 2},{30 + i + 5 * (i % 2)},p{i},{i % 3}" for i in range(24)]
-    (tmp_path / "d").mkdir()
-    for name in ("one", "two"):
-        (tmp_path / f"d/{name}.csv").write_text("\n".join(rows))
-    words = ("--data", "d", "--target", "y", "--drop", "id", "--weights", "w", "--standardise", "client")
-    more = ("--setting", "lr", "--grid", "0.1", "--rounds", 1, "--train-on", 1, "--quiet", "--out", "a")
-    said = cli("tune", "fedavg", *words, *more)
-    assert said.status == 0, said.err
-    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
-    assert config["columns"] == {"target": "y", "drop": ["id"], "weights": "w", "standardise": "client"}
