@@ -374,8 +374,3 @@ def test_refused_in_one_line(sites, model, words):
 def test_settings_are_refused_in_one_line(given, words):
     with pytest.raises(ConfigError, match=words):
         clinical.fit(SITES, **given)
-
-
-def test_cox_by_a_method_refuses_mini_batches():
-    with pytest.raises(ConfigError, match="batch-size: found 16, expected full"):
-        clinical.fit([survival()], "cox", method=pf.FedCET(), batch_size=16)

@@ -9,7 +9,6 @@ import polyfed.algorithms
 from fuzz import HOSTILE, METHODS, bounded, survives
 from polyfed.base.settings import kebab, settings_of, types_of
 from polyfed.core.algorithm import REGISTRY
-from polyfed.data.partition import PARTITIONERS
 from polyfed.models import MODELS, options
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Data, Settings, resolve
@@ -82,17 +81,3 @@ def trained(table) -> None:
 def test_configurations(table):
     with np.errstate(all="ignore"):
         survives(table, lambda: trained(table))
-
-
-@st.composite
-def partitions(draw):
-    word = draw(st.sampled_from([*PARTITIONERS, "other"]))
-    value = st.one_of(st.sampled_from(["0.5", "2", "alpha=1", "0-1/2-3", "0/90"]), st.text(max_size=8))
-    text = f"{word}:{','.join(draw(st.lists(value, max_size=3)))}"
-    return text + draw(st.sampled_from(["", "+label-swap:2", "+rotation:0/90", "+iid"]))
-
-
-@given(partitions())
-@bounded(150)
-def test_partitions(text):
-    survives(text, lambda: pf.data.parse(text))

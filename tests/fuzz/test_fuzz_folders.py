@@ -119,12 +119,3 @@ def tables(place):
 @bounded(200)
 def test_damaged_folders(tmp_path_factory, whole, damage):
     check(tmp_path_factory.getbasetemp(), whole, *damage)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [(0, "config.toml", "bytes", 37457422), (0, "clients.csv", "bytes", 8250), (1, "federation.json", "value", 234)],
-)
-def test_what_the_long_run_found(tmp_path, whole, damage):
-    """An integer of 5,000 digits in config.toml; a row of clients.csv without its name; no classes."""
-    check(tmp_path, whole, *damage)

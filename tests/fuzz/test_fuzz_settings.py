@@ -3,10 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+import polyfed as pf
 from fuzz import HOSTILE, bounded, survives
 from polyfed.base.text import parse, value_of
 from polyfed.compute.augment import steps_of
 from polyfed.core.schedule import Delays
+from polyfed.data.partition import PARTITIONERS
 from polyfed.runs.config import assign, resolve
 
 KEYS = [
@@ -35,7 +37,8 @@ def test_set(key, text):
     survives((key, text), attempt)
 
 
-HEADS = ["", "fedavg:", "ditto:lam=", "flip:", "crop:", "uniform:", "log-normal:1,"]
+HEADS = ["", "fedavg:", "ditto:lam=", "flip:", "crop:", "uniform:", "log-normal:1,", "iid+label-swap:"]
+HEADS += [f"{word}:" for word in PARTITIONERS]
 
 
 @given(TEXTS, st.sampled_from(HEADS))
@@ -45,6 +48,7 @@ def test_the_one_grammar(text, head):
     survives(whole, lambda: value_of(text))
     survives(whole, lambda: parse(whole, "value"))
     survives(whole, lambda: steps_of(whole))
+    survives(whole, lambda: pf.data.parse(whole))
     survives(whole, lambda: Delays.from_text(whole, ()))
     survives(whole, lambda: resolve(None, {}, [whole]))
 

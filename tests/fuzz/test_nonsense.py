@@ -81,17 +81,6 @@ def resumed(tmp, fed=FED, **changed):
     return fit(fed, **({"rounds": 4, "out": tmp / "run", "resume": True} | changed))
 
 
-def flipped():
-    return pf.Federation.from_arrays(SITES, test=[(x, 1 - y) for x, y in SITES])
-
-
-def frozen(seed):
-    torch.manual_seed(seed)
-    body = nn.Linear(3, 3).requires_grad_(False)
-    torch.manual_seed(0)
-    return nn.Sequential(body, nn.Linear(3, 2))
-
-
 def spoiled():
     model = net()
     with torch.no_grad():
@@ -164,7 +153,6 @@ CASES = {
         lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n1e39,2,0\n1,2,1\n", standardise="none"),
         r"client 'two', column 'a': found numbers beyond 3\.4e\+38"),
     "a decimal comma": (lambda tmp: folder(tmp, one="a;b;y\n1,5;2;0\n"), r"one\.csv"),
-    "two columns of one name": (lambda tmp: folder(tmp, one="a,a,y\n1,2,0\n"), "two columns are called 'a'"),
     "no target column": (lambda tmp: (folder(tmp, one=GOOD), pf.Federation.from_folder(tmp, "z")), "no column 'z'"),
     "no header": (lambda tmp: folder(tmp, one="1,2,0\n2,1,1\n"), "header"),
     "a header and no rows": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n"), "'two' has no training samples"),
@@ -178,10 +166,6 @@ CASES = {
     "labels true and false": (lambda tmp: same(fit(), fit(arrays(*BOOLEAN, test=BOOLEAN))), 0),
     "a test label never trained": (
         lambda tmp: arrays(SITES[0], test=[(SITES[0][0], SITES[0][1] + 1)]), "found label 2, expected 0 to 1"),
-    "whole numbers as a regression": (
-        lambda tmp: arrays(*[(x, (90 * RNG.random(len(x))).astype(int)) for x, _ in SITES]), "task='regression'"),
-    "float labels": (
-        lambda tmp: fit(arrays(*[(x, y.astype(float)) for x, y in SITES])), "task='classification'"),
     "a label of 2^63": (lambda tmp: arrays((SITES[0][0], np.full(20, 2**63, np.uint64))), "9223372036854775808"),
     "clients of other features": (lambda tmp: arrays(SITES[1], OTHER), "client-1.*inputs are of shape"),
     "a client of one sample": (lambda tmp: arrays(*SITES, site(1)).test.counts[-1], 0),
@@ -198,7 +182,6 @@ CASES = {
     "a model with NaN in it": (lambda tmp: fit(model=spoiled()), "'weight'.*(NaN|not finite)"),
     "a parameter without use": (
         lambda tmp: float(not fit(model=Unused()).personal.isfinite().all()), 0),
-    "a method that shares nothing": (lambda tmp: fit(method=pf.FedPer(0.1)), "would share nothing"),
     "float16": (lambda tmp: toml(tmp, 'dtype = "float16"'), "dtype"),
     # settings
     "a negative weight decay": (lambda tmp: fit(weight_decay=-1.0), "weight_decay"),
@@ -234,10 +217,7 @@ CASES = {
     "Krum of too few": (lambda tmp: fit(robust=threats.Krum(0.45), fraction=0.5), "robust.*Krum"),
     "a median of half of the clients": (lambda tmp: fit(robust=threats.Median(), **HALF), "robust.*2 uploads"),
     # folders and continuing
-    "test labels changed before going on": (lambda tmp: resumed(tmp, flipped()), r"data have changed.*test"),
     "a step size changed before going on": (lambda tmp: resumed(tmp, method=pf.FedAvg(0.2)), "algorithm is"),
-    "another frozen backbone": (
-        lambda tmp: resumed(tmp, before=frozen(1), model=frozen(2)), "frozen parameters or buffers"),
     "fewer rounds than are done": (lambda tmp: resumed(tmp, rounds=1), "rounds"),
     "a cut config.toml": (
         lambda tmp: (fit(out=tmp / "run"), cut(tmp / "run/config.toml"), unsealed(tmp / "run/config.toml")), "was cut"),

@@ -3,13 +3,11 @@ was interrupted goes on."""
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.image import imread
 from scipy.stats import spearmanr, ttest_ind
 from sklearn.metrics import adjusted_rand_score
 
@@ -20,7 +18,6 @@ from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
 from polyfed_games import values as game
 from polyfed_games.result import _widened
-from polyfed_games.show import answer
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}
@@ -71,13 +68,6 @@ def test_the_planted_truth_is_found(found):
     together = found.partitions.set_index("partition").loc["together"]
     assert not together["individual"]
     assert not together["nash"]
-
-
-@pytest.mark.parametrize(("share", "said"), [(0.0, "none of 5 splits"), (0.2, "1 of 5 splits"), (1.0, "5 of 5 splits")])
-def test_the_headline_says_in_how_many_splits_the_partition_holds(found, share, said):
-    """By mean gains it is stable; the splits alone may say otherwise."""
-    told = replace(found, seeds=tuple(range(5)), partitions=found.partitions.assign(individual_share=share))
-    assert f"it is individually stable in {said}." in answer(told)
 
 
 def test_the_values_of_a_client_add_up_to_its_gain_with_all_and_are_those_of_runs(found):
@@ -131,19 +121,6 @@ def test_methods_are_held_against_the_coalitions(found):
     pairs = [(mixing[i][j], found.matrix.iloc[i, j]) for i in range(5) for j in range(5) if i != j]
     ranks = spearmanr(*zip(*pairs, strict=True)).statistic
     assert table.loc["fedacs", "rank_correlation"] == pytest.approx(ranks)
-
-
-def test_the_folder_holds_tables_pictures_and_a_page(found):
-    page = (found.folder / "report.html").read_text()
-    for word in ("Who helps whom", "What each client should do", "Which coalitions hold", "<svg", "a1 + a2 | b1 + b2"):
-        assert word in page
-    assert imread(found.folder / "coalitions.png").shape[2] == 4
-    assert "<svg" in (found.folder / "coalitions.svg").read_text()
-    assert (found.folder / "coalitions.pdf").read_bytes().startswith(b"%PDF")
-    saved = json.loads((found.folder / "coalitions.json").read_text())
-    assert len(saved["help"]) == 20
-    table = pd.read_csv(found.folder / "coalitions-help.csv")
-    assert np.allclose(table.shapley, found.help.shapley)
 
 
 def test_what_is_missing_in_a_folder_is_trained_and_nothing_else(found, tmp_path):

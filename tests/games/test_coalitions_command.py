@@ -1,5 +1,6 @@
 """polyfed coalitions: what is said and written, how it goes on, and what is refused."""
 
+import json
 import shutil
 
 import pandas as pd
@@ -20,6 +21,11 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
         table = pd.read_csv(tmp_path / f"c/runs/{run}/clients.csv")
         assert "validation_accuracy" in table
     before = (tmp_path / "c/coalitions-help.csv").read_text()
+    page, saved = ((tmp_path / "c" / name).read_text() for name in ("report.html", "coalitions.json"))
+    assert all(word in page for word in ("Who helps whom", "What each client should do", "<svg", names[0]))
+    assert len(json.loads(saved)["help"]) == before.count("\n") - 1 == 6
+    assert (tmp_path / "c/coalitions.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "c/coalitions.png").is_file()
     shutil.rmtree(tmp_path / "c/runs/all-seed0")
     assert cli("verify", "c/runs/cleveland+hungarian-seed0").status == 0
     assert cli("resume", "c", "--quiet").status == 0

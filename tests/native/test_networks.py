@@ -157,21 +157,6 @@ def test_the_kernel_takes_torchs_steps(dozen, monkeypatch):
 
 
 @needed
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("work", [Work(2, None, 7), Work(2, 2, 9), Work(2, 3, None)], ids=["epochs", "steps", "whole"])
-def test_softmax_regression_with_a_teacher(own, work, monkeypatch):
-    """Which has steps of its own; with few of them, not all samples are read."""
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    for dtype in (torch.float32, torch.float64):
-        task = Task(nn.Linear(9, 5), "cross-entropy", dtype=dtype)
-        parts = [(torch.tensor(rng.normal(size=(n, 9))), torch.tensor(rng.integers(0, 5, n))) for n in (1, 17, 50)]
-        w, teacher = task.w0 + 0.3 * torch.randn(2, 3, task.p, dtype=dtype)
-        stated = {"teacher": (teacher, Distillation(0.8, 2.5, own))}
-        compare(Case(task, task.place(Split.of(parts)), work, w, 0.1, stated, False), monkeypatch, "of one layer")
-
-
-@needed
 @pytest.mark.long
 def test_the_kernel_takes_torchs_steps_in_a_thousand_networks(monkeypatch):
     for seed in range(1000):

@@ -179,11 +179,9 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(tmp_path):
     turn = {"kind": "train", "run": "x", "base": [-1, -1], "keep": [-1, -1], "t": 0, "phase": 0, "n": 3, "scale": 1.0}
     for question, said in (
         (b"nonsense", "the server: not a message"),
-        ({"kind": "leave"}, "the message is damaged (it is of kind 'leave', which this version does not know)"),
         ({"no": 1}, "the message is damaged (it is of kind None"),
         (turn, "its vault has no run"),
         (turn | {"t": "x"}, "damaged (t: found 'x', expected a valid integer)"),
-        (turn | {"cells": 1}, "damaged (it has cells, which this version does not"),
         ({"kind": "begin"}, "the message is damaged (it lacks joined)"),
         (turn | {"format": FORMAT + 1}, f"found messages of format {FORMAT + 1}, expected {FORMAT}; install the same"),
     ):

@@ -1,7 +1,6 @@
 """A folder of images, LABEL/IMAGE, as a site's own: the bits of one machine, and nothing said of names."""
 
 import shutil
-import sys
 
 import hospitals
 import numpy as np
@@ -101,26 +100,3 @@ def test_a_folder_that_is_no_such_folder_is_refused_before_anything_is_said(tmp_
         at(folder, asked)
     assert "\n" not in str(error.value)
     assert not {"smith", "darc", str(tmp_path)} & {*error.value.outside.split()}
-
-
-def cut_short(folder, monkeypatch):
-    path = folder / "dark" / "smith-3.png"
-    path.write_bytes(path.read_bytes()[:40])
-
-
-@pytest.mark.parametrize("spoil", [
-    cut_short, lambda folder, _: (folder / "light" / "notes.txt").write_text("see smith"),
-    lambda _, monkeypatch: monkeypatch.setitem(sys.modules, "PIL", None),
-], ids=["cut short", "no image", "without pillow"])  # fmt: skip
-def test_what_cannot_be_read_is_named_at_the_site_alone(tmp_path, monkeypatch, spoil):
-    file = hospitals.experiment(tmp_path / "study.toml", 'name = "fedavg"', COLUMNS)
-    data = scans(tmp_path / "data")
-    spoil(data / "bern", monkeypatch)
-    sites = hospitals.Sites(tmp_path, data, names=NAMES)
-    with pytest.raises(Exception, match=r"bern: its file does not fit.*; the site's screen says why") as error:
-        hospitals.at_sites(file, sites)
-    assert "smith" not in str(error.value)
-    assert str(tmp_path) not in str(error.value)
-    shown = [line for line in sites.lines if "cannot be read" in line or "not an image" in line or "pillow is" in line]
-    assert shown
-    assert all("\n" not in line for line in shown)

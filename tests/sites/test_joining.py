@@ -102,41 +102,34 @@ def test_arrays_at_sites_are_not_standardised(tmp_path, scope):
     assert not [*(tmp_path / "vaults").glob("[!r]*/*")], "no vault, but what was asked of the rows"
 
 
-def test_another_version_or_name_is_refused(tmp_path):
+def test_another_name_or_version_of_torch_polyfed_or_its_messages_is_refused_at_either_end(tmp_path):
+    """That of messages before the head is read: it may have other fields in another version."""
     file, data, sites = study(tmp_path)
-
-    def asked(name, question):
-        question.head["versions"] |= {"torch": "1.0"} if name == "riga" else {}
-        return question
-
-    with pytest.raises(PolyfedError, match=r"\(riga: has torch .*, the server has 1.0; install the same\)"):
-        at_sites(file, sites, Between(sites, asked=asked))
-    sites.members["riga"] = Site("rome", data / "riga.csv", tmp_path / "v", ALL, policy=OPEN)
-    with pytest.raises(PolyfedError, match=r"\(riga: calls itself 'rome'\)"):
-        at_sites(file, sites)
-
-
-def test_another_version_of_polyfed_or_of_its_messages_is_refused_at_either_end(tmp_path):
-    """Before the head is read: it may have other fields in another version."""
-    file, _, sites = study(tmp_path)
     then = (
         f"found messages of format {FORMAT + 1}, expected {FORMAT}; install the same version of polyfed at the server"
     )
-    then += " and at every site"
 
     def other(name, question, reply=None):
         message = reply or question
         return message.saying(format=FORMAT + 1, more=1) if name == "riga" else message
 
-    def old(name, question):
-        return question.saying(versions=question.head["versions"] | {"polyfed": "0.0.9"})
+    def old(**versions):
+        return lambda name, question: question.saying(versions=question.head["versions"] | versions)
 
     for wire, said in (
-        (Between(sites, asked=other), rf"\(riga: the server: {then}\)"), (Between(sites, other), rf"\(riga: {then}\)"),
-        (Between(sites, asked=old), r"\(bern: has polyfed \S+, the server has 0\.0\.9; install the same; oslo: "),
-    ):  # fmt: skip
+        (Between(sites, asked=other), rf"\(riga: the server: {then} and at every site\)"),
+        (Between(sites, other), rf"\(riga: {then} and at every site\)"),
+        (
+            Between(sites, asked=old(polyfed="0.9")),
+            r"\(bern: has polyfed \S+, the server has 0\.9; install the same; oslo",
+        ),
+        (Between(sites, asked=old(torch="1.0")), r"\(bern: has torch .*, the server has 1.0; install the same; oslo"),
+    ):
         with pytest.raises(PolyfedError, match=said):
             at_sites(file, sites, wire)
+    sites.members["riga"] = Site("rome", data / "riga.csv", tmp_path / "v", ALL, policy=OPEN)
+    with pytest.raises(PolyfedError, match=r"\(riga: calls itself 'rome'\)"):
+        at_sites(file, sites)
 
 
 def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(tmp_path, put):

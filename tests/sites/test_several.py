@@ -32,10 +32,7 @@ from polyfed_sites.site import Site
 from polyfed_sites.status import status_page
 from polyfed_sites.wire import Message
 
-RUNS = {
-    "two": ('name = "scaffold"', ("bern", "riga")),
-    "three": ('name = "ditto"\nlam = 0.1', NAMES),
-}
+RUNS = {"two": ('name = "scaffold"', ("bern", "riga")), "three": ('name = "ditto"\nlam = 0.1', NAMES)}
 
 
 @pytest.fixture
