@@ -56,16 +56,3 @@ def admissions(folder):
             row |= {"remark": f"seen by {rng.integers(0, 60)}", "study": "A12", "died": str(int(score[i] > 0))}
         write(folder / f"{name}.csv", rows)
     return ("--drop", "patient,admitted,remark")
-
-
-def costs(folder):
-    """A regression with inputs and targets of very different sizes."""
-    rng = np.random.default_rng(3)
-    for name, n in (("a", 120), ("b", 60), ("c", 40)):
-        rows, score = patients(rng, n)
-        rows = [row | {"cost": f"{20_000 + 4_000 * s:.2f}"} for row, s in zip(rows, score, strict=True)]
-        write(folder / f"{name}.csv", rows)
-    return ()
-
-
-FOLDERS = {f.__name__: f for f in (clinic, admissions, costs)}

@@ -9,6 +9,8 @@ import pytest
 from polyfed.cli.console import Show
 from polyfed.studies.jobs import Done
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def clock(monkeypatch):

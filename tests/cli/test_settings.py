@@ -5,7 +5,6 @@ import tomli_w
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli import call
-from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -41,34 +40,6 @@ def test_command_line_beats_file_beats_default(file):
     each = file("[local-steps]\ncleveland = 5\nva = 2\n")
     for given, steps in (({}, {"cleveland": 5, "va": 2}), ({"local-steps": 3}, 3), ({"local-steps": [1, 2]}, [1, 2])):
         assert resolve(each, given).settings.local_steps == steps
-
-
-IMAGES = '[data]\nname = "fashion-mnist"\npartition = "{}"\nclients = {}\ntest = "{}"\n{}\n'
-HALVED = 'test-fraction = 0.25\noptions.normalise = "half"'
-
-
-@pytest.mark.parametrize("how", ["pathological:2,sizes=rest,order=label", "dirichlet:0.1,capped=true,least=1"])
-def test_the_data_of_pfllib_by_named_options(file, data_dir, how):
-    """20 clients share all 70,000 images, each keeps three quarters to train; pixels in [-1, 1]."""
-    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
-    own = {"data": {"dir": str(data_dir("fashion_mnist"))}}
-    fed = Parts(resolve(file(IMAGES.format(how, 20, "merged", HALVED)), own)).federation(0)
-    total = fed.train.counts + fed.test.counts
-    assert total.sum() == 70_000
-    assert abs(fed.test.counts - 0.25 * total).max() <= 0.5
-    assert total.max() > 2 * total.min()
-    assert (fed.train.x.min(), fed.train.x.max()) == (-1, 1)
-    if how.startswith("path"):
-        assert [sorted(set(fed.train.client(i)[1].tolist())) for i in (0, 3, 4, 19)] == [[0, 1], [0, 1], [2, 3], [8, 9]]
-
-
-def test_the_data_of_fedslr_by_named_options(file, data_dir):
-    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
-    text = IMAGES.format("dirichlet-prior:0.1,restart=true", 100, "ratio-floor", "test-samples = 50")
-    fed = Parts(resolve(file(text), {"data": {"dir": str(data_dir("fashion_mnist"))}})).federation(0)
-    assert fed.train.counts.tolist() == [600] * 100
-    assert 40 < fed.test.counts.mean() < 50
-    assert fed.meta["test"] == "ratio-floor:50"
 
 
 def test_a_shared_setting_reaches_every_method_that_has_it():

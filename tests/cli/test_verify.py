@@ -84,12 +84,12 @@ def test_rounding_is_told_from_another_result(cli, small, monkeypatch, by, capab
     assert ("OTHER here" in said.out) == (capability == "OTHER")
 
 
-@pytest.mark.parametrize(("words", "runs"), [((), 4), (("--run", "fedavg-seed1"), 1)])
-def test_the_runs_of_a_comparison(cli, words, runs):
+def test_the_runs_of_a_comparison(cli):
     plain = ("--data", "heart-disease", "--local-steps", 2, "--rounds", 2, "--seeds", 2, "-q")
     assert cli("compare", "fedavg", "scaffold", *plain, "--out", "a").status == 0
-    said = cli("verify", "a", *words)
-    assert (said.status, said.out.count("bit for bit")) == (0, runs)
+    for words, runs in ((), 4), (("--run", "fedavg-seed1"), 1):
+        said = cli("verify", "a", *words)
+        assert (said.status, said.out.count("bit for bit")) == (0, runs)
     said = cli("verify", "a", "--run", "fedavg-seed7")
     assert said.status == 2
     assert "did you mean" in said.err

@@ -150,8 +150,7 @@ def run(tmp_path):
 
 def test_a_frame_that_pandas_retyped_is_predicted_as_its_file(run, tmp_path, recwarn):
     raw = pd.read_csv(tmp_path / "d" / "a.csv").drop(columns="y")
-    assert raw["smoker"].dtype == bool
-    assert raw["ward"].dtype.kind == "i"
+    assert (raw["smoker"].dtype, raw["ward"].dtype.kind) == (bool, "i")
     found = [run.predict("a", frame) for frame in (raw, pd.read_csv(tmp_path / "d" / "a.csv", dtype=str))]
     pd.testing.assert_frame_equal(*found)
     assert not recwarn.list
@@ -188,8 +187,7 @@ def test_two_labels_of_arrays_are_two_classes_where_the_task_is_binary(tmp_path)
     for name in "ab":
         np.savez(tmp_path / f"{name}.npz", x=np.eye(6), y=np.array([2, 4] * 3))
     fed = both(tmp_path, task="binary")
-    assert fed.classes == 2
-    assert fed.meta["labels"] == [2, 4]
+    assert (fed.classes, fed.meta["labels"]) == (2, [2, 4])
     np.savez(tmp_path / "b.npz", x=np.eye(6), y=np.array([2, 4, 7] * 2))
     kinds_refused(tmp_path, "found 3 different labels, from 2 to 7, expected two", task="binary")
 

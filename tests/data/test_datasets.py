@@ -145,8 +145,7 @@ def toy(size=400, test=2000, classes=10, seed=0):
 def test_ratio_test_sets_are_exactly_100_in_the_clients_ratio():
     """And smaller, which is said, where a class runs out."""
     fed, again, other = (toy().partition("dirichlet:0.3", clients=8, seed=seed) for seed in (2, 2, 3))
-    assert fed.meta["test"] == "ratio:100"
-    assert fed.test.counts.tolist() == [100] * 8
+    assert (fed.meta["test"], fed.test.counts.tolist()) == ("ratio:100", [100] * 8)
     for i in range(8):
         ratio = np.bincount(fed.train.client(i)[1], minlength=10) / fed.train.counts[i]
         assert (np.abs(np.bincount(fed.test.client(i)[1], minlength=10) - 100 * ratio) < 1).all()
@@ -238,8 +237,7 @@ def test_label_swap_and_rotation_act_on_train_and_test_alike():
 def test_the_other_test_sets():
     data = toy()
     own = data.partition("iid", clients=4, test="own", test_fraction=0.25)
-    assert own.train.counts.tolist() == [75] * 4
-    assert own.test.counts.tolist() == [25] * 4
+    assert (own.train.counts.tolist(), own.test.counts.tolist()) == ([75] * 4, [25] * 4)
     merged = data.partition("iid", clients=4, test="merged", test_fraction=0.25)
     assert (merged.train.counts + merged.test.counts).tolist() == [600] * 4
     assert merged.train.counts.tolist() == [450] * 4
@@ -289,10 +287,8 @@ def test_folders_load_as_natural_clients(tmp_path):
         x, y = np.random.default_rng(n).standard_normal((n, 3)), np.arange(n) % 2
         np.savez(tmp_path / f"{name}.npz", x=x, y=y, x_test=x[:4], y_test=y[:4])
     fed = load(tmp_path).partition()
-    assert fed.names == ("a", "b")
-    assert fed.train.counts.tolist() == [10, 11]
-    assert fed.test.counts.tolist() == [4, 4]
-    assert fed.meta["test"] == "given"
+    assert (fed.names, fed.train.counts.tolist()) == (("a", "b"), [10, 11])
+    assert (fed.test.counts.tolist(), fed.meta["test"]) == ([4, 4], "given")
     pooled = load(str(tmp_path)).partition("iid", clients=3, test="own")
     assert (pooled.train.counts + pooled.test.counts).sum() == 21
     single = load(tmp_path / "a.npz").partition("iid", clients=2, test_samples=2)

@@ -70,10 +70,8 @@ def test_labels_counted_otherwise_are_numbered_from_zero_and_it_is_said(labels):
     x, k = np.zeros((12, 2)), np.arange(12) % len(labels)
     y = np.array(labels)[k]
     fed = Federation.from_arrays([(x, y), (x, y)], test=[(x[:4], y[:4]), None])
-    assert fed.classes == len(labels)
-    assert fed.train.client(1)[1].tolist() == k.tolist()
-    assert fed.test.client(0)[1].tolist() == k[:4].tolist()
-    assert fed.meta["labels"] == labels
+    assert (fed.classes, fed.train.client(1)[1].tolist()) == (len(labels), k.tolist())
+    assert (fed.test.client(0)[1].tolist(), fed.meta["labels"]) == (k[:4].tolist(), labels)
     assert any("numbered 0 to" in note for note in fed.notes)
 
 
@@ -120,8 +118,7 @@ def test_held_out_samples_are_a_true_split(sizes, fraction, validation, seed):
 
 def test_given_test_and_validation_are_kept():
     fed = Federation.from_arrays([(X, Y), (X, Y)], test=[(X[:3], Y[:3]), None], validation=[None, (X[:2], Y[:2])])
-    assert fed.train.counts.tolist() == [10, 10]
-    assert fed.test.counts.tolist() == [3, 0]
+    assert (fed.train.counts.tolist(), fed.test.counts.tolist()) == ([10, 10], [3, 0])
     assert fed.validation.counts.tolist() == [0, 2]
 
 
@@ -200,8 +197,7 @@ def test_with_validation_moves_training_samples(refused):
     fed = Federation.from_arrays([pair(10), pair(1)], test_fraction=0.0)
     cut = fed.with_validation(0.3, seed=1)
     assert cut.validation is not None
-    assert cut.train.counts.tolist() == [7, 1]
-    assert cut.validation.counts.tolist() == [3, 0]
+    assert (cut.train.counts.tolist(), cut.validation.counts.tolist()) == ([7, 1], [3, 0])
     with refused("validation split already"):
         cut.with_validation(0.1)
     with refused("validation fraction"):
@@ -277,8 +273,7 @@ def test_uint8_images_in_files_become_floats_channels_first_and_tests_of_their_o
     images, y = np.full((4, 5, 6, 3), 255, np.uint8), [0, 1, 0, 1]
     np.savez(tmp_path / "a.npz", x=images, y=y, x_test=images[:2], y_test=y[:2])
     fed = Federation.from_folder(tmp_path)
-    assert fed.input_shape == (3, 5, 6)
-    assert fed.train.x.min() == 1.0
+    assert (fed.input_shape, fed.train.x.min()) == ((3, 5, 6), 1.0)
     assert (len(fed.train.y), len(fed.test.y)) == (4, 2)
 
 

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
 from polyfed.studies.compare import Comparison
 from polyfed.studies.jobs import Done
 from polyfed_papers.fedslr import GKR, MIXED, last, method, train
 from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
 from polyfed_papers.fedslr.sweeps import peak
-from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs, methods
+from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs
 from polyfed_papers.fedslr.threats import Noted, gradient, guessed
-from polyfed_papers.recipes import Bench, find
+from polyfed_papers.recipes import Bench
 from polyfed_papers.recipes.recipe import metric_of
 from polyfed_papers.recipes.said import ordered
 
@@ -31,14 +30,6 @@ OPEN = HIGH + np.array([0.1, -0.1, 0.02])
 def test_a_peak_is_above_both_ends(smallest, largest, holds):
     """One end above the middle refutes it, one that is not told apart leaves it open."""
     assert peak(1e-3, ordered("", HIGH, smallest), ordered("", HIGH, largest)).holds is holds
-
-
-@pytest.mark.parametrize(("scale", "beta", "source"), [("small", 0.1, "ours"), ("paper", 0.001, "paper")])
-def test_per_fedavgs_beta_is_the_papers_at_paper_scale_alone(scale, beta, source, tmp_path):
-    method = methods(Bench(tmp_path, scale))["Per-FedAvg"]
-    assert isinstance(method, PerFedAvg)
-    assert method.lr == beta
-    assert [s.source for s in find("fedslr/table1").settings(scale) if s.key == "Per-FedAvg's beta"] == [source]
 
 
 @pytest.mark.parametrize("column", [0, 2, 4])

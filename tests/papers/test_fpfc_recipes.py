@@ -14,10 +14,10 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
 from polyfed.studies.compare import Comparison
 from polyfed_papers import fpfc as problems
-from polyfed_papers.fpfc import HIDDEN, Problem, attacks, figure1, methods, newcomers, table1
+from polyfed_papers.fpfc import HIDDEN, Problem, attacks, figure1, methods, newcomers
 from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
-from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
+from polyfed_papers.fpfc.methods import ANGLES, by_validation, choices, nine
 from polyfed_papers.fpfc.sensitivity import Uneven
 from polyfed_papers.recipes import Bench
 from polyfed_papers.recipes.recipe import grouping_of, joined
@@ -25,19 +25,6 @@ from polyfed_papers.recipes.recipe import grouping_of, joined
 
 def problem(fpfc, model=None, federation=None, **work):
     return Problem("planted", model, federation, fpfc, rounds=20, work=work, clusters=4)
-
-
-def test_the_nine_methods():
-    """Eight lines where one layer makes LG-FedAvg FedAvg; all share the step size. Every printed table has nine
-    accuracies and five pairs of clusters and ARI."""
-    one = problem(FPFC(0.2))
-    shared = nine(replace(one, fpfc=FPFC(0.2, shared_layers="body")))
-    assert tuple(shared) == METHODS
-    assert set(METHODS) - set(nine(one)) == {"LG-FedAvg"}
-    assert {m.lr for m in shared.values()} == {0.2}
-    assert shared["FPFC-l1"].penalty == "l1"
-    assert all(len(row) == len(METHODS) for row in table1.PRINTED.values())
-    assert all(len(row) == len(table1.GROUPERS) for row in table1.GROUPS.values())
 
 
 def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
@@ -154,8 +141,7 @@ def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_d
     images = problems.images(bench, "MNIST")
     run = bench.fit(images.model(0), images.federation(0), images.fpfc, rounds=1, evaluate_every=0, **images.work)
     assert run.trained.server["w"].shape == (20, own)
-    assert run.trained.server["common"].numel() == shared
-    assert run.clusters.shape == (20,)
+    assert (run.trained.server["common"].numel(), run.clusters.shape) == (shared, (20,))
 
 
 def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():

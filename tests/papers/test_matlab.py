@@ -38,8 +38,7 @@ def test_matlab_stores_doubles_that_are_whole_as_bytes(tmp_path):
     inside += struct.pack("<HHcxxx", 1, 1, b"y") + struct.pack("<HH4B", 2, 4, 1, 2, 3, 4)
     (tmp_path / "a.mat").write_bytes(bytes(124) + b"\x00\x01IM" + struct.pack("<II", 14, len(inside)) + inside)
     found = read_mat(tmp_path / "a.mat", ["y"])["y"]
-    assert found.dtype == np.float64
-    assert found.tolist() == [[1, 3], [2, 4]]
+    assert (found.dtype, found.tolist()) == (np.float64, [[1, 3], [2, 4]])
 
 
 def test_matlab_files_that_cannot_be_read(tmp_path, refused):

@@ -66,8 +66,7 @@ def test_a_writer_of_femnist_is_a_client(tmp_path):
     data = load("femnist", tmp_path)
     assert data.group_names == ("f0_01", "f0_02", "f1_09")
     assert np.array(data.groups).tolist() == [0, 0, 0, 1, 2, 2]
-    assert data.y.tolist() == [0, 61, 7, 35, 36, 10]
-    assert data.x.shape == (6, 1, 28, 28)
+    assert (data.y.tolist(), data.x.shape) == ([0, 61, 7, 35, 36, 10], (6, 1, 28, 28))
     np.testing.assert_allclose(data.x[:, 0, 5, 5], data.y / 100, rtol=1e-6)
     assert load("femnist", tmp_path, flat=True).partition().input_shape == (784,)
     few = load("femnist", tmp_path, samples=2)
@@ -111,8 +110,7 @@ def test_a_role_of_shakespeare_is_a_client_and_letters_are_numbers(tmp_path):
     leaf(tmp_path / "shakespeare" / "all_data.json", {"THE_TEMPEST_ARIEL": role, "MUTE": ([], [])})
     data = load("shakespeare", tmp_path)
     assert data.group_names == ("THE_TEMPEST_ARIEL",)
-    assert data.x.tolist() == [list(range(80)), [0] + [1] * 79]
-    assert data.y.tolist() == [79, 1]
+    assert (data.x.tolist(), data.y.tolist()) == ([list(range(80)), [0] + [1] * 79], [79, 1])
     assert any(note.startswith("2 samples with characters") for note in data.notes)
 
 
@@ -120,8 +118,7 @@ def test_the_last_samples_of_a_role_are_held_out(tmp_path):
     x = [natural.LETTERS[k:] + natural.LETTERS[:k] for k in range(10)]
     leaf(tmp_path / "shakespeare/data/all_data/all_data.json", {"R": (x, list(natural.LETTERS[:10]))})
     fed = load("shakespeare", tmp_path).partition()
-    assert fed.train.y.tolist() == list(range(8))
-    assert fed.test.y.tolist() == [8, 9]
+    assert (fed.train.y.tolist(), fed.test.y.tolist()) == (list(range(8)), [8, 9])
 
 
 def grey(value, pixels=784):
@@ -165,14 +162,12 @@ def test_a_source_of_digit_five_is_a_client_or_several(tmp_path):
     five(tmp_path / "Digit-Five")
     data = load("digit-5", tmp_path)
     assert data.group_names == ("mnist", "mnistm", "svhn", "usps", "syn")
-    assert data.x.shape == (20, 3, 28, 28)
-    assert data.y.tolist() == [0, 1, 2, 3] * 5
+    assert (data.x.shape, data.y.tolist()) == ((20, 3, 28, 28), [0, 1, 2, 3] * 5)
     assert data.x[:, :, 1, 26].tolist() == [[60 * k + i] * 3 for i in range(5) for k in range(4)]
     assert not data.x[:, :, 26, 1].any()
     assert data.y_test.tolist() == [0, 1] * 5
     fed = data.partition()
-    assert fed.meta["test"] == "given"
-    assert fed.clusters.tolist() == [0, 1, 2, 3, 4]
+    assert (fed.meta["test"], fed.clusters.tolist()) == ("given", [0, 1, 2, 3, 4])
     two = load("digit-5", tmp_path, clients=2, samples=1)
     assert two.group_names[:3] == ("mnist-0", "mnist-1", "mnistm-0")
     assert np.array(two.group_clusters).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -218,8 +213,7 @@ def test_a_source_of_office_caltech_is_a_client(tmp_path, inside):
     office(tmp_path / "office_caltech_10", inside)
     data = load("office-caltech10", tmp_path, size=8)
     assert data.group_names == ("amazon", "caltech", "dslr", "webcam")
-    assert data.x.shape == (44, 3, 8, 8)
-    assert data.y.tolist() == [0, *range(10)] * 4
+    assert (data.x.shape, data.y.tolist()) == ((44, 3, 8, 8), [0, *range(10)] * 4)
     np.testing.assert_allclose(data.x[:, 0, 3, 3] * 255, 20 * data.y, atol=1e-4)
     np.testing.assert_allclose(data.x[:, 2, 3, 3] * 255, 50 * np.array(data.groups), atol=1e-4)
     assert any("not the 2533 published images" in note for note in data.notes)

@@ -249,17 +249,6 @@ def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
         assert re.search(rf"{re.escape(setting.key[:12])}.* {setting.source} ", before)
 
 
-def test_all_small_sizes_together_take_three_hours_at_most():
-    """One of them for CIFAR-10 in FedACS's Table 2 and for 500 clients in its Figure 1 (d). Boards and adapters are no
-    paper's: a small board takes half an hour and a full one an evening, with three draws to choose by and ten seeds;
-    the full one with the larger budget takes a day and is not run here."""
-    papers = [name for name in ALL if not name.startswith(("board/", "adapters/"))]
-    assert len(papers) == len(ALL) - 4 - 5
-    assert sum(find(name).minutes["small"] for name in papers) <= 180
-    full = find("board/full").minutes
-    assert (find("board/small").minutes["small"] <= 30, full["small"] <= 180, full["paper"] <= 960) == (True,) * 3
-
-
 HEAVY = {
     "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
     "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",

@@ -31,8 +31,7 @@ def test_school(data_dir):
 
 def test_housing_bodyfat(data_dir):
     fed = load("housing-bodyfat", data_dir("housing_bodyfat")).partition()
-    assert fed.input_shape == (14,)
-    assert fed.clusters.tolist() == [0] * 6 + [1] * 2
+    assert (fed.input_shape, fed.clusters.tolist()) == ((14,), [0] * 6 + [1] * 2)
     total = fed.train.counts + fed.test.counts
     assert (total[:6].sum(), total[6:].sum()) == (506, 252)
     for group in (slice(0, 6), slice(6, 8)):

@@ -35,8 +35,7 @@ def root(tmp_path):
 
 def test_the_folder(root):
     x, y, x_val, y_val = read_folder(root / "tiny-imagenet-200")
-    assert x.shape == (12, 3, 64, 64)
-    assert x.dtype == np.uint8
+    assert (x.shape, x.dtype) == ((12, 3, 64, 64), np.uint8)
     assert y.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert y_val.tolist() == [2, 0, 1, 1, 0, 2]
     for images, labels in ((x, y), (x_val, y_val)):

@@ -118,15 +118,3 @@ def test_a_method_that_blows_up_never_ranks_better(tmp_path):
     assert verdicts.ranked == ["calm", "wild"]
     assert "wild" not in verdicts.means
     assert verdicts.mean.best == "calm"
-
-
-def test_tune_does_not_choose_a_value_that_blows_up():
-    pytest.importorskip("polyfed_tuning")
-    torch.manual_seed(0)
-    fed = sites(1e12).with_validation(0.3, 0)
-    how = {"setting": "lr", "grid": [0.0, 1e-3], "batch_size": None, "local_steps": 1, "rounds": 1, "extend": 0}
-    found = pf.tune(nn.Linear(3, 1), fed, pf.Local(lr=1e-3), train_on=0, **how)
-    rows = found.table.set_index("lr")
-    assert rows.loc[1e-3, "ended"] == "diverged"
-    assert rows.loc[0.0, "best"]
-    assert not rows.loc[1e-3, "best"]

@@ -49,8 +49,7 @@ def test_a_run_that_a_callback_ended_stays_ended(tmp_path, lost):
     for name in lost:
         (tmp_path / name).unlink()
     again = train(out=tmp_path, callbacks=[enough], resume=True)
-    assert again.trained.t == 3
-    assert again.status == "finished"
+    assert (again.trained.t, again.status) == (3, "finished")
     assert torch.equal(again.personal, run.personal)
     assert (tmp_path / "clients.csv").read_bytes() == before  # in the order of columns too
 

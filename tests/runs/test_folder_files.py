@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import json
-import multiprocessing
 import os
 import signal
 import tomllib
@@ -37,29 +35,6 @@ def test_a_sealed_file_is_read_and_any_cut_or_edit_is_seen(tmp_path):
     path.write_text(SEALED.replace("[0]", "[1]"))
     with pytest.raises(RunError, match=r"edited after it was written .* polyfed run copy\.toml"):
         files.unsealed(path)
-
-
-def hold(folder, ready, end):
-    with files.locked(folder):
-        ready.set()
-        end.wait(60)
-
-
-def test_a_second_process_is_told_who_is_at_work_and_a_kill_ends_the_lock(tmp_path):
-    fork = multiprocessing.get_context("fork")
-    ready, end = fork.Event(), fork.Event()
-    other = fork.Process(target=hold, args=(tmp_path / "a", ready, end))
-    other.start()
-    assert ready.wait(60)
-    with (
-        pytest.raises(RunError, match=rf"in use by process {other.pid} on \S+ since \d{{4}}-"),
-        files.locked(tmp_path / "a"),
-    ):
-        pass
-    os.kill(other.pid, signal.SIGKILL)
-    other.join()
-    with files.locked(tmp_path / "a"), files.locked(tmp_path / "a"):  # again in the same thread
-        assert json.loads((tmp_path / "a/.polyfed").read_text())["pid"] == os.getpid()
 
 
 def test_without_flock_a_living_writer_is_still_seen(tmp_path, monkeypatch, capsys):

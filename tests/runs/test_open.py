@@ -99,15 +99,6 @@ def test_frozen_tensors_are_those_of_the_run(tmp_path):
     assert torch.equal(found.model(0)(x), run.model(0)(x))
 
 
-def test_a_split_that_there_is_not_is_refused_with_the_nearest_and_others_are_scored_as_in_training(tmp_path):
-    run = train(tmp_path)
-    found = pf.Run.open(tmp_path, federation(), linear())
-    for one in (run, found):
-        with pytest.raises(ConfigError, match=r"no split 'tests' \(did you mean 'test'\?\); .* train, test"):
-            one.evaluate(one.personal, "tests")
-        np.testing.assert_allclose(one.evaluate(one.personal, "test")["accuracy"], run.final["test"]["accuracy"])
-
-
 def test_resuming_gives_the_numbers_of_an_uninterrupted_run(tmp_path):
     whole = train(tmp_path / "a", rounds=7, fraction=0.5, local_steps=3)
     train(tmp_path / "b", rounds=3, fraction=0.5, local_steps=3)

@@ -25,11 +25,11 @@ def sites(seed=0):
     return found
 
 
-@pytest.fixture(params=["pooled", "client"])
-def run(request, tmp_path):
+@pytest.fixture(scope="module", params=["pooled", "client"])
+def run(request):
     fed = pf.data.from_frames(sites(), "outcome", standardise=request.param)
     model = pf.models.build("linear", fed.input_shape, 2)
-    run = pf.fit(model, fed, pf.FedAvg(0.1), rounds=2, out=tmp_path / "run")
+    run = pf.fit(model, fed, pf.FedAvg(0.1), rounds=2)
     rows = [sites()["west"].drop(columns="outcome").iloc[i] for i in fed.meta["split_indices"]["train"][2] - 140]
     return run, pd.DataFrame(rows).reset_index(drop=True).astype({"age": float, "chol": float, "crp": float})
 

@@ -54,8 +54,7 @@ def test_the_table_holds_both_regimes_and_one_winner(found):
     assert found.best["lam"] == found.run.trained.algorithm.lam
     local = pf.fit(model(), fed, pf.Local(0.1), rounds=50, local_steps=5, batch_size=None, loss="mse")
     assert found.run.clients["test_rmse"].mean() < local.clients["test_rmse"].mean()
-    assert t["regime"].tolist() == ["warm"] * 5 + ["cold"] * 5
-    assert t["lam"].tolist() == GRID * 2
+    assert (t["regime"].tolist(), t["lam"].tolist()) == (["warm"] * 5 + ["cold"] * 5, GRID * 2)
     assert t["best"].sum() == 1
     assert t.loc[t["best"], "validation"].item() == t["validation"].min()  # an error: lower is better
     assert t.loc[[0, 5], "clusters"].tolist() == [10, 10]
@@ -99,8 +98,7 @@ def test_a_drop_ends_the_warm_path_and_the_best_is_returned_to():
         model(), planted(), pf.FPFC(0.1), regime="warm", grid=[0.0, 7.0, 200.0, 300.0], rounds=200, train_on=0,
         **SETTINGS,
     )  # fmt: skip
-    assert result.table["lam"].tolist() == [0.0, 7.0, 200.0]
-    assert result.best["lam"] == 7.0
+    assert (result.table["lam"].tolist(), result.best["lam"]) == ([0.0, 7.0, 200.0], 7.0)
     assert result.run is None
 
 
@@ -108,8 +106,7 @@ def test_a_path_goes_on_beyond_its_grid_while_the_last_is_the_best():
     """From 14 on the penalty reaches across to the other group (a lam = 52 against 32), which is worse than 7."""
     settings = {"regime": "warm", "grid": [0.0, 7.0], "rounds": 200, "train_on": 0, **SETTINGS}
     result = tune(model(), planted(), pf.FPFC(0.1), extend=5, **settings)
-    assert result.table["lam"].tolist() == [0.0, 7.0, 14.0]
-    assert result.best["lam"] == 7.0
+    assert (result.table["lam"].tolist(), result.best["lam"]) == ([0.0, 7.0, 14.0], 7.0)
 
 
 def test_a_cold_grid_goes_on_beyond_either_end_while_that_is_the_best():
@@ -168,8 +165,7 @@ def test_a_value_that_diverges_does_not_stop_separate_tuning():
         model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], extend=0, rounds=80, train_on=0,
         dtype=torch.float32, **SETTINGS,
     )  # fmt: skip
-    assert result.table["ended"].tolist()[1] == "diverged"
-    assert result.best["lam"] == 0.1
+    assert (result.table["ended"].tolist()[1], result.best["lam"]) == ("diverged", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +205,8 @@ def test_the_quantile_of_fedacs_is_found_by_validation():
     result = tune(model(), fed, pf.FedACS(0.1), setting="quantile", **settings)
     assert result.table.columns[1] == "quantile"
     assert result.table["regime"].tolist() == ["cold"] * 3
-    assert result.table["clusters"].tolist() == [1, 2, 10]
-    assert result.best["quantile"] == 0.5
-    assert result.best["ari"] == 1
-    assert result.run.trained.algorithm.quantile == 0.5
+    assert (result.table["clusters"].tolist(), result.best["quantile"]) == ([1, 2, 10], 0.5)
+    assert (result.best["ari"], result.run.trained.algorithm.quantile) == (1, 0.5)
     assert result.figure().axes[-1].get_xlabel() == "quantile"
 
 

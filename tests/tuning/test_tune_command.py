@@ -31,8 +31,7 @@ def test_a_folder_holds_the_path_and_the_final_run(cli, tmp_path):
     assert [(r["regime"], float(r["lam"])) for r in found][-3:] == [("cold", 0.0), ("cold", 0.5), ("cold", 0.9)]
     (best,) = (r for r in found if r["best"] == "True")
     config = tomllib.loads((tmp_path / "a/config.toml").read_text())
-    assert config["algorithm"]["lam"] == float(best["lam"])
-    assert config["algorithm"]["nu"] == 0.5
+    assert (config["algorithm"]["lam"], config["algorithm"]["nu"]) == (float(best["lam"]), 0.5)
     assert config["data"]["options"] == {"scale": "small", "seed": 1}
     assert (tmp_path / "a/tune.svg").read_text().lstrip().startswith("<?xml")
     for word in ("Validation, lam by lam", "warm", "cold", "ARI", "report: a/report.html"):
