@@ -286,20 +286,6 @@ def test_synthetic_problems_as_plain_fpfc(task, lam, rounds, accuracy):
     assert found[0] == pytest.approx(accuracy or found[1], abs=0.01)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("solver", ["pairs", "device-dual"])
-def test_a_hundred_devices_as_an_independent_implementation(solver):
-    """S1 in full, data seed 1, lambda 0.7, 1000 rounds: four clusters, ARI 1 and accuracy 0.847 with either solver."""
-    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
-    fed = pf.data.load("fpfc-s1", seed=1).partition(seed=1)
-    run = pf.fit(
-        softmax(1), fed, FPFC(0.1, lam=0.7, solver=solver), rounds=1000, fraction=0.3, local_steps=10, batch_size=None,
-        seed=1, evaluate_every=0,
-    )  # fmt: skip
-    assert adjusted_rand_score(fed.clusters, run.clusters) == 1
-    assert run.clients["test_accuracy"].mean() == pytest.approx(0.847, abs=0.002)
-
-
 def test_components_by_blocks_are_those_of_the_graph():
     """Chains and cliques across blocks of rows, numbered by their first member."""
     near = torch.as_tensor(np.random.default_rng(0).random((700, 700)) < 0.0008)
@@ -373,19 +359,6 @@ def test_shared_layers_are_beside_the_solver(shared, fraction):
     assert (runs[0].personal - runs[1].personal).abs().max() < 1e-12
     assert torch.equal(runs[1].personal[:, at], runs[1].server["common"].expand(4, -1))
     assert runs[0].trained.ledger.totals() == runs[1].trained.ledger.totals()
-
-
-def test_from_local_models_every_client_is_sent_its_own():
-    """Zero duals, and lam below the differences: the first step of each client is towards its own model."""
-    problem = LeastSquares(seed=0, clients=5, dim=4)
-    local = problem.fit(pf.Local(0.05), rounds=20)
-    run = problem.fit(FPFC(0.05, lam=0.1, solver="device-dual"), rounds=0, start=local)
-    assert torch.equal(run.server["w"], local.personal)
-    assert (run.server["Q"] + run.server["centre"] - local.personal).abs().max() < 1e-14
-    w, y = local.personal.numpy(), devicedual.messages(run.server, torch.arange(5)).numpy()
-    away = w[:, None] - w
-    assert np.linalg.norm(away, axis=-1)[~np.eye(5, dtype=bool)].min() > 3.7 * 0.1
-    assert np.abs(y - w).max() < 1e-12
 
 
 def test_a_path_goes_on_under_another_lambda():

@@ -90,17 +90,6 @@ def test_rounds_of_fedproto(pull, weighted):
     deploys_the_nearest_of(M, run, nets)
 
 
-def test_a_class_that_nobody_has_pulls_at_nothing_and_is_never_taken():
-    data = [(x.numpy(), y.numpy()) for x, y in map(labelled().train.client, range(3))]
-    fed = pf.Federation.from_arrays(data, test=data, classes=4)
-    run = fit_labels(fed, pf.FedProto(LR), model=two_layers(outputs=4))
-    assert run.server["seen"].tolist() == [1, 1, 1, 0]
-    assert all((run.model(i)(samples(i)[0]).softmax(1)[:, 3] == 0).all() for i in range(3))
-    zeros = data[0][1] * 0
-    one = pf.Federation.from_arrays([(data[0][0], zeros), (data[0][0], zeros + np.arange(24) % 2)], classes=3)
-    assert fit_labels(one, pf.FedProto(LR)).server["seen"].tolist() == [1, 1, 0]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("method", [pf.FedProto, pf.FedTGP])
 def test_a_class_that_nobody_has_shown_is_impossible_however_long_features_are(method, dtype):
@@ -164,13 +153,6 @@ def test_rounds_of_fedgh(deployed):
         if deployed == "common":
             net[-1].load_state_dict(head.state_dict())
         assert torch.allclose(run.personal[i], flat(net), atol=1e-12)
-
-
-def test_a_head_that_is_never_trained_stays_the_start():
-    run = fit_labels(labelled(), pf.FedGH(LR, server_steps=0, deployed="common"), 2)
-    start = two_layers()[-1]
-    assert torch.equal(run.server["weight"], start.weight)
-    assert torch.equal(run.server["bias"], start.bias)
 
 
 @certifies(pf.FedTGP, by="torch's SGD on the margin loss, through modules of an embedding and two linear layers")

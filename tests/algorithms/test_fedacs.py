@@ -48,15 +48,6 @@ def test_negative_similarities_never_leave_the_hull():
     assert torch.equal(mixing(W, 0.0), EYE)
 
 
-@pytest.mark.parametrize("quantile", [None, 0.0, 0.5, 1.0])
-def test_weights_are_a_mean_and_self_is_kept(quantile):
-    W = torch.randn(12, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    A = mixing(W, quantile)
-    assert torch.allclose(A.sum(1), torch.ones(12, dtype=torch.float64), atol=1e-14)
-    assert (A >= 0).all()
-    assert (A.diagonal() > 0).all()
-
-
 def test_a_zero_model_is_similar_to_nobody():
     A = mixing(torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.5]]), None)
     assert A[0].tolist() == [1, 0, 0]

@@ -142,18 +142,6 @@ def test_the_two_forms_agree(tau):
     assert np.abs(run.personal.numpy() - expected).max() < 1e-9
 
 
-@certifies(pf.FedCET, by="the centralised optimum, and the duals there")
-def test_exact_optimum_where_fedavg_stalls():
-    problem = LeastSquares(seed=7, clients=6, dim=5)
-    step = 0.9 / (5 * problem.smoothness)
-    run = problem.fit(pf.FedCET(lr=step), rounds=500)
-    assert problem.error(run.personal) < 1e-8
-    d = run.trained.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
-    assert np.abs(d.sum(0)).max() < 1e-9
-    assert np.allclose(d, -np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)]), atol=1e-6)
-    assert problem.error(problem.fit(pf.FedAvg(step, weighted=False), rounds=100).server["w"]) > 1e-3
-
-
 @certifies(pf.FedCET, by="the step search, literally")
 @pytest.mark.parametrize(("L", "mu", "tau"), [(4.0, 4.0, 2), (4.0, 1.0, 5), (10.0, 0.5, 3)])
 def test_the_search_of_algorithm_1(L, mu, tau):
@@ -197,12 +185,6 @@ def test_the_adaptive_step_needs_no_constant(kind, seed):
     problem = heterogeneous(kind, seed)
     run = problem.fit(pf.FedCET(first_lr=1e-4), rounds=200)
     assert problem.error(run.personal) < 1e-10
-
-
-def test_the_adaptive_step_with_half_of_the_clients():
-    problem = heterogeneous("full", 0)
-    run = problem.fit(pf.FedCET(first_lr=1e-2), rounds=500, fraction=0.5)
-    assert problem.error(run.server["w"]) < 1e-8
 
 
 @certifies(pf.FedCET, by="the optimum, a < 1/mu")

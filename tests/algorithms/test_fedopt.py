@@ -73,18 +73,6 @@ def test_rounds_in_numpy(problem, method, weighted):
     assert np.allclose(server["v"], v, rtol=0, atol=1e-12)
 
 
-@certifies(pf.FedAvgM, by="torch.optim.SGD on a single client's moves")
-def test_momentum_is_torchs(problem):
-    """torch.optim.SGD whose gradient is the negative mean move, at the server's step size."""
-    w = torch.nn.Parameter(torch.zeros(problem.dim, dtype=torch.float64))
-    optimizer = torch.optim.SGD([w], 0.4, momentum=0.7)
-    for _ in range(9):
-        w.grad = torch.tensor(-mean_of(problem, moves(problem, w.detach().numpy()), True))
-        optimizer.step()
-    run = problem.fit(pf.FedAvgM(LR, server_lr=0.4, beta=0.7), rounds=9, steps=STEPS)
-    assert torch.allclose(run.server["w"], w.detach(), rtol=0, atol=1e-12)
-
-
 @certifies(pf.FedAdagrad, pf.FedAdam, pf.FedYogi, by="an invariance, without tau")
 @pytest.mark.parametrize("cls", ADAPTIVE)
 def test_the_scale_of_the_moves_cancels(cls):

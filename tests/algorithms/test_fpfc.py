@@ -22,25 +22,6 @@ from polyfed.core.algorithm import Round
 from polyfed.core.schedule import Asynchronous, Delays
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 1.0])
-def test_a_round_costs_the_pairs_of_its_participants(fraction):
-    """Remark 1: tau (2 - tau) m^2 of the ordered pairs, here half of that and without the diagonal: the pairs that a
-    round changes are those with a participant, and no other, once all have been heard."""
-    points = np.random.default_rng(0).normal(size=(20, 3))
-    before, after = (
-        fit_points(centres(points), pf.FPFC(0.1, lam=5.0), rounds=rounds, dim=3, fraction=fraction)
-        for rounds in (60, 61)
-    )
-    ledger = after.ledger
-    taking = ledger[ledger["round"] == ledger["round"].max()]["client"].astype(int).tolist()
-    i, j = torch.triu_indices(20, 20, 1)
-    mine = torch.isin(i, torch.tensor(taking)) | torch.isin(j, torch.tensor(taking))
-    held = [pair_vectors(r.server) - (r.server["w"][i] - r.server["w"][j]) for r in (before, after)]
-    assert torch.equal((held[1] != held[0]).any(1), mine)
-    assert len(taking) == round(20 * fraction)
-    assert abs(int(mine.sum()) - fraction * (2 - fraction) * 20**2 / 2) <= 20 / 2
-
-
 def smoothed_scad(t, lam, a, xi):
     """Equations (2) and (3)."""
     t = np.asarray(t, dtype=float)
@@ -200,17 +181,6 @@ def test_stationarity_of_objective_1(penalty, xi, late):
     assert not late or run.ledger["staleness"].max() > 8
     assert stationarity(run, points) < 1e-6
     assert adjusted_rand_score(np.repeat([0, 1], 4), run.clusters) == 1
-
-
-def test_the_convex_optimum_of_two_groups():
-    """l1 and unlike sizes: the groups' means move towards each other by lam times the other's share, closed form."""
-    points = np.concatenate([two_groups()[:2], two_groups()[4:]])
-    fpfc = pf.FPFC(0.3, lam=1.0, penalty="l1", merge=False)
-    run = fit_points(centres(points), fpfc, rounds=300, dim=3, local_steps=10)
-    means = points[:2].mean(0), points[2:].mean(0)
-    way = (means[1] - means[0]) / np.linalg.norm(means[1] - means[0])
-    expected = np.repeat([means[0] + 4 / 6 * way, means[1] - 2 / 6 * way], [2, 4], axis=0)
-    assert np.abs(run.server["w"].numpy() - expected).max() < 1e-6
 
 
 def test_cluster_models_are_weighted_means():
@@ -487,12 +457,6 @@ def test_housing_and_body_fat_are_two_clusters(seed, data_dir):
         if algorithm.name == "fpfc":
             assert adjusted_rand_score(fed.clusters, run.clusters) == 1
     assert rmse["fpfc"] < rmse["local"]
-
-
-def test_the_plan_is_said_before_the_run(cli):
-    said = cli("run", "--data", "synthetic", "--set", "data.options.clients=12", "--algorithm", "fpfc", "--rounds", 1)
-    assert said.status == 0
-    assert "fpfc: solver pairs (12 clients, up to 200), server memory up to" in said.err
 
 
 @pytest.mark.parametrize("size", [1e3, 1e12, 1e30])

@@ -9,7 +9,6 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms._shared.clusters import distances, kmeans
 from polyfed.algorithms.flexcfl import decomposed
 
 POINTS = np.array([[5.0, 1], [5.5, 0], [-5, 2], [-4, 1.5], [-5.2, 2.2], [4.6, 0.5]])
@@ -44,17 +43,6 @@ def test_rounds_are_steps_of_kmeans():
         assert np.allclose(run.server["w"], w, atol=1e-12)
         assert run.server["cluster"].tolist() == label.tolist()
         assert np.allclose(np.sort(one.cluster_centers_, 0), np.sort(w, 0), atol=1e-9)
-
-
-def test_the_objective_of_kmeans_never_rises():
-    points = torch.as_tensor(np.random.default_rng(0).normal(size=(40, 3)))
-    found = []
-    for iterations in range(8):
-        c, label = kmeans(points, points[:0], 4, iterations)
-        found.append(float((points - c[label]).square().sum()))
-        assert torch.equal(label, distances(points, c).argmin(1))
-    assert (np.diff(found) <= 1e-12).all()
-    assert found[-1] < found[0]
 
 
 def test_a_cluster_of_one_client_is_trained_and_an_empty_one_stays():
@@ -140,14 +128,6 @@ def test_cosines_with_the_first_singular_directions():
     assert np.allclose(*gram, atol=1e-10)
 
 
-def test_lengths_do_not_matter_and_orthogonal_groups_have_two_rows():
-    D = np.zeros((5, 6))
-    D[[0, 2], 1], D[[1, 3, 4], 4] = [3, 0.5], [-2, -9, -0.1]
-    rows = decomposed(torch.as_tensor(D), 2).numpy().round(12)
-    assert len(np.unique(rows, axis=0)) == 2
-    assert (rows[0] == rows[2]).all()
-
-
 @certifies(pf.FlexCFL, by="planted groups and their means in numpy")
 def test_groups_and_models_by_hand():
     """A group starts at the mean of its clients' first models; then it is FedAvg."""
@@ -177,20 +157,6 @@ def test_the_step_between_groups():
     )
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     assert np.allclose(moved, plain + 0.1 * unit[::-1], atol=1e-13)
-
-
-@pytest.mark.parametrize("k", [3, 5])
-def test_a_group_without_clients_pulls_nobody_and_stays_at_the_start(k):
-    """Of two clients: the step between groups is that of two groups, however many were asked for."""
-    points = np.array([[4.0, 1], [-1, 5]])
-    for between in (0.0, 0.1):
-        two, more = (fit_points(centres(points), pf.FlexCFL(0.3, k=g, between=between), 3, 2) for g in (2, k))
-        assert torch.allclose(two.personal, more.personal, atol=1e-13)
-        there = more.server["direction"].any(1)
-        assert int(there.sum()) == 2
-        assert not more.server["w"][~torch.as_tensor(there)].any()
-        plain = fit_points(centres(points), pf.FlexCFL(0.3, k=k), 3, 2)
-        assert torch.allclose(plain.personal, more.personal, atol=1e-13) == (between == 0)
 
 
 def started(start: float, method, rounds: int, **how):

@@ -266,37 +266,6 @@ def test_a_model_without_such_factors_is_refused(method):
             pf.fit(model, fed, method, rounds=1)
 
 
-@certifies(pf.FedSLR, by="FedSLR of the whole update, whose coordinates a chart of full rank is")
-@pytest.mark.parametrize("structure", ["LR+S", "LR+LR"])
-def test_fedslr_on_a_chart_is_fedslr_on_the_products(structure):
-    """A's rows are orthonormal, so that singular values of B are those of B A: the same shrinkage, the same ranks."""
-
-    class Whole(nn.Module):
-        """The base, frozen, and all of an update D = B A beside it."""
-
-        def __init__(self, base):
-            super().__init__()
-            self.base, self.B = base.requires_grad_(False), nn.Parameter(torch.zeros(M, K).double())
-
-        def forward(self, x):
-            return self.base(x) + x @ self.B.T
-
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(K, M), nn.Tanh(), nn.Linear(M, C)).double()
-    chart, whole = adapted(plain, f"lora:r={K}"), nn.Sequential(Whole(plain[0]), *plain[1:])
-    method = pf.FedSLR(lr=0.3, lam=0.02, mu=0.0 if structure == "LR+S" else 0.02, structure=structure)
-    fed = pf.Federation.from_arrays(SITES, test_fraction=0.0, classes=C)
-    a, b = (
-        pf.fit(m, fed, method, rounds=6, batch_size=None, local_steps=4, dtype=torch.float64, evaluate_every=0)
-        for m in (chart, whole)
-    )
-    A = layer(a.model(0)).A
-    for i in range(len(SITES)):
-        assert torch.allclose(layer(a.model(i)).B @ A, b.model(i)[0].B, rtol=0, atol=1e-10)
-    ranks = [run.findings["ranks"]["0.B"] for run in (a, b)]
-    assert ranks[0] == ranks[1] < K
-
-
 @certifies(pf.FedSALoRA, by="FedPer with A as the body")
 def test_fedsa_is_fedper_whose_body_is_a():
     found, other = fit(pf.FedSALoRA(lr=0.3), rounds=3), fit(pf.FedPer(lr=0.3, head="0.B 2"), rounds=3)

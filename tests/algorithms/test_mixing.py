@@ -175,19 +175,6 @@ def test_without_models_or_better_ones_it_is_local():
     assert torch.allclose(b, fit_points(far, pf.Local(0.4), 5, 2).personal, atol=1e-13)
 
 
-@certifies(pf.FedFomo, by="planted groups")
-def test_groups_find_each_other():
-    """No model of the other group is ever better: once all have been tried, only those of the own group are sent."""
-    group = np.arange(10) % 2
-    points = np.where(group[:, None] == 0, 4.0, -4.0) + np.random.default_rng(0).normal(size=(10, 2))
-    run = fit_points(centres(points), pf.FedFomo(0.2, models=9, validation=0.0), 4, 2)
-    state = {k: torch.as_tensor(v) for k, v in run.server.items()}
-    assert (run.server["P"].numpy()[group[:, None] != group] < 0).all()
-    few = pf.FedFomo(models=4, epsilon=0.0)
-    sent = few._sent(state, pf.Round(4, 10, 0, torch.arange(10), torch.ones(10), torch.full((10,), 4)))
-    assert (group[sent.numpy()] == group[:, None]).all()
-
-
 def test_the_first_models_are_drawn_and_places_are_explored():
     """Not the first ones by index, and not the same in every round while epsilon lasts; nobody is sent its own."""
     method, n = pf.FedFomo(models=3, epsilon=0.5, decay=0.05), 40
@@ -283,11 +270,6 @@ def test_a_contact_at_the_clients_own_model_does_not_spend_the_first_training():
     assert contacts == [2, 2]
     assert np.allclose(run.personal, w, atol=1e-12)
     assert np.allclose(private(run)["A"], A, atol=1e-12)
-
-
-def test_the_head_is_a_layer_not_a_tensor():
-    """Its weights and its bias: 5 x 3 + 3 numbers of the two-layer network."""
-    assert private(fit_labels(labelled(), pf.FedALA(0.1), rounds=1))["A"].shape == (3, 18)
 
 
 def network(server, v, layers):

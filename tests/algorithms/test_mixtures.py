@@ -11,7 +11,6 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.compute.layout import Layout
-from polyfed.models import build
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
@@ -43,19 +42,6 @@ def test_rounds_of_batches(responsibilities):
     assert torch.allclose(run.personal[:, mixing].exp(), pi, rtol=0, atol=1e-12)
     assert replace(pf.FedEM(0.3), responsibilities=responsibilities) == method
     assert pf.FedEM().responsibilities == "fixed"  # the paper's
-
-
-@certifies(pf.FedEM, by="planted sources: the private weights are the shares that each client's samples were drawn in")
-def test_it_finds_the_sources_of_a_mixture():
-    pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
-    data = pf.data.load("mixtures", shares="linear", clients=12)
-    fed, shares = data.partition(seed=0), np.asarray(data.meta["shares"])
-    parts = Mixture(*(build("linear", (20,), 5, seed=s) for s in (1, 2)))
-    run = pf.fit(parts, fed, pf.FedEM(1.0), rounds=30, local_steps=2, batch_size=None, evaluate_every=0)
-    mixing = run.personal[:, Layout(parts).mask("mixing")].exp().numpy()
-    assert abs(np.corrcoef(mixing[:, 0], shares[:, 0])[0, 1]) > 0.9
-    common = pf.fit(build("linear", (20,), 5), fed, pf.FedAvg(1.0), rounds=30, local_steps=2, batch_size=None)
-    assert run.final["test"]["accuracy"].mean() > common.final["test"]["accuracy"].mean() + 0.03
 
 
 def test_the_output_is_the_logarithm_of_mixed_probabilities():
@@ -90,28 +76,6 @@ def test_rounds_of_batches_of_fedrc(responsibilities):
     assert torch.allclose(run.personal[:, ~MIXING], parts.expand(3, -1), rtol=0, atol=1e-12)
     assert torch.allclose(run.personal[:, MIXING].view(3, 2, 3).exp(), pi[..., None].expand(-1, -1, 3), atol=1e-12)
     assert pf.FedRC().responsibilities == "fixed"  # the paper's
-
-
-@certifies(
-    pf.FedRC, by="planted groups: a swap of labels parts its models, and shares of classes, which part FedEM's, do not"
-)
-@pytest.mark.parametrize(
-    ("shift", "method", "parted"),
-    [("labels", pf.FedEM(0.3), True), ("labels", pf.FedRC(0.3), False), ("swap", pf.FedRC(0.3), True)],
-)
-def test_labels_alone_part_no_models(shift, method, parted):
-    rng, sites = np.random.default_rng(0), []
-    centres = 1.5 * rng.normal(size=(4, 6))
-    for i in range(8):
-        y = rng.choice([0, 1] if i % 2 else [2, 3], 120) if shift == "labels" else rng.integers(0, 4, 120)
-        x = centres[y] + rng.normal(size=(120, 6))
-        sites.append((x, (y + 1) % 4 if shift == "swap" and i % 2 else y))
-    model = Mixture(*(build("linear", (6,), 4, seed=s) for s in (1, 2)), classes=4 if method.by_class else None)
-    fed = pf.Federation.from_arrays(sites, classes=4)
-    run = pf.fit(model, fed, method, rounds=30, local_steps=2, batch_size=None, evaluate_every=0)
-    weight = run.personal[:, Layout(model).mask("mixing")].exp().view(8, 2, -1)[:, 0, 0]
-    gap = float((weight[::2].mean() - weight[1::2].mean()).abs())
-    assert gap > 0.9 if parted else gap < 0.1
 
 
 def remembering(rows: int = 40, k: int = 3) -> Memory:
@@ -174,27 +138,6 @@ def test_its_mixture_and_lambda_by_hand():
     assert len(set(chosen)) > 1
 
 
-def test_all_neighbours_at_any_distance_are_the_shares_of_classes():
-    model = Memory(two_layers(), rows=9, k=9, sigma=1e12).double()
-    y = torch.tensor([0, 1, 1, 2, 2, 2])
-    with torch.no_grad():
-        model.features[:6], model.shares[:6], model.lam[:] = torch.randn(6, model.features.shape[1]), torch.eye(3)[y], 1
-    shares = torch.tensor([1, 2, 3]).double() / 6
-    assert torch.allclose(model(torch.randn(5, 4).double()).exp(), shares.expand(5, 3), atol=1e-9)
-
-
-@certifies(pf.KNNPer, by="a stored sample's nearest neighbour is itself: with k 1 and lam 1 its label comes back")
-def test_with_one_neighbour_a_stored_sample_has_its_label():
-    fed = tens(2)
-    run = fit_labels(fed, pf.KNNPer(0.1), model=remembering(k=1), rounds=2)
-    for i in range(3):
-        model, stored, _ = parts(run, fed, i)
-        x, y = fed.train.client(i)
-        with torch.no_grad():
-            model.lam[:] = 1
-            assert torch.equal(model(x[stored].double()).argmax(1), y[stored])
-
-
 def test_where_there_is_no_room_for_all_every_so_many_are_stored():
     fed = tens()
     model, stored, _ = parts(fit_labels(fed, pf.KNNPer(0.1), model=remembering(rows=12)), fed, 2)
@@ -202,14 +145,3 @@ def test_where_there_is_no_room_for_all_every_so_many_are_stored():
     assert int(model.shares.sum()) == 12
     assert int(whole.shares.sum()) == 24
     assert stored.tolist() == all_of[::2].tolist()
-
-
-def test_clients_whose_labels_contradict_each_other_are_answered_from_memory():
-    rng = np.random.default_rng(0)
-    x = [rng.normal(size=(60, 3)).astype(np.float32) for _ in range(2)]
-    y = [(t[:, 0] > 0).astype(np.int64) for t in x]
-    data = pf.Federation.from_arrays([(x[0], y[0]), (x[1], 1 - y[1])], classes=2, test_fraction=0.25)
-    run = pf.fit(build("memory", (3,), 2, hidden=8), data, pf.KNNPer(0.1), rounds=2, evaluate_every=0)
-    common = pf.fit(build("mlp", (3,), 2, hidden=8), data, pf.FedAvg(0.1), rounds=2, evaluate_every=0)
-    assert run.final["test"]["accuracy"].min() > 0.8
-    assert common.final["test"]["accuracy"].mean() < 0.7

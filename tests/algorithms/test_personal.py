@@ -248,16 +248,3 @@ def test_the_batches_of_a_step_are_independent(monkeypatch):
     for step in seen:
         inner, outer, curve = (step[k :: len(step) // 3][0] for k in (0, len(step) // 3, 2 * (len(step) // 3)))
         assert inner != outer != curve != inner
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_fifty_samples_in_batches_of_twenty_are_three_steps(order, monkeypatch):
-    """No order of the meta-gradient leaves a client out for want of three whole batches."""
-    rng, calls = np.random.default_rng(0), []
-    X, y = rng.normal(size=(50, 3)), rng.normal(size=50)
-    fed = pf.Federation.from_arrays([(X, y)], test=[(X, y)])
-    meta = pf.PerFedAvg.meta_gradient
-    monkeypatch.setattr(pf.PerFedAvg, "meta_gradient", lambda *a: calls.append(a[3].x.shape[1]) or meta(*a))
-    pf.fit(nn.Linear(3, 1), fed, pf.PerFedAvg(0.01, order=order), rounds=1, local_epochs=1, batch_size=20, loss="mse")
-    assert calls[-3:] == [20, 20, 20]  # the last one is padded: 10 samples and weight zero
-    assert set(calls[:-3]) == {8}  # the rehearsal's

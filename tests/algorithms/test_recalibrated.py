@@ -7,7 +7,6 @@ from certify import certifies
 from scipy.optimize import minimize
 
 import polyfed as pf
-from polyfed.algorithms._shared.recalibration import fitted
 
 CLASSES = 3
 
@@ -116,16 +115,3 @@ def test_a_model_that_ranks_backwards_gets_no_slope(federation):
     for i in range(3):
         z, y = outputs(run, i)
         assert torch.allclose(z.softmax(1), (torch.bincount(y) / len(y)).double().expand(len(y), -1), atol=1e-10)
-
-
-@pytest.mark.parametrize("slope", [False, True])
-def test_clients_of_any_size_are_fitted_as_if_alone(slope):
-    """Beside others that take fewer steps or more, and shorter ones."""
-    rng = np.random.default_rng(0)
-    sizes = (5, 40, 12, 1)
-    z = [rng.normal(size=(b, 3), scale=3) for b in sizes]
-    y, u = [rng.integers(3, size=b) for b in sizes], [rng.uniform(0.5, 2, b) for b in sizes]
-    for i, (a, c) in enumerate(fitted(z, y, u, slope)):
-        alone, at = fitted(z[i : i + 1], y[i : i + 1], u[i : i + 1], slope)[0]
-        assert abs(a - alone) < 1e-9
-        assert np.abs(c - at).max() < 1e-9

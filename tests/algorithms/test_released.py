@@ -178,21 +178,6 @@ def test_lg_fedavg_of_one_layer_is_fedavg_scored_before_the_mean():
     assert np.allclose(run.server["w"], common, rtol=0, atol=1e-10)
 
 
-def test_lg_fedavg_before_the_mean_has_the_same_common_layers():
-    """What is deployed changes nothing in training, with layers of the client's own too."""
-    nets = [torch.nn.Sequential(torch.nn.Linear(D, 4), torch.nn.Linear(4, K)).double()] * 2
-    fed = pf.Federation.from_arrays(DATA, test=DATA, classes=K)
-    a, b = (
-        pf.fit(net, fed, pf.LGFedAvg(LR, deployed=when), rounds=3, fraction=0.5, seed=1)
-        for net, when in zip(nets, ("after", "before"), strict=True)
-    )
-    assert torch.equal(a.server["w"], b.server["w"])
-    assert torch.equal(a.personal[:, : 4 * D + 4], b.personal[:, : 4 * D + 4])
-    fresh = b.server["fresh"].numpy()
-    heads = [len(run.personal[:, 4 * D + 4 :].unique(dim=0)) for run in (a, b)]
-    assert heads == [1, fresh.sum() + 1]
-
-
 @certifies(pf.PerFedAvg, by="a transcription of what FPFC's authors' code computes")
 def test_per_fedavg_trains_on_from_the_personal_models():
     """After every mean all devices take one step, from where the next round's train on; scored after that step."""

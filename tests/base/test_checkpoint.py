@@ -175,18 +175,6 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_one(tmp_path, monkeypatch
     assert not list(tmp_path.glob(".writing*"))
 
 
-def test_a_full_disk_when_the_round_is_saved_again_keeps_it(tmp_path, monkeypatch):
-    fill(tmp_path, 1)
-
-    def full(source, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint.os, "replace", full)
-    with pytest.raises(RunError, match="the disk is full"):
-        checkpoint.save(tmp_path, 1, tensors(1), {"t": 1})
-    assert round_of(tmp_path) == (1, [])
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write the checkpoint of round 1"):

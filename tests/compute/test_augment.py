@@ -57,13 +57,6 @@ def test_a_crop_is_padding_and_a_slice(padding):
     assert chi2 < freedom + 4 * (2 * freedom) ** 0.5
 
 
-def test_a_crop_happens_with_its_probability():
-    x = images(1).expand(3000, *SHAPE)
-    untouched = (Crop(4, p=0.5)(x, draws(3000)) == x).flatten(1).all(1).double().mean()
-    assert float(untouched) == pytest.approx(0.5 + 0.5 / 81, abs=4 * 0.5 / 3000**0.5)
-    assert not torch.isnan(Crop(2)(torch.full((50, 1, 4, 4), torch.inf), draws(50))).any()
-
-
 @pytest.mark.parametrize("batch_size", [1, 4, None])
 def test_a_batch_does_not_depend_on_who_else_is_in_the_call(split, batch_size):
     work = {"epochs": 2, "batch_size": batch_size, "augment": BOTH}

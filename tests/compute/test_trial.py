@@ -79,15 +79,6 @@ def test_random_layers_draw_by_client_and_step_alone(build):
     assert torch.equal(*weights)
 
 
-def test_a_continued_run_draws_what_it_would_have_drawn():
-    how, model = {"batch_size": 3, "device": "cpu", "workers": 1}, RANDOM["LSTM"]()
-    whole = pf.fit(model, FED, pf.FedAvg(lr=0.1), rounds=4, **how)
-    torch.manual_seed(9)
-    first = pf.fit(model, FED, pf.FedAvg(lr=0.1), rounds=2, **how)
-    rest = pf.fit(model, FED, pf.FedAvg(lr=0.1), rounds=2, start=first, **how)
-    assert torch.equal(rest.trained.server["w"], whole.trained.server["w"])
-
-
 def test_masks_differ_between_clients_steps_seeds_and_rounds_and_not_with_who_is_beside():
     task = Task(RANDOM["F.dropout"]())
     x, y = torch.ones(2, 4, 4, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)
@@ -594,20 +585,3 @@ def test_a_model_that_mixes_samples_in_evaluation_is_named(caplog):
     caplog.clear()
     check(Task(cnn()), SPLIT, 3)
     assert not caplog.text
-
-
-@pytest.mark.parametrize("loss", [None, "mse"])
-def test_one_number_a_row_trains_with_its_dimension_or_without(loss):
-    """Outputs [b] and [b, 1] are the same numbers to any loss of numbers."""
-
-    class Flat(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x)[:, 0]
-
-    rng, ends = np.random.default_rng(0), []
-    fed = pf.Federation.from_arrays([(rng.normal(size=(20, 4)), rng.normal(size=20)) for _ in range(3)])
-    how = {"rounds": 3, "dtype": "float64"} | ({"loss": loss} if loss else {})
-    for made in (torch.nn.Linear, Flat):
-        torch.manual_seed(0)
-        ends.append(pf.fit(made(4, 1), fed, pf.FedAvg(0.1), **how).personal)
-    assert torch.allclose(*ends, atol=1e-12)

@@ -12,7 +12,6 @@ from small import Wrapped, batches, mlp, split_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.base.randomness import mix
 from polyfed.compute import vectorised
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
@@ -205,17 +204,6 @@ def _word(key: int, count: int, j: int) -> int:
     return finish(place ^ (key & 0xFFFFFFFF), key >> 32) ^ 1 << 31
 
 
-def test_masks_of_clients_steps_and_layers_know_nothing_of_each_other():
-    """Of 64 streams of 10,000: their means, and their correlations, within five standard deviations of chance."""
-    device, n = torch.device("cpu"), 10_000
-    low, high = halves(mix(0, 1, np.arange(4, dtype=np.uint64)[:, None], np.arange(4)).flatten()).tolist()
-    keys = [Key(*pair) for pair in zip(low, high, strict=True)]
-    drawn = torch.stack([kept(key, count, n, 0.4, device) for key in keys for count in range(4)]).double()
-    assert (drawn.mean(1) - 0.6).abs().max() < 5 * (0.24 / n) ** 0.5
-    assert (drawn.mean(0) - 0.6).abs().mean() < 1.1 * (0.24 / len(drawn) * 2 / np.pi) ** 0.5
-    assert (torch.corrcoef(drawn) - torch.eye(len(drawn))).abs().max() < 5 / n**0.5
-
-
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(
     ("drop", "shape"), [(nn.Dropout, (5, 7)), (nn.Dropout1d, (50, 6, 4)), (nn.Dropout2d, (50, 6, 4, 3))]
@@ -232,14 +220,6 @@ def test_what_is_kept_is_scaled_and_channels_go_as_a_whole(drop, shape, inplace)
     with Keyed(5, x.device):
         assert not drop(1.0)(torch.ones(shape)).any()
         assert torch.equal(drop(0.5).eval()(torch.ones(shape)), torch.ones(shape))
-
-
-def test_the_memory_of_a_step_counts_its_activations():
-    """What a convolution's product keeps: its unfolded input, 16 places of 9 numbers; then ReLU's and the layers' own
-    outputs. At least that for every sample, and the same for every further one."""
-    task = tasks(lambda: image(nn.Conv2d(1, 4, 3), nn.ReLU()))[1]
-    least, most = 8 * (16 * 9 + 16 * 4 + 3), 8 * (36 + 2 * 16 * 9 + 4 * 16 * 4 + 20)
-    assert least <= task.sample_bytes <= most
 
 
 @pytest.mark.parametrize("samples", [1, 3, 9, 1000])

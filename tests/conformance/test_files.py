@@ -111,7 +111,7 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("how", ["a third", "middle bit", "gone"])  # tests/base/test_checkpoint.py has the others
 @pytest.mark.parametrize(("name", "file"), [("ditto", "tensors.safetensors"), ("scaffold", "meta.json")])
 def test_a_damaged_newest_checkpoint_falls_back(name, file, how, crashed, files, tmp_path):
     folder = crashed(name, tmp_path)

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError
 
 ADAM = {"optimizer": "adam", "clip_norm": 0.5, "lr_schedule": "cosine:6,warmup=2", "rounds": 4, "fraction": 0.5}
-each = pytest.mark.parametrize("name", ["fedavg", "ditto", "fedprox", "fedrep"])
+each = pytest.mark.parametrize("name", ["ditto", "fedrep"])
 
 
 def adam(name: str, fed=None, **settings) -> pf.Run:

@@ -104,28 +104,3 @@ def test_a_round_of_many_models_at_once_waits_as_often_for_more_steps(case):
         found.append(seen.found)
     assert found[0] == found[1]
     assert (found[2] - found[0]).total() == (1 if method == "fedavg" else 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "batch_size", "loss"),
-    [
-        ("fedavg", 8, huber), ("scaffold", None, "cross-entropy"), ("ditto", 8, "cross-entropy"),
-        ("fedrep", 8, huber), ("fpfc", None, huber),
-    ],
-)  # fmt: skip
-def test_computed_together_or_one_after_another(name, batch_size, loss, request):
-    """Convolutions, dropout and a loss of one's own, ragged clients: the same models, and the same are charged for."""
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        convolution = [nn.Conv2d(1, 4, 3, padding=1), nn.Dropout2d(0.2), nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.ReLU()]
-        net = nn.Sequential(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, CLASSES))
-    settings = {
-        "rounds": 2, "batch_size": batch_size, "loss": loss, "dtype": torch.float64, "seed": 3,
-        "workers": 1, "evaluate_every": 0, "device": "cpu",
-    }  # fmt: skip
-    alone = pf.fit(net, federation(), METHODS[name], **settings)
-    request.getfixturevalue("vectorised")
-    together = pf.fit(net, federation(), METHODS[name], chunk=6, **settings)
-    assert together.trained.engine.plan.path == "vectorised"
-    torch.testing.assert_close(together.personal, alone.personal, rtol=0, atol=1e-10)
-    assert together.ledger.drop(columns="seconds").equals(alone.ledger.drop(columns="seconds"))

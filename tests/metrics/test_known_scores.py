@@ -10,7 +10,6 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-import polyfed as pf
 from polyfed.base.errors import ConfigError
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
@@ -21,7 +20,6 @@ from polyfed.metrics.scores import KNOWN, metrics_of, named
 
 CLASSES = [name for name, m in KNOWN.items() if m.kind == "classes" and m.per == "client"]
 BINARY = [name for name, m in KNOWN.items() if m.kind == "two classes"]
-NUMBERS = [name for name, m in KNOWN.items() if m.kind == "numbers" and m.per == "client"]
 
 
 def made(classes: int = 2, n: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -284,23 +282,3 @@ def test_macro_scores_of_labels_are_scikit_learns():
     rest = [0, 1, 3]
     assert score("macro-auc", out, y) == pytest.approx(sk.roc_auc_score(y[:, rest], out[:, rest]), abs=1e-12)
     assert math.isnan(score("macro-auc", out, np.ones_like(out)))
-
-
-def test_training_on_labels_descends_their_binary_cross_entropy():
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(50, 3))
-    y = (x @ rng.normal(size=(3, 4)) + rng.logistic(size=(50, 4)) > 0).astype(float)
-    fed = pf.Federation.from_arrays([(x, y)], test_fraction=0.2)
-    model, loss = nn.Linear(3, 4).double(), nn.functional.binary_cross_entropy_with_logits
-    run = pf.fit(
-        model, fed, pf.FedAvg(0.3), rounds=7, local_steps=1, batch_size=None, loss=loss, metrics=["macro-auc"], seed=0
-    )
-    w, b = model.weight.detach().numpy(), model.bias.detach().numpy()
-    there, labels = fed.train.x.double().numpy(), fed.train.y.double().numpy()
-    for _ in range(7):  # by hand: the gradient of the mean over samples and labels
-        gap = (1 / (1 + np.exp(-(there @ w.T + b))) - labels) / labels.size
-        w, b = w - 0.3 * gap.T @ there, b - 0.3 * gap.sum(0)
-    found = run.model(0)
-    assert found.weight.detach().numpy() == pytest.approx(w, abs=1e-6)
-    assert found.bias.detach().numpy() == pytest.approx(b, abs=1e-6)
-    assert run.metric.name == "macro-auc"

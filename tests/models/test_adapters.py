@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from certify import certifies
-from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import polyfed as pf
@@ -220,79 +218,6 @@ def test_the_adapter_as_a_setting_of_fit(tmp_path):
     )
     with pytest.raises(ModelError, match="has an adapter"):
         adapted(adapted(transformer(), words), words)
-
-
-def test_scaffold_on_the_chart_ends_where_all_gradients_sum_to_zero():
-    model = nn.Sequential(adapted(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double(), "lora:r=2")[0])
-    sites = [(RNG.normal(size=(20, 4)), RNG.normal(size=(20, 4))) for _ in range(3)]
-    fed = pf.Federation.from_arrays(sites, task="regression", test_fraction=0.0)
-    run = pf.fit(model, fed, pf.Scaffold(lr=0.8), rounds=90, batch_size=None, local_steps=2, dtype=torch.float64)
-    task = run.trained.task
-    w = run.common.requires_grad_()
-    slope = torch.zeros_like(w)
-    for i in range(3):
-        x, y = fed.train.client(i)
-        out = torch.func.functional_call(task.model, task.layout.named(w), (x.double(),))
-        slope += torch.autograd.grad((out - y).square().mean(), w)[0]
-    assert slope.abs().max() < 1e-8
-
-
-def on_a_chart(designs, rank=2):
-    """Clients' least squares in W [3, 6], of which W0 + B A is trained, with targets of their own: the model, the
-    federation, and each client's best B in numpy."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        adapted(nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 1)).double(), f"lora:r={rank}")[0]
-    )
-    y = RNG.normal(size=(len(designs), len(designs[0]), 3))
-    fed = pf.Federation.from_arrays([*zip(designs, y, strict=True)], task="regression", test_fraction=0.0)
-    W0, A = model[0].base.weight.detach().numpy(), model[0].A.numpy()
-    best = [np.linalg.lstsq(x @ A.T, t - x @ W0.T, rcond=None)[0].T for x, t in zip(designs, y, strict=True)]
-    return model, fed, np.stack(best)
-
-
-FULL = {"batch_size": None, "dtype": torch.float64, "evaluate_every": 0}
-
-
-@certifies(pf.FedCET, by="the rate of Figure 1, of updates on a chart")
-def test_fedcets_rate_in_the_weights_is_its_rate_on_the_chart():
-    """All Hessians in W are 4 I, and so those in B: the mean contracts by the eigenvalue of the paper's problem."""
-    designs = [np.sqrt(2 * 6 * 3) * np.linalg.qr(RNG.normal(size=(6, 6)))[0] for _ in range(4)]
-    model, fed, best = on_a_chart(designs)
-    method = pf.FedCET(lr="paper", smoothness=4.0, convexity=4.0)
-    e = []
-    for rounds in (20, 21, 22):
-        w = pf.fit(model, fed, method, rounds=rounds, local_steps=2, **FULL).personal
-        e.append(np.linalg.norm((w.numpy().reshape(4, 3, 2) - best).mean(0)))
-    assert np.allclose([e[1] / e[0], e[2] / e[1]], 0.886, atol=5e-4)
-
-
-@certifies(pf.FPFC, by="closed form at lam = 0, on a chart")
-def test_without_fusion_every_client_reaches_its_own_update():
-    model, fed, best = on_a_chart(RNG.normal(size=(3, 20, 6)))
-    run = pf.fit(model, fed, pf.FPFC(0.3, lam=0.0, merge=False), rounds=60, local_steps=10, **FULL)
-    assert np.abs(run.personal.numpy().reshape(3, 3, 2) - best).max() < 1e-8
-
-
-@pytest.mark.parametrize("words", ["probe", "lora:r=4"])
-@pytest.mark.parametrize("seed", range(2))
-def test_fpfc_finds_groups_with_permuted_labels(seed, words):
-    rng = np.random.default_rng(seed)
-    truth, sites = np.array([0, 1] * 4), []
-    teacher = rng.normal(size=(6, 2))
-    for group in truth:
-        x = rng.normal(size=(240, 6))
-        y = (x @ teacher).argmax(1)
-        sites.append((x, y if group == 0 else 1 - y))
-    fed = pf.Federation.from_arrays(sites, test_fraction=0.25, seed=seed)
-    torch.manual_seed(seed)
-    backbone = nn.Sequential(nn.Linear(6, 24), nn.Tanh())
-    model = adapted(nn.Sequential(backbone, nn.Linear(24, 2)), words)
-    common = pf.fit(model, fed, pf.FedAvg(lr=0.3), rounds=10, seed=seed)
-    found = pf.fit(model, fed, pf.FPFC(lr=0.3, lam=0.5), rounds=20, seed=seed)
-    assert adjusted_rand_score(truth, found.clusters) == 1
-    assert found.final["test"]["accuracy"].mean() > 0.9
-    assert abs(common.final["test"]["accuracy"].mean() - 0.5) < 0.1
 
 
 REFUSED = {

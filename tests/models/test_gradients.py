@@ -11,7 +11,6 @@ import polyfed as pf
 from polyfed import models
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
-from polyfed.compute.layout import Layout
 from polyfed.models.resnet import Block, GlobalMean
 from polyfed.native import kernel
 
@@ -132,21 +131,3 @@ def test_a_step_is_the_gradient_times_the_rate(case):
     expected = w - 0.3 * task.gradient(w, batch)[0]
     task.descend_(w, batch, 0.3)
     torch.testing.assert_close(w, expected, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_vector_and_the_module_hold_the_same_numbers(case):
-    model = build(case, 5)
-    layout = Layout(model)
-    w = layout.flatten(model)
-    assert w.shape == (sum(q.numel() for q in model.parameters()),)
-    for view, (name, parameter) in zip(layout.views(w), model.named_parameters(), strict=True):
-        assert torch.equal(view, parameter), name
-        assert view.untyped_storage().data_ptr() == w.untyped_storage().data_ptr(), f"{name} is a copy"
-        if view.dim() == 4:
-            assert view.is_contiguous(memory_format=torch.channels_last)
-    other = layout.load_(build(case, 6), w)
-    assert torch.equal(layout.flatten(other), w)
-    rows = torch.stack([w, 2 * w])
-    for view, parameter in zip(layout.views(rows), model.parameters(), strict=True):
-        assert torch.equal(view[1], 2 * parameter)

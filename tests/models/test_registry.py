@@ -53,17 +53,6 @@ def test_the_seed_decides_the_parameters_and_nothing_else_moves(name):
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_every_model_trains_as_a_task(name):
-    x, y = torch.randn(1, 2, 16, 16), torch.tensor([[0, 1]])
-    task = pf.Task(models.build(name, (16, 16), 2))
-    gradient, loss = task.gradient(task.w0[None], pf.compute.batches.Batch(x, y))
-    assert gradient.shape == (1, task.p)
-    assert torch.isfinite(gradient).all()
-    assert loss is not None
-    assert torch.isfinite(loss).all()
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "options", "error", "says"),
     [
