@@ -156,18 +156,3 @@ def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
     (tmp_path / "file").touch()
     said = cli("regress", "heart-disease", "--out", tmp_path / "file/page.html")
     assert (said.status, said.err.count("\n")) == (1, 1)
-
-
-def test_what_numbers_the_rows_is_no_covariate_unless_asked_for(cli, tmp_path):
-    rng = np.random.default_rng(0)
-    (tmp_path / "d").mkdir()
-    for name in ("north", "south"):
-        age = rng.normal(size=60).round(3)
-        died = (age + rng.logistic(size=60) > 0) * 1
-        pd.DataFrame({"pid": range(60), "age": age, "died": died}).to_csv(tmp_path / "d" / f"{name}.csv", index=False)
-    said = cli("regress", tmp_path / "d")
-    assert said.status == 0
-    assert "pid is left out" in said.out + said.err
-    assert not any(line.split()[:1] == ["pid"] for line in said.out.splitlines())
-    asked = cli("regress", tmp_path / "d", "--columns", "pid,age")
-    assert any(line.split()[:1] == ["pid"] for line in asked.out.splitlines())
