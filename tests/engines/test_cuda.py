@@ -60,16 +60,6 @@ def test_cuda_agrees_with_the_cpu(cls, kind):
     assert cuda.ledger.drop(columns="seconds").equals(cpu.ledger.drop(columns="seconds"))
 
 
-def test_tf32_rounds_products_to_ten_bits_and_only_if_asked():
-    runs = [
-        pf.fit(model("cnn"), federation(), pf.FedAvg(), rounds=1, batch_size=None, local_epochs=1, **more).trained
-        for more in ({"device": "cpu"}, {"device": DEVICE}, {"device": DEVICE, "precision": "tf32"})
-    ]
-    cpu, exact, rough = (run.server["w"].cpu() - run.task.w0.cpu() for run in runs)
-    assert (exact - cpu).norm() / cpu.norm() < 1e-5
-    assert 1e-5 < (rough - cpu).norm() / cpu.norm() < 2**-7
-
-
 def test_evaluation_and_kept_features_round_no_factors():
     """torch rounds those of convolutions to ten bits on a CUDA device, if nobody says otherwise."""
     x, w = torch.randn(64, 1, 6, 6), {}

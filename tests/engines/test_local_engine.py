@@ -77,11 +77,6 @@ def test_a_chunks_models_fit_their_room(cohort, width, path, room):
     assert {make_plan(task, cohort, 1000, path=path, workers=w).chunk for w in (1, 2, 4, 8)} == {plan.chunk}
 
 
-def test_a_module_runs_client_by_client():
-    plan = make_plan(Task(Module(), device="cpu"), 10, 32)
-    assert (plan.chunk, plan.path, plan.device) == (1, "client by client", "cpu")
-
-
 class There(Task):
     """Says of itself that it is on an accelerator."""
 

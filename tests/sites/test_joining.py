@@ -165,12 +165,6 @@ def test_experiments_that_sites_cannot_run_are_refused(method, data, top, said, 
         at_sites(file, sites)
 
 
-def test_a_site_that_is_named_twice_is_refused(tmp_path):
-    file, data, _ = study(tmp_path)
-    with pytest.raises(ConfigError, match="sites: found 'bern' twice"):
-        at_sites(file, Sites(tmp_path, data, names=("bern", "oslo", "bern")))
-
-
 # consent
 
 

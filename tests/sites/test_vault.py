@@ -52,18 +52,6 @@ def test_a_vault_of_another_run_or_site_is_refused(tmp_path, run, site, said):
         Vault(tmp_path / "v", run, site)
 
 
-def test_a_version_that_is_not_there_is_refused_with_what_to_do(tmp_path):
-    vault = Vault(tmp_path / "v", "run", "oslo")
-    with pytest.raises(RunError, match=r"no state of round 3.*it is empty"):
-        vault.load((3, 0), ZERO)
-    vault.save((1, 0), state(1), START)
-    with pytest.raises(RunError, match=r"no state of round 3.*ends with round 1.*Restore"):
-        vault.load((3, 0), ZERO)
-    vault.save((5, 0), state(1), (5, 0))
-    with pytest.raises(RunError, match=r"no state of round 3.*it is newer"):
-        vault.load((3, 0), ZERO)
-
-
 @pytest.mark.parametrize(("error", "said"), [
     (KeyboardInterrupt("now"), "now"), (OSError(28, "No space left on device"), "the disk is full"),
 ])  # fmt: skip
