@@ -21,7 +21,7 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
-from polyfed.data.validation import held_out
+from polyfed.data.validation import validated
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.privacy import refuse_private
@@ -98,7 +98,7 @@ def coalitions(
 
     def make(seed: int, without: Sequence[str]) -> Made:
         net, data = both(seed)
-        data = held_out(data, seed)
+        data = validated(data, seed)
         return net, data.without(without) if without else data
 
     config = config_of({k.replace(" ", "-"): v for k, v in methods.items()}, which, how.dump())

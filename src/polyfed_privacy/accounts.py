@@ -15,20 +15,7 @@ import numpy as np
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Epsilon at delta of rho-zCDP.
-
-    Parameters
-    ----------
-    rho : float
-        The cost.
-    delta : float
-        Between 0 and 1.
-
-    Returns
-    -------
-    float
-        min over alpha > 1 of alpha rho + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1), at least 0.
-    """
+    """min over alpha > 1 of alpha rho + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1), at least 0."""
     if rho <= 0:
         return 0.0
 
@@ -43,20 +30,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def rho_of(epsilon: float, delta: float) -> float:
-    """The cost that a budget allows: the inverse of `epsilon_of`.
-
-    Parameters
-    ----------
-    epsilon : float
-        More than 0.
-    delta : float
-        Between 0 and 1.
-
-    Returns
-    -------
-    float
-        The largest rho with at most this epsilon.
-    """
+    """The largest rho with at most this epsilon: the inverse of `epsilon_of`."""
     low, high = 0.0, 1.0
     while epsilon_of(high, delta) < epsilon:
         low, high = high, 2 * high
@@ -70,44 +44,15 @@ def rho_of(epsilon: float, delta: float) -> float:
 
 
 def cost(sensitivity: float, sigma: float) -> float:
-    """What one release under discrete Gaussian noise costs.
-
-    Parameters
-    ----------
-    sensitivity : float
-        Longest change of the released vector of integers by one unit.
-    sigma : float
-        Parameter of the noise on each of its numbers.
-
-    Returns
-    -------
-    float
-        rho.
-    """
+    """rho of one release of integers that one unit moves by `sensitivity` at most, under noise sigma on each."""
     return sensitivity**2 / (2 * sigma**2)
 
 
 def shared_cost(sensitivity: float, sigma: float, sites: int, d: int) -> float:
-    """What one release costs whose noise is the sum of several sites' discrete Gaussians.
+    """rho of one release of d numbers whose noise is the sum of several sites' discrete Gaussians, which is nearly one.
 
     Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation"
-    (ICML 2021), Theorem 1: the sum of discrete Gaussians is nearly one.
-
-    Parameters
-    ----------
-    sensitivity : float
-        As in `cost`.
-    sigma : float
-        Parameter of each site's noise.
-    sites : int
-        Sites whose noise is in the sum and unknown to whoever reads it.
-    d : int
-        Numbers in the vector.
-
-    Returns
-    -------
-    float
-        rho.
+    (ICML 2021), Theorem 1. sites: those whose noise is unknown to whoever reads the sum
     """
     tau = 10 * sum(math.exp(-2 * (math.pi * sigma) ** 2 * k / (k + 1)) for k in range(1, sites))
     gaussian = sensitivity / (math.sqrt(sites) * sigma)
@@ -116,42 +61,15 @@ def shared_cost(sensitivity: float, sigma: float, sites: int, d: int) -> float:
 
 
 def multiplier(epsilon: float, delta: float, releases: float) -> float:
-    """Noise over sensitivity, so that this many releases cost epsilon at delta in all.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The budget.
-    releases : float
-        How many; at least 1.
-
-    Returns
-    -------
-    float
-        sigma / sensitivity.
-    """
+    """sigma / sensitivity with which so many releases cost epsilon at delta in all."""
     rho = rho_of(epsilon, delta)
     return math.sqrt(releases / (2 * rho)) if rho else math.inf
 
 
 def lower_bound(right: int, guesses: int, canaries: int, delta: float, level: float = 0.05) -> float:
-    """Epsilon that is shown by guesses that are right more often than chance.
+    """The largest epsilon that is ruled out by `right` of `guesses` at `canaries` coins; 0 where none is.
 
-    Parameters
-    ----------
-    right, guesses : int
-        Coins that were guessed, and how many of them rightly.
-    canaries : int
-        Coins in all.
-    delta : float
-        Of the claim.
-    level : float
-        Probability with which a right claim is found wrong, at most.
-
-    Returns
-    -------
-    float
-        The largest epsilon that is ruled out; 0 where none is.
+    level: probability with which a right claim is found wrong, at most
     """
     if _chance(right, guesses, canaries, 0.0, delta) > level:
         return 0.0

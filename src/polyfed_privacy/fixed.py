@@ -24,48 +24,15 @@ class OutOfRange(RunError):
 
 
 def largest(places: int, total: float) -> float:
-    """Largest number whose sum cannot wrap.
-
-    Parameters
-    ----------
-    places : int
-        Binary places.
-    total : float
-        Sum of the weights, or the number of terms.
-
-    Returns
-    -------
-    float
-        R with total 2^places R = 2^62.
-    """
+    """R with total 2^places R = 2^62: no sum of numbers up to R wraps; total: sum of weights, or number of terms."""
     return 2.0 ** (62 - places) / max(total, 1.0)
 
 
 def encode(values: Tensor, places: int, total: float, keep: bool = False, out: Tensor | None = None) -> Tensor:
-    """Round numbers to the lattice 2^-places.
+    """Numbers [s, ...] rounded to the lattice 2^-places, as int64 of which sums modulo 2^64 are exact.
 
-    Parameters
-    ----------
-    values : Tensor
-        [s, ...] floats.
-    places : int
-        Binary places.
-    total : float
-        As in `largest`.
-    keep : bool
-        Whether to put the rounded numbers in the place of `values`.
-    out : Tensor or None
-        Memory for the result, whose allocation would take longer than its numbers.
-
-    Returns
-    -------
-    Tensor
-        [s, ...] int64, of which sums modulo 2^64 are exact.
-
-    Raises
-    ------
-    OutOfRange
-        A number is larger than `largest` allows, or is none. It is never wrapped.
+    keep: put the rounded numbers in the place of `values`; out: memory, whose allocation would take longer than its
+    numbers. Raises OutOfRange for one larger than `largest` allows; none is ever wrapped.
     """
     most = largest(places, total)
     if values.numel() and not max(float(t.abs()) for t in torch.aminmax(values)) <= most:
@@ -82,22 +49,7 @@ def encode(values: Tensor, places: int, total: float, keep: bool = False, out: T
 
 
 def decode(words: Tensor, places: int, dtype: torch.dtype) -> Tensor:
-    """Turn sums of `encode` back into numbers.
-
-    Parameters
-    ----------
-    words : Tensor
-        [...] int64.
-    places : int
-        Binary places.
-    dtype : torch.dtype
-        Of the result.
-
-    Returns
-    -------
-    Tensor
-        [...] floats.
-    """
+    """Turn sums of `encode` back into numbers."""
     return (words.double() * 2.0**-places).to(dtype)
 
 

@@ -4,15 +4,16 @@ A release is one (site, data, context, digest of the request). Asked again it is
 and costs nothing more; another digest is another release.
 """
 
-import fcntl
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.base.errors import RunError
+from polyfed.base.locks import alone
 from polyfed.core.engine import Silent
 from polyfed_privacy.accounts import epsilon_of, rho_of
 
@@ -46,14 +47,9 @@ class Spent(Silent):
 
 
 class Ledger:
-    """A file of releases, a line each, that is only ever appended to.
+    """A file of releases, a line each, that is only ever appended to; without a path, in memory.
 
-    Parameters
-    ----------
-    path : Path or None
-        None: in memory, of a run that leaves no file.
-    heaviest : callable or None
-        Where data are sets of rows: (rho by set, a set) -> the most that has been spent of one of its rows.
+    heaviest: where data are sets of rows, (rho by set, a set) -> the most that has been spent of one of its rows
     """
 
     def __init__(self, path: Path | None = None, heaviest: Callable[[Mapping[str, float], str], float] | None = None):
@@ -63,9 +59,8 @@ class Ledger:
         self._total: dict[tuple[str, str], float] = {}
         self._rounds: dict[tuple[str, str, str], set[str]] = {}
         self._read = 0
-        if path is not None:
-            with self._file():
-                pass
+        with self._file():
+            pass
 
     def spent(self, site: str, data: str) -> float:
         """rho of all releases of a site's data, or of that of its rows of which most has been spent."""
@@ -78,23 +73,10 @@ class Ledger:
         return len(self._rounds.get((site, data, run), ()))
 
     def book(self, entries: Iterable[Entry], budget: Budget, limit: float | None = None) -> None:
-        """Book releases that are about to leave; when this returns, they are on disk.
+        """Book releases that are about to leave, of which those booked before cost nothing; then they are on disk.
 
-        Parameters
-        ----------
-        entries : iterable of Entry
-            Those that were booked before cost nothing.
-        budget : Budget
-            Of every site.
-        limit : float or None
-            rho of the budget, where it has been worked out.
-
-        Raises
-        ------
-        Spent
-            A site's budget does not hold them. None of them is booked.
-        RunError
-            The file cannot be written.
+        limit: rho of the budget, where it has been worked out. Raises Spent, with none booked, where the budget of a
+        site does not hold them, and RunError where the file cannot be written.
         """
         most = budget.rho if limit is None else limit
         with self._lock, self._file() as file:
@@ -132,10 +114,23 @@ class Ledger:
         except OSError as error:
             raise RunError(f"cannot write the ledger {self.path}: {error.strerror}; nothing has left") from None
 
-    def _file(self) -> "_Held":
-        return _Held(self)
+    @contextmanager
+    def _file(self) -> Generator[int | None]:
+        """The file, locked and read to its end; None for a ledger in memory."""
+        if self.path is None:
+            yield None
+            return
+        try:
+            file = alone(self.path)
+        except OSError as e:
+            raise RunError(f"cannot open the ledger {self.path}: {e.strerror}") from None
+        try:
+            self._catch_up(file)
+            yield file
+        finally:
+            os.close(file)
 
-    def catch_up(self, file: int) -> None:
+    def _catch_up(self, file: int) -> None:
         """Take in what others have appended."""
         size = os.fstat(file).st_size
         if size < self._read:
@@ -155,27 +150,3 @@ class Ledger:
                 raise RunError(f"{self.path}: found a line that is no release; restore the ledger") from None
             self._add(entry)
         self._read += len(whole)
-
-
-class _Held:
-    """The ledger's file, locked and read to its end; None for one in memory."""
-
-    def __init__(self, ledger: Ledger):
-        self._ledger, self._file = ledger, -1
-
-    def __enter__(self) -> int | None:
-        path = self._ledger.path
-        if path is None:
-            return None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        except OSError as e:
-            raise RunError(f"cannot open the ledger {path}: {e.strerror}") from None
-        self._ledger.catch_up(self._file)
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        if self._file >= 0:
-            os.close(self._file)

@@ -25,20 +25,7 @@ def new_secret() -> bytes:
 
 
 def keyed(secret: bytes, parts: Iterable[object]) -> bytes:
-    """A key for one use.
-
-    Parameters
-    ----------
-    secret : bytes
-        [32] the site's.
-    parts : iterable
-        Context and digest; their texts, with their lengths, decide the key.
-
-    Returns
-    -------
-    bytes
-        [32].
-    """
+    """A key [32] for one use: the lengths and texts of the parts decide it."""
     h = blake2b(key=secret, digest_size=32, person=b"polyfed noise")
     for part in parts:
         text = part if isinstance(part, bytes) else str(part).encode()
@@ -60,15 +47,10 @@ class Stream:
 
 
 class Gaussian:
-    """The discrete Gaussian of one deviation.
+    """The discrete Gaussian of one deviation sigma, in units of the lattice.
 
     A magnitude's bucket comes from a table of 128-bit thresholds, its place in the bucket is uniform and then accepted
     in proportion; a negative zero is rejected. Comparisons that floats cannot decide are decided by more digits.
-
-    Parameters
-    ----------
-    sigma : float
-        Parameter of the distribution, in units of the lattice.
     """
 
     def __init__(self, sigma: float):
@@ -82,20 +64,7 @@ class Gaussian:
         self._high, self._low = high, low
 
     def draw(self, key: bytes, n: int) -> np.ndarray:
-        """Draw numbers.
-
-        Parameters
-        ----------
-        key : bytes
-            [32] of this use alone, see `keyed`.
-        n : int
-            How many.
-
-        Returns
-        -------
-        array
-            [n] int64.
-        """
+        """[n] int64 of a key of this use alone, see `keyed`."""
         stream, out, left = Stream(key), np.empty(n, dtype=np.int64), np.arange(n)
         while len(left):
             x, taken = self._tried(stream, len(left))

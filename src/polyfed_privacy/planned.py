@@ -13,39 +13,17 @@ PLACES = 30  # binary places of noisy sums
 
 @dataclass(frozen=True)
 class Planned:
-    """A private run before its first round.
-
-    Parameters
-    ----------
-    privacy : Privacy
-        The settings.
-    sends : bool
-        False for a method that sends nothing.
-    rounds : int
-        Rounds that the noise is made for.
-    releases : float
-        Releases that one unit takes part in, at most.
-    numbers : int
-        Numbers in a client's messages of one exchange.
-    rate : float
-        Row unit, noise once for all sites: how far an uplink moves by a gradient.
-    home : frozenset of str
-        Row unit: local solves that nothing sent depends on; their gradients are plain.
-    cohort : int
-        Sites in a round.
-    kinds : frozenset of str
-        Of the sums: "plain", "weighted".
-    """
+    """A private run before its first round."""
 
     privacy: Privacy
-    sends: bool = True
-    rounds: int = 0
-    releases: float = 0.0
-    numbers: int = 0
-    rate: float = 0.0
-    home: frozenset[str] = field(default_factory=frozenset)
-    cohort: int = 0
-    kinds: frozenset[str] = field(default_factory=frozenset[str])
+    sends: bool = True  # False for a method that sends nothing
+    rounds: int = 0  # that the noise is made for
+    releases: float = 0.0  # that one unit takes part in, at most
+    numbers: int = 0  # in a client's messages of one exchange
+    rate: float = 0.0  # row unit, noise once for all sites: how far an uplink moves by a gradient
+    home: frozenset[str] = field(default_factory=frozenset)  # row unit: solves that nothing sent depends on, kept plain
+    cohort: int = 0  # sites in a round
+    kinds: frozenset[str] = field(default_factory=frozenset[str])  # of the sums: "plain", "weighted"
 
     @property
     def private(self) -> bool:

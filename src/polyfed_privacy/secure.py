@@ -28,30 +28,14 @@ Memory = MutableMapping[str, bytes]  # what a site has answered; each entry is o
 
 
 class Context(NamedTuple):
-    """One exchange.
+    """One exchange."""
 
-    Attributes
-    ----------
-    run : str
-        What was agreed to.
-    what : str
-        The exchange: one request is answered for it.
-    cohort : tuple of str
-        The sites that are asked, sorted.
-    digest : bytes
-        Of the message that all of them received: sites with other models have masks that do not cancel.
-    least : int
-        Fewest sites whose sum is opened.
-    limbs : int
-        Words of a number, 1 or 2.
-    """
-
-    run: str
-    what: str
-    cohort: tuple[str, ...]
-    digest: bytes
-    least: int = 0
-    limbs: int = 1
+    run: str  # what was agreed to
+    what: str  # the exchange, for which one request is answered
+    cohort: tuple[str, ...]  # the sites that are asked, sorted
+    digest: bytes  # of the message that all of them received: sites with other models have masks that do not cancel
+    least: int = 0  # sites whose sum is opened
+    limbs: int = 1  # words of a number, 1 or 2
 
     @property
     def key(self) -> bytes:

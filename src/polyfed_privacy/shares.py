@@ -15,18 +15,10 @@ SIZE = 32  # bytes of a share
 
 
 class Dealt(NamedTuple):
-    """Shares of one secret.
+    """Shares of one secret."""
 
-    Attributes
-    ----------
-    shares : dict of bytes
-        Holder -> its share, for nobody else.
-    commitments : dict of bytes
-        Holder -> the hash of its share; public. "" -> that of the secret.
-    """
-
-    shares: dict[str, bytes]
-    commitments: dict[str, bytes]
+    shares: dict[str, bytes]  # by holder, for nobody else
+    commitments: dict[str, bytes]  # the hash of each holder's share; of "", that of the secret; public
 
 
 def element(key: bytes) -> int:
@@ -41,25 +33,9 @@ def commitment(dealer: str, holder: str, share: bytes) -> bytes:
 
 
 def split(dealer: str, secret: bytes, holders: list[str], threshold: int, coefficients: list[bytes]) -> Dealt:
-    """Share a secret.
+    """Share a secret [32] among holders, of whom k gets the polynomial's value at k + 1; `threshold` shares give it.
 
-    Parameters
-    ----------
-    dealer : str
-        Whose secret it is.
-    secret : bytes
-        [32].
-    holders : list of str
-        Who gets a share; holder k gets the polynomial's value at k + 1.
-    threshold : int
-        Shares that give the secret.
-    coefficients : list of bytes
-        threshold - 1 times 32 bytes, unpredictable, and never used for another secret.
-
-    Returns
-    -------
-    Dealt
-        The shares and their commitments.
+    coefficients: threshold - 1 times 32 bytes, unpredictable, and never used for another secret
     """
     if not 1 <= threshold <= len(holders) or len(coefficients) != threshold - 1:
         raise RunError(f"threshold: found {threshold}, expected 1 to {len(holders)}, the sites of the exchange")
@@ -77,31 +53,10 @@ def split(dealer: str, secret: bytes, holders: list[str], threshold: int, coeffi
 def join(
     dealer: str, shares: Mapping[str, bytes], holders: list[str], threshold: int, commitments: Mapping[str, bytes]
 ) -> bytes:
-    """The secret, from the shares of at least `threshold` holders.
+    """The secret, from the shares of at least `threshold` holders; holders: all, in the order of `split`.
 
-    Parameters
-    ----------
-    dealer : str
-        Whose secret it is.
-    shares : mapping
-        Holder -> share.
-    holders : list of str
-        All holders, in the order of `split`.
-    threshold : int
-        As in `split`.
-    commitments : mapping
-        As the dealer published them.
-
-    Returns
-    -------
-    bytes
-        [32].
-
-    Raises
-    ------
-    RunError
-        Too few shares, a share that is not the one that was dealt (its holder is named), or shares that do not give the
-        secret (the dealer is named).
+    Raises RunError for too few shares, naming the holder of one that was not dealt, or the dealer whose shares do not
+    give the secret that it committed to.
     """
     for holder, share in shares.items():
         if len(share) != SIZE:

@@ -5,7 +5,6 @@ the others what they were. What is counted is counted for each row (individual a
 answered differs from another one by a few: every atom of the parts that were answered about has none or `least` rows.
 """
 
-import fcntl
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.errors import DataError, Refusal
+from polyfed.base.locks import alone
 from polyfed.data.csv_files import Texts, canonical
 from polyfed.data.readers import pictures, read_cells
 from polyfed.data.schema import File
@@ -94,13 +94,10 @@ class Book:
             yield
             return
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = alone(self.folder / LOCK, unlocked=True)
         except OSError as e:
             raise Refusal(f"{self.folder}: cannot be written ({e.strerror})", "its vault cannot be written") from None
         try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)

@@ -25,7 +25,7 @@ from polyfed.base.settings import settings_of
 from polyfed.compute.split import Split
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
-from polyfed.data.validation import held_out
+from polyfed.data.validation import validated
 from polyfed.face import Run
 from polyfed.metrics.metric import mean_of
 from polyfed.report.words import LEVELLED
@@ -131,7 +131,7 @@ def tune(
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
     paths = {name: methods_of(algorithm, setting, search.grid, name) for name in REGIMES if regime in (name, "both")}
-    federation = held_out(federation, seed)
+    federation = validated(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     ladders = {name: Ladder.of(ms[0], setting, [getattr(m, setting) for m in ms]) for name, ms in paths.items()}

@@ -8,7 +8,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.base.values import Limits
-from polyfed.data.validation import LEAKED, held_out
+from polyfed.data.validation import LEAKED, validated
 from polyfed_tuning.command import tune_table
 from polyfed_tuning.ladder import Ladder
 from polyfed_tuning.tuned import Tuned
@@ -143,7 +143,7 @@ def test_inputs_are_prepared_without_the_validation_rows(cli, tmp_path):
     assert "'z'" not in str(found["preparation"])
     assert tomllib.loads((tmp_path / "tu/config.toml").read_text())["data"]["validation-fraction"] == 0.2
     assert LEAKED not in found["notes"]
-    late = held_out(data.partition(), 0)  # where a Python program leaves it to tune, a note says what happened
+    late = validated(data.partition(), 0)  # where a Python program leaves it to tune, a note says what happened
     assert "'z'" in str(late.meta["preparation"])
     assert LEAKED in late.notes
 
@@ -151,7 +151,7 @@ def test_inputs_are_prepared_without_the_validation_rows(cli, tmp_path):
 def test_data_that_are_not_prepared_are_cut_alike_before_and_after():
     how = {"how": "iid", "clients": 4, "test": "own"}
     data = pf.data.load("digits", flat=True)
-    before, after = data.partition(**how, validation_fraction=0.2), held_out(data.partition(**how), 0)
+    before, after = data.partition(**how, validation_fraction=0.2), validated(data.partition(**how), 0)
     for split in ("train", "validation", "test"):
         assert getattr(before, split).x.equal(getattr(after, split).x)
     assert LEAKED not in after.notes

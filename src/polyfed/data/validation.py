@@ -11,7 +11,7 @@ LEAKED = (
 )
 
 
-def held_out(federation: Federation, seed: int) -> Federation:
+def validated(federation: Federation, seed: int) -> Federation:
     """A federation with validation samples: its own, or `VALIDATION` of its training samples."""
     if federation.validation is not None and len(federation.validation.x):
         return federation

@@ -5,8 +5,6 @@ its name is inside. A folder with the mark is ours alone; whatever lies in it is
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -23,6 +21,7 @@ from typing import Any
 
 from polyfed.base.checkpoint import alive, flush, reason
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.locks import lock
 from polyfed.base.settings import is_table
 
 MARK = ".polyfed"
@@ -32,7 +31,6 @@ SITES = (".csv", ".npz")  # of a folder with a file per site
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
 _written: set[Path] = set()  # by this process
 PATIENCE = 30.0  # seconds for the processes of a run that was killed to end
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 # writing
@@ -266,7 +264,7 @@ def _acquire(folder: Path) -> int:
             raise RunError(f"cannot write in the folder {folder}: {reason(e)}") from None
         holder = _holder(handle)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = lock(handle, wait=False)
         except BlockingIOError:
             os.close(handle)
             if _alive(holder) or time.monotonic() > give_up:  # the children of one that was killed end soon
@@ -274,9 +272,9 @@ def _acquire(folder: Path) -> int:
             time.sleep(0.05)
             continue
         except OSError as e:
-            if e.errno not in NO_LOCKS:
-                os.close(handle)
-                raise RunError(f"cannot lock the folder {folder}: {reason(e)}") from None
+            os.close(handle)
+            raise RunError(f"cannot lock the folder {folder}: {reason(e)}") from None
+        if not locked:
             if holder.get("host") == socket.gethostname() and _alive(holder):
                 os.close(handle)
                 raise _in_use(folder, holder) from None
