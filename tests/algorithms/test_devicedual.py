@@ -98,7 +98,7 @@ def full_prox(G, fusion, tol=1e-9):
 def test_two_clients_are_the_proximal_step_of_rule_6(penalty, lam, rho, xi):
     """For m = 2 the prox acts on the difference alone, and is rule (6) of it; the mean stays."""
     fusion, e = Fusion(lam, rho, xi=xi, penalty=penalty, delta=xi), torch.tensor([0.6, 0.8], dtype=torch.float64)
-    for t in np.linspace(0.01, 1.3 * 3.7 * lam, 7):
+    for t in np.linspace(0.01, 1.3 * 3.7 * lam, 4):
         P = torch.stack([1 + t * e, torch.ones(2, dtype=torch.float64)])
         c = float(shrinkage(torch.tensor([t]), lam, rho, 3.7, xi, penalty))
         A = full_prox(P @ P.T, fusion, tol=1e-11)
@@ -266,7 +266,6 @@ def quadratics(problem):
 @pytest.mark.parametrize(
     ("task", "lam", "rounds", "accuracy"),
     [
-        ("s1", 0.65, 400, None),
         pytest.param("s1", 0.65, 2000, 0.880, marks=pytest.mark.long),
         *(pytest.param(f"s{k}", lam, 600, None, marks=pytest.mark.long) for k, lam in ((3, 0.6), (4, 0.4), (5, 0.4))),
     ],

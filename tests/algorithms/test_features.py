@@ -97,7 +97,7 @@ def test_a_class_that_nobody_has_shown_is_impossible_however_long_features_are(m
     rng = np.random.default_rng(0)
     labels = [np.resize([0, 1] if i % 2 else [1, 2], 20) for i in range(6)]
     plain = [rng.normal(size=(20, 4)) + y[:, None] for y in labels]
-    for length in 10.0 ** np.arange(-3, 7, 3):
+    for length in (1e-3, 1e6):
         fed = pf.Federation.from_arrays([(length * x, y) for x, y in zip(plain, labels, strict=True)], classes=5)
         for rounds in (1, 3):
             torch.manual_seed(0)
@@ -446,7 +446,7 @@ def test_two_rounds_of_fedrod(decay):
 @pytest.mark.parametrize("method", [pf.FedLC, pf.FedRoD])
 def test_a_masked_class_gets_no_gradient_however_long_features_are(method, dtype):
     """The last client has no sample of the last class. Nor does decay with clipping see the mask."""
-    for length in 10.0 ** torch.arange(-3, 7, 3):
+    for length in torch.tensor([1e-3, 1e6]):
         data = [(float(length) * x.numpy(), y.numpy()) for x, y in map(labelled().train.client, range(3))]
         fed, long = pf.Federation.from_arrays(data[2:], classes=3), max(1.0, float(length))
         for more in ({}, {"weight_decay": 0.1, "clip_norm": 1.0}, {"optimizer": "adam", "weight_decay": 0.1}):

@@ -1,7 +1,7 @@
 """Draws depend on (seed, purpose, round, client) and on nothing else, and they are uniform."""
 
 import numpy as np
-from scipy.stats import chi2, kstest
+from scipy.stats import kstest
 
 from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample, uniform
 
@@ -42,22 +42,6 @@ def test_priorities_belong_to_clients_not_to_positions():
 def test_mix_is_the_same_for_numbers_and_arrays():
     a = np.array([1, 2, 2**63 + 5], dtype=np.uint64)
     assert mix(7, a).tolist() == [int(mix(7, int(v))) for v in a]
-
-
-def test_the_smallest_priorities_are_a_uniform_cohort():
-    """Each of n clients is picked with probability m/n: chi-square with n - 1 degrees of freedom, corrected for
-    drawing without replacement; every pair with m(m-1)/(n(n-1))."""
-    keys, m, rounds = client_keys(NAMES), 3, 4000
-    n = len(keys)
-    picked = np.zeros((rounds, n))
-    for t in range(rounds):
-        picked[t, np.argsort(priorities(0, "cohort", t, keys))[:m]] = 1
-    share = m / n
-    statistic = ((picked.sum(0) - rounds * share) ** 2).sum() / (rounds * share * (1 - share)) * (n - 1) / n
-    assert chi2.ppf(0.0005, n - 1) < statistic < chi2.ppf(0.9995, n - 1)
-    pair = m * (m - 1) / (n * (n - 1))
-    together = (picked.T @ picked)[np.triu_indices(n, 1)]
-    assert np.abs(together - rounds * pair).max() < 4.5 * np.sqrt(rounds * pair * (1 - pair))
 
 
 def test_a_sample_is_the_clients_with_the_smallest_priorities():

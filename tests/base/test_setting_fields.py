@@ -17,7 +17,7 @@ from polyfed.base.registry import Registry
 from polyfed.base.settings import Configured, setting, settings_of
 from polyfed.base.text import parse, split, value_of
 from polyfed.base.values import Limits, Words, words
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import SCHEDULES
 
 
@@ -172,20 +172,6 @@ def test_a_post_init_without_super_is_checked_before_training():
     fed = pf.Federation.from_arrays([(x.numpy(), y.numpy())])
     with pytest.raises(ConfigError, match=r"algorithm\.lr of Careless: found 'a'"):
         pf.fit(torch.nn.Linear(3, 2), fed, Careless("a"), rounds=1)
-
-
-def test_a_known_name_is_not_taken_by_another_file(tmp_path):
-    """A user's `class Local` does not replace the method that others are compared with."""
-    import polyfed.algorithms
-
-    before = REGISTRY["local"]
-    with pytest.raises(ConfigError, match=r"found 'local' twice.*polyfed\.algorithms\.local.*expected one name"):
-
-        @dataclass(frozen=True)
-        class Local(Algorithm):
-            pass
-
-    assert REGISTRY["local"] is before is polyfed.algorithms.Local
 
 
 def test_a_file_executed_anew_replaces_its_own():

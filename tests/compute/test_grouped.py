@@ -8,7 +8,6 @@ from torch import nn
 from polyfed.base.errors import ModelError
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
-from polyfed.compute.grouped import grouped_pass
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.models import adapted, build
@@ -193,28 +192,3 @@ def test_where_vmap_fails_check_takes_the_grouped_pass_or_says_so(caplog):
         assert task.vectorised == together
         assert task.grouped or not together
         assert ("is trained one client after another" in caplog.text) != together
-
-
-GROWN = {name: BUILT[name] for name in ("rms", "rms by name", "convolutions")} | {
-    words: lambda words=words: adapted(Net(), words) for words in ("lora:r=2", "ia3:targets=query,inputs=value")
-}
-
-
-@pytest.mark.parametrize("build", GROWN.values(), ids=GROWN)
-def test_operations_do_not_grow_with_the_clients(build):
-    """No loop over clients: the graph of 20 has as many nodes as that of 2."""
-    task = task_of(build())
-
-    def nodes(s):
-        w = task.w0.expand(s, -1).clone().requires_grad_()
-        with torch.enable_grad():
-            out = grouped_pass(task.workspace(True)[0], task.layout, w, batch().x[:1].expand(s, -1, -1), None, None)[0]
-        seen, left = set(), [out.grad_fn]
-        while left:
-            node = left.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                left += [n for n, _ in node.next_functions]
-        return len(seen)
-
-    assert nodes(2) == nodes(20)

@@ -95,20 +95,6 @@ def test_bfloat16_and_second_derivatives_are_the_same():
     torch.testing.assert_close(one.hvp(w, v, batch), two.hvp(w, v, batch), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["one by one", "grouped"])
-def test_a_sample_keeps_the_inputs_of_blocks_and_one_block(grouped):
-    """By width: T D numbers go into a block; inside are at least T WIDE of the wide layer."""
-    size = {
-        (layers, again): task_of(transformer("adapter", layers=layers), again, grouped).sample_bytes
-        for layers in (2, 6) for again in (False, True)
-    }  # fmt: skip
-    tokens = SPLIT.x.shape[1]
-    more = {again: (size[6, again] - size[2, again]) / 4 for again in (False, True)}
-    assert more[False] > 8 * tokens * WIDE
-    assert more[True] <= 8 * tokens * D + 64, "and a mask"
-    assert size[6, True] < size[6, False] / 3
-
-
 def test_what_is_planned_is_what_is_kept():
     """The tensors that are there between the two passes, counted, for one more sample."""
     for again in (False, True):

@@ -8,6 +8,7 @@ from polyfed.native import kernel
 
 CHAINS = [m for m in METHODS if kind_of(METHODS[m]) in ("linear", "deep")]  # what the kernel trains
 PLAIN = [m for m in CHAINS if "(" not in m]
+FEW = ("fedavg", "fedprox", "scaffold", "ditto", "fedrep", "fpfc")
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not built here")
 
 
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not buil
     ("name", "kind", "dtype", "tolerance", "batch_size"),
     [(m, kind_of(METHODS[m]), torch.float32, 1e-6, BATCH) for m in PLAIN]
     + [(m, "mlp", torch.float64, 1e-12, BATCH) for m in CHAINS]
-    + [(m, "mlp", torch.float64, 1e-12, None) for m in PLAIN]
-    + [(m, "block", torch.float64, 1e-12, BATCH) for m in PLAIN]
+    + [(m, "mlp", torch.float64, 1e-12, None) for m in FEW]
+    + [(m, "block", torch.float64, 1e-12, BATCH) for m in FEW]
     + [("fedbn", "norm", torch.float64, 1e-12, BATCH)],
 )
 def test_native_and_torch_agree(name, kind, dtype, tolerance, batch_size, monkeypatch):
