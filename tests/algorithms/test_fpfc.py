@@ -275,36 +275,6 @@ def fit_two_layers(algorithm, rounds=6, **settings):
     return pf.fit(model, fed, algorithm, rounds=rounds, **settings)
 
 
-def test_shared_layers_are_the_weighted_mean_of_the_participants():
-    """Half of the clients a round: the common part is the mean by samples of what they sent, the same for everybody."""
-    tallies = []
-
-    def watch(progress):
-        engine = progress.run.trained.engine
-        exchange = engine.exchange
-
-        def watched(algorithm, received, round, tally):
-            tally.added = {}  # rows are kept, not added up
-            tallies.append(tally)
-            return exchange(algorithm, received, round, tally)
-
-        if progress.round == 6:
-            engine.exchange = watched
-
-    run = fit_two_layers(
-        pf.FPFC(0.05, lam=0.5, shared_layers="0"), rounds=7, fraction=0.5, workers=1, callbacks=[watch]
-    )
-    shared = run.trained.task.layout.mask("0")
-    assert torch.equal(run.personal[:, shared], run.server["common"].expand(4, -1))
-    ids = run.ledger.loc[run.ledger["round"] == 6, "client"].to_numpy()
-    n = torch.tensor([9.0, 14, 11, 20], dtype=torch.float64)[ids, None]
-    assert len(ids) == 2
-    expected = (n * tallies[0].uplinks()["common"]).sum(0) / n.sum()
-    assert torch.allclose(run.server["common"], expected, atol=1e-14)
-    sent = run.algorithm.downlink(run.server, run.trained.round(np.arange(4)))
-    assert torch.equal(sent.shared["common"], run.server["common"])
-
-
 @pytest.mark.parametrize("merge", [True, False])
 def test_a_warm_start_with_shared_layers(merge):
     local = fit_two_layers(pf.Local(0.05))

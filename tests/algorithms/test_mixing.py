@@ -14,23 +14,6 @@ from polyfed.base.errors import ConfigError
 private = pytest.importorskip("polyfed_testing.stage").private
 
 
-@certifies(pf.FedAMP, by="optimality conditions")
-@pytest.mark.parametrize("alpha", [None, 0.1])
-def test_stationary_point_of_the_objective(alpha):
-    """Exact local solves converge to grad f_i(w_i) + lam/2 grad_i A(W) = 0, f_i = 1/2 ||w - c_i||^2."""
-    c = np.random.default_rng(1).normal(size=(5, 3))
-    sigma, lam = 3.0, 0.8
-    algorithm = pf.FedAMP(1.0, lam=lam, sigma=sigma, alpha=alpha)
-    step = algorithm.step(5)
-    algorithm = pf.FedAMP(1 / (1 + lam / step), lam=lam, sigma=sigma, alpha=alpha)  # one step solves it
-    run = fit_points(centres(c), algorithm, rounds=300, dim=3)
-    W = run.personal.numpy()
-    K = np.exp(-((W[:, None] - W[None]) ** 2).sum(2) / sigma) / sigma
-    pull = lam * (K[:, :, None] * (W[:, None] - W[None])).sum(1)
-    assert np.abs(W - c + pull).max() < 1e-9
-    assert np.abs(pull).max() > 0.05
-
-
 def test_no_weight_is_negative():
     W = torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-3
     A = messages(W, 100.0 / 29, 100.0)

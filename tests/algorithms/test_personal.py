@@ -47,43 +47,6 @@ def test_one_adaptive_round_in_numpy(problem):
     assert np.allclose(run.personal, alpha[:, None] * v + (1 - alpha[:, None]) * x, atol=1e-12)
 
 
-def mlp():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
-
-
-@certifies(pf.APFL, by="autograd on a network")
-def test_parameters_are_mixed_not_outputs(problem):
-    """On an MLP the two differ, in what is trained and in what is deployed: two full-batch steps by autograd."""
-    lr, share, net = 0.1, 0.4, mlp()
-    run = pf.fit(
-        net, problem.federation, pf.APFL(lr, alpha=share), rounds=1, local_steps=2, batch_size=None, loss="mse"
-    )
-    start = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-
-    def output(w, x):
-        return torch.func.functional_call(net, run.trained.task.layout.named(w), x)
-
-    def slope(at, x, y):
-        at = at.clone().requires_grad_()
-        return torch.autograd.grad((output(at, x) - y[:, None]).square().mean(), at)[0]
-
-    vs, ws = [], []
-    for x, y in (map(torch.as_tensor, pair) for pair in problem.data):
-        v, w = start.clone(), start.clone()
-        for _ in range(2):
-            v, w = v - lr * share * slope(share * v + (1 - share) * w, x, y), w - lr * slope(w, x, y)
-        vs.append(v)
-        ws.append(w)
-    assert torch.allclose(rows(run)["v"], torch.stack(vs), atol=1e-12)
-    assert torch.allclose(run.personal, share * torch.stack(vs) + (1 - share) * torch.stack(ws).mean(0), atol=1e-12)
-    x = torch.as_tensor(problem.data[0][0])
-    outputs = share * output(vs[0], x) + (1 - share) * output(torch.stack(ws).mean(0), x)
-    assert torch.allclose(run.model(0)(x), output(run.personal[0], x), atol=1e-12)
-    assert (run.model(0)(x) - outputs).abs().max() > 1e-4
-
-
 LAM = 4.0
 
 

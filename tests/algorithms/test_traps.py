@@ -164,24 +164,6 @@ def test_no_default_makes_a_method_another_one(method):
     assert (found - local).abs().max() > 1e-4
 
 
-def test_an_epoch_is_all_batches_and_a_round_is_a_round():
-    """SCAFFOLD takes epochs x ceil(n / b) steps, FedAvg as many rounds as were asked for, and not one more."""
-    problem, taken = LeastSquares(seed=1, clients=3, dim=3), []
-
-    class Counted(pf.Scaffold):
-        name = "counted-scaffold"
-
-        def local_update(self, task, client, down, data, round):
-            if round.n == 3:  # not the rehearsal's two
-                taken.extend(zip(data.steps.tolist(), data.samples.tolist(), strict=True))
-            return super().local_update(task, client, down, data, round)
-
-    run = problem.fit(Counted(0.01), rounds=3, local_epochs=5, steps=None, batch_size=4)
-    assert all(steps == 5 * -(-n // 4) for steps, n in taken)
-    assert len(taken) == 3 * 3
-    assert sorted(run.ledger["round"].unique()) == [0, 1, 2]
-
-
 def test_a_reply_under_way_has_not_touched_the_clients_variate():
     """SCAFFOLD with replies one at a time: c_i moves in the turn in which the reply is taken, and in no other."""
     problem, seen = LeastSquares(seed=1, clients=4, dim=3), [torch.zeros(4, 3, dtype=torch.float64)]

@@ -32,21 +32,6 @@ def by_hand(task, w, i, lr, *, correct=None, prox=None, **work):
     return w
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["closed form", "module"])
-@pytest.mark.parametrize("work", [{"epochs": 2, "batch_size": 4}, {"steps": 5, "batch_size": 4}, {"batch_size": None}])
-def test_local_sgd_is_the_loop(wrap, work):
-    """Also from one vector for all, which is not written to."""
-    task = Task(Wrapped(mlp()) if wrap else mlp())
-    shared, own = task.w0.expand(4, -1), torch.randn(4, task.p, dtype=torch.float64)
-    kept = own.clone()
-    for clients, start in (([3, 0, 2, 1], own), ([1, 3], own), ([0, 1, 2, 3], shared)):
-        out = local_sgd(task, start[clients], batches(SPLIT, clients, **work), 0.1)
-        for row, i in enumerate(clients):
-            assert (out[row] - by_hand(task, start[i], i, 0.1, **work)).abs().max() < 1e-12
-    assert torch.equal(own, kept), "the start was changed"
-    assert torch.equal(shared[0], task.w0), "the start was changed"
-
-
 @pytest.mark.parametrize("clients", [[3, 0, 2, 1], [1, 0, 3, 2]], ids=["sorted", "unsorted"])
 def test_correction_and_prox_compose(clients):
     task, data = Task(mlp()), batches(SPLIT, clients, epochs=2, batch_size=4)

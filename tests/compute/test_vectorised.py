@@ -131,21 +131,6 @@ def test_no_convolution_has_a_group_per_client():
     torch.testing.assert_close(found, solved(one, SPLIT, batch_size=4, steps=3), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "work", [{"batch_size": 4, "epochs": 2}, {"batch_size": None, "steps": 3}], ids=["mini", "full"]
-)
-@pytest.mark.parametrize(
-    ("net", "dtype"), [*((net, torch.float64) for net in NETS), ("residual", torch.float32)], ids=[*NETS, "float32"]
-)
-def test_many_at_once_are_those_one_after_another(net, work, dtype):
-    one, many = tasks(NETS[net], dtype=dtype)
-    split = many.place(SPLIT)
-    assert many.vectorised
-    assert many.random == (net in ("dropout", "residual"))
-    atol = 1e-12 if dtype == torch.float64 else 1e-6
-    torch.testing.assert_close(solved(many, split, **work), solved(one, split, **work), rtol=0, atol=atol)
-
-
 NUMBERS = split_of(*SIZES, regression=True)
 WEIGHTED = Split(NUMBERS.x, NUMBERS.y, NUMBERS.offsets, weight=torch.arange(len(NUMBERS.x)) % 3 + 1.0)
 LOSSES = {

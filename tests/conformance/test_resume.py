@@ -1,36 +1,15 @@
-"""Folders that hold more than one story: a full disk, a used folder, another experiment."""
-
-import errno
+"""Folders that hold more than one story: a used folder, another experiment."""
 
 import numpy as np
 import pytest
 import torch
-from halfway import half, same
+from halfway import half
 from instances import METHODS, federation, train
 
 import polyfed as pf
 from polyfed.base import checkpoint
 from polyfed.base.errors import RunError
 from polyfed_testing.stage import NAMES
-
-
-def test_a_full_disk_loses_nothing(monkeypatch, tmp_path):
-    written = []
-
-    def full(tensors, path):
-        written.append(path)
-        if len(written) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(tensors, path)
-
-    save_file = checkpoint.save_file
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(RunError, match=r"checkpoint of round 3 .*the disk is full; earlier ones are kept") as error:
-        half("ditto", out=tmp_path, checkpoint_every=1)
-    assert "\n" not in str(error.value)
-    monkeypatch.undo()
-    assert checkpoint.load(tmp_path / "checkpoint")[1]["t"] == 2
-    assert same(half("ditto", out=tmp_path, resume=True), half("ditto"))
 
 
 def test_a_used_folder_is_refused_and_left_as_it_was(tmp_path):
