@@ -27,30 +27,17 @@ SLOPE = "A line per client that stays; in colour: clear jointly over the clients
 class Departure:
     """The cost for the other clients when some leave.
 
-    Parameters
-    ----------
-    left : tuple of str
-        Clients that left.
-    folder : Path
-        Folder of the runs without them.
-    table : DataFrame
-        One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
-        change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
-        bytes_before, bytes_after (NaN where not available in practice).
-    metric : Metric
-        The leading metric.
-    split : str
-        The split measured.
-    lead : str or None
-        The leading method with everyone; None for a run alone, or without one.
+    table: one row per method and client that stays, and one for their mean: method, client, before and after (the
+    metric), change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
+    bytes_before, bytes_after (NaN where not available in practice)
     """
 
-    left: tuple[str, ...]
-    folder: Path
+    left: tuple[str, ...]  # who left
+    folder: Path  # of the runs without them
     table: pd.DataFrame
-    metric: Metric
-    split: str
-    lead: str | None = None
+    metric: Metric  # the leading one
+    split: str  # the one measured
+    lead: str | None = None  # the leading method with everyone; None for a run alone, or without one
 
     @cached_property
     def _rows(self) -> dict[str, list[dict[Any, Any]]]:

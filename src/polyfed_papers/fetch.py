@@ -29,9 +29,7 @@ class Home:
 
 HOMES = {
     "mnist": Home(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        dict(zip(IDX_FILES, IDX_MD5["mnist"], strict=True)),
-        "mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/", dict(zip(IDX_FILES, IDX_MD5["mnist"], strict=True)), "mnist"
     ),
     "fashion-mnist": Home(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -49,12 +47,7 @@ HOMES = {
 
 @checked
 def fetch(
-    name: str,
-    data_dir: str | Path | None = None,
-    *,
-    verify: bool = True,
-    url: str | None = None,
-    timeout: float = 30.0,
+    name: str, data_dir: str | Path | None = None, *, verify: bool = True, url: str | None = None, timeout: float = 30.0
 ) -> list[Path]:
     """Download a public data set into data_dir/<its folder>; files that are there already are kept.
 

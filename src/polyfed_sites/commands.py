@@ -77,8 +77,7 @@ class Client(Shared, takes=("quiet",), idle={"yes": "with --dry-run", "stay": "w
         "Pretrained weights of the experiment's model here: a folder of transformers, or a file.", None, "PATH"
     )
     stay: bool = option(
-        "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.",
-        False,
+        "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.", False
     )
     server: str | None = option("HOST:PORT of the server, where it is not the one in the key.", None, "HOST:PORT")
     allow: list[str] | None = option(

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.metrics import (
-    adjusted_rand_score,
-)
+from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC

@@ -157,13 +157,9 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
     tests = [c.test for c in clients if c.test is not None] or None
     # from_arrays finds what is wrong with the values and names the client
     checked = Federation.from_arrays(
-        [c.train for c in clients],
-        tests,
-        names=[c.name for c in clients],
-        classes=columns.classes,
-        test_fraction=0.0,
+        [c.train for c in clients], tests, names=[c.name for c in clients], classes=columns.classes, test_fraction=0.0,
         task=columns.kind,
-    )
+    )  # fmt: skip
     return Dataset(
         name=path.stem if path.is_file() else path.name,
         x=checked.train.x.numpy(),
@@ -218,17 +214,12 @@ def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Datase
     )
     if standardise == "pooled":
         notes = (*notes, prepare.POOLED.format(what="inputs are"))
+    names = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
     return Dataset(
-        "heart-disease",
-        np.concatenate(xs),
-        np.concatenate(ys),
-        classes=2,
-        groups=np.repeat(np.arange(4), [len(y) for y in ys]),
-        group_names=HOSPITALS,
-        standardise=standardise,
-        notes=notes,
-        meta={"columns": ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]},
-    )
+        "heart-disease", np.concatenate(xs), np.concatenate(ys), classes=2,
+        groups=np.repeat(np.arange(4), [len(y) for y in ys]), group_names=HOSPITALS, standardise=standardise,
+        notes=notes, meta={"columns": names},
+    )  # fmt: skip
 
 
 def synthetic(

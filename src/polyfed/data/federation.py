@@ -505,13 +505,7 @@ class Outline(Federation):
     digest: str = ""  # of the names, numbers and facts
 
     @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        counts: Mapping[str, Sequence[int]],
-        s: Settled,
-        **known: Any,
-    ) -> "Outline":
+    def of(cls, names: Sequence[str], counts: Mapping[str, Sequence[int]], s: Settled, **known: Any) -> "Outline":
         """From numbers of samples [n] by split, and what is settled."""
         split = {key: _hollow(each, s) for key, each in counts.items()}
         train, test, validation = split["train"], split["test"], split.get("validation")

@@ -44,11 +44,7 @@ def positions(given: Iterable[SupportsInt], n: int, what: str) -> list[int]:
 
 
 def held_out(
-    n: int,
-    fraction: float,
-    rng: np.random.Generator,
-    times: np.ndarray | None = None,
-    whose: np.ndarray | None = None,
+    n: int, fraction: float, rng: np.random.Generator, times: np.ndarray | None = None, whose: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions of `n` samples in (kept, held), ascending, at least one kept, and one held if n >= 2 and fraction > 0.
 

@@ -153,10 +153,3 @@ def _sizes(samples: int | Sequence[int], clients: int) -> list[int]:
     if len(sizes) != clients or min(sizes, default=0) < 1:
         raise DataError(f"samples: found {samples!r}, expected an integer of at least 1, or {clients} of them")
     return [int(s) for s in sizes]
-
-
-__all__ = [
-    "diagonal_quadratics",
-    "heterogeneous_quadratics",
-    "least_squares",
-]

@@ -189,12 +189,7 @@ KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
         "alpha": _positive,
         "scale": lambda text: text in ("lora", "rs"),
     },
-    "dora": {
-        "r": _count,
-        "targets": bool,
-        "alpha": _positive,
-        "scale": lambda text: text in ("lora", "rs"),
-    },
+    "dora": {"r": _count, "targets": bool, "alpha": _positive, "scale": lambda text: text in ("lora", "rs")},
     "probe": {},
     "biases": {},
     "norms": {},

@@ -50,14 +50,7 @@ def paper_table(studies: Sequence[Study]) -> Table:
 
 def _titles(studies: Sequence[Study]) -> list[str]:
     """Titles that tell the studies apart: the data set, and the partition or the metric where it takes them."""
-    about = [
-        (
-            s.first.about.dataset or "own data",
-            s.first.about.partition or "",
-            s.metric.name,
-        )
-        for s in studies
-    ]
+    about = [(s.first.about.dataset or "own data", s.first.about.partition or "", s.metric.name) for s in studies]
     for used in (1, 2, 3):
         found = [", ".join(filter(None, a[:used])) for a in about]
         if found and len({*found}) == len(found):

@@ -251,10 +251,7 @@ def _clusters(runs: list[Numbers]) -> list[Cell]:
     least, most = min(sizes), max(sizes)
     text = str(least) if least == most else f"{least} to {most}"
     score = float(np.mean(scores)) if scores else math.nan
-    return [
-        Cell(text, {"clusters": float(np.mean(sizes))}),
-        Cell(f"{score:.2f}" if scores else "–", {"ari": score}),
-    ]
+    return [Cell(text, {"clusters": float(np.mean(sizes))}), Cell(f"{score:.2f}" if scores else "–", {"ari": score})]
 
 
 def rand_index(run: Numbers) -> float | None:

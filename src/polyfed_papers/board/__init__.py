@@ -108,7 +108,7 @@ class FedRCFollowing(FedRC, abstract=True):
 
 # rows of one setting alone, which ask no other method for more trials
 BESIDE: dict[str, dict[str, type[Algorithm]]] = {
-    "mixtures": {cls.name: cls for cls in (FedEMFollowing, FedRCFollowing)},
+    "mixtures": {cls.name: cls for cls in (FedEMFollowing, FedRCFollowing)}
 }
 
 PARTS = {"fedem": 3, "fedrc": 3}  # nets of a mixture, each like the others' one net

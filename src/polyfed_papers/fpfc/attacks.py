@@ -28,17 +28,7 @@ from polyfed.threats import (
     SignFlip,
     TrimmedMean,
 )
-from polyfed_papers.fpfc import (
-    GRID,
-    SYNTHETIC,
-    Problem,
-    image_settings,
-    images,
-    rounds_of,
-    sizes,
-    synthetic,
-    told_by,
-)
+from polyfed_papers.fpfc import GRID, SYNTHETIC, Problem, image_settings, images, rounds_of, sizes, synthetic, told_by
 from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, listed, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe

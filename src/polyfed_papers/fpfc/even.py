@@ -78,6 +78,6 @@ def even_labels(bench: Bench) -> Outcome:
                             f"largest ARI {best:.2f}"))  # fmt: skip
     notes = [
         "the paper claims no clusters on images. Two of ten rows of the last layer tell two clusters apart; with "
-        "skewed labels the devices of one cluster differ by more than that in the classes that they lack",
+        "skewed labels the devices of one cluster differ by more than that in the classes that they lack"
     ]
     return Outcome([told_by("Clusters of exchanged labels, MNIST", heads, rows)], claims=claims, notes=notes)

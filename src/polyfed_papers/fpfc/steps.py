@@ -74,11 +74,7 @@ def three(bench: Bench, problem: Problem, every: int, rounds: int):
     """T growing, 10 and 5 for the same total, all looked at in the growing rule's last round."""
     steps, found = total(every, rounds), []
     look = max(k for k in range(1, max(1, rounds // 20) + 1) if rounds % k == 0)
-    for label, count, rule in (
-        ("growing", rounds, Growing(every)),
-        ("T=10", steps // 10, 10),
-        ("T=5", steps // 5, 5),
-    ):
+    for label, count, rule in (("growing", rounds, Growing(every)), ("T=10", steps // 10, 10), ("T=5", steps // 5, 5)):
         found.append(bench.compare(
             f"{problem.key}-{label}", problem.model, problem.federation, {label: problem.fpfc},
             rounds=bench.rounds(count, count), evaluate_every=look, **problem.work_of(rule),

@@ -39,10 +39,7 @@ def _column(bench: Bench, partition: str) -> Outcome:
     top = {m: best(history, m, bench.seeds) for m in contenders}
     last = {m: metric_of(found, m) for m in contenders}
     rows = {
-        m: [
-            (PRINTED[m][column] if m in PRINTED else None, ours(top[m], 100)),
-            (None, ours(last[m], 100)),
-        ]
+        m: [(PRINTED[m][column] if m in PRINTED else None, ours(top[m], 100)), (None, ours(last[m], 100))]
         for m in contenders
     }
     note = "best round: of the test accuracy over all samples, as on the leaderboard; last round: mean over clients"

@@ -175,8 +175,7 @@ class Bench:
         """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable."""
         if callable(algorithms):
             parts = self.each(
-                key,
-                lambda s: self.compare(f"{key}/seed{s}", model, federation, algorithms(s), seeds=[s], **settings),
+                key, lambda s: self.compare(f"{key}/seed{s}", model, federation, algorithms(s), seeds=[s], **settings)
             )
             return joined(parts)
         which = list(self.seeds if seeds is None else seeds)
