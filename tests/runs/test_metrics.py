@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.special import softmax
-from sklearn.metrics import brier_score_loss, mean_absolute_error, roc_auc_score
+from sklearn.metrics import brier_score_loss, roc_auc_score
 
 import polyfed as pf
 from polyfed import report
@@ -163,15 +163,3 @@ def test_newcomers_are_judged_by_the_runs_metric():
     notes = found.summary().notes
     assert any("of 2" in n for n in notes)
     assert any("no AUC: bern2 (one class)" in n for n in notes)
-
-
-def test_numbers_have_their_own_scores():
-    rng = np.random.default_rng(0)
-    x = [rng.normal(size=(20, 3)).astype(np.float32) for _ in range(2)]
-    fed = pf.Federation.from_arrays([(a, a[:, 0] + 0.1) for a in x], test_fraction=0.5)
-    run = pf.fit(torch.nn.Linear(3, 1), fed, pf.FedAvg(0.1), rounds=3, loss="mse", metrics="mae,r2,pinball:0.9")
-    a, y = fed.test.client(0)
-    assert run.final["test"]["mae"][0] == pytest.approx(mean_absolute_error(y, run.model(0)(a).detach()), abs=1e-6)
-    assert set(run.final["test"]) == {"loss", "mae", "r2", "pinball:0.9"}
-    with pytest.raises(ConfigError, match="metrics: auc needs classes; the targets are numbers"):
-        pf.fit(torch.nn.Linear(3, 1), fed, pf.FedAvg(0.1), rounds=3, loss="mse", metrics="auc")

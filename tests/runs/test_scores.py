@@ -92,10 +92,3 @@ def test_an_attacker_has_no_scores(tmp_path):
     assert missing == run.clients["test_accuracy"].isna().tolist()
     assert 0 < sum(missing) < CLIENTS
     assert len(Numbers.of(tmp_path / "run").probabilities) == CLIENTS - sum(missing)
-
-
-def test_scores_that_are_taken_class_by_class_come_with_the_classes(tmp_path):
-    run = trained(tmp_path / "run", 0, True, metrics=["auc", "accuracy"])
-    scores = load_file(tmp_path / "run/scores.safetensors")
-    assert scores["class"].tolist() == run.federation.test.y.tolist()
-    assert set(scores["class"].tolist()) == {0, 1}
