@@ -35,7 +35,7 @@ def fast(eta_g):
 @certifies(pf.FedSLR, by="centralised accelerated proximal gradient, to 1e-6")
 @pytest.mark.parametrize(
     ("eta_g", "fraction", "rounds"),
-    [(0.6, 1.0, 250), (2.0, 1.0, 120), (12.0, 1.0, 200), (1.2, 0.3, 400), (3.0, 0.3, 350)],
+    [(0.6, 1.0, 250), (12.0, 1.0, 200), (3.0, 0.3, 350)],
 )
 def test_solution_of_p1(problem, eta_g, fraction, rounds):
     """Reached from five local steps a round. At eta_g = 1 the misprint of Algorithm 2 could not be seen."""

@@ -32,7 +32,7 @@ def of_sizes(points, sizes):
 
 @certifies(pf.HypCluster, pf.IFCA, by="clusters and models in closed form")
 @pytest.mark.parametrize("method", [pf.IFCA, pf.HypCluster])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_planted_clusters_and_their_means(method, seed):
     """With one exact local solve a cluster's model is the mean of its clients' optima."""
     points, group = two_groups()

@@ -87,16 +87,6 @@ def test_many_classes_as_scikit_learn_has_them():
     assert score("brier", z, y) == pytest.approx(((p - hot) ** 2).sum(1).mean(), abs=1e-12)
 
 
-def test_auc_is_the_share_of_pairs_in_the_right_order_a_tie_as_half():
-    z, y = made(2)
-    rank = z[:, 1].round()
-    ones, zeros = rank[y == 1][:, None], rank[y == 0]
-    assert (ones == zeros).any()
-    by_hand = (ones > zeros).mean() + (ones == zeros).mean() / 2
-    assert score("auc", np.stack([np.zeros(len(y)), rank], 1), y) == pytest.approx(by_hand, abs=1e-15)
-    assert by_hand == pytest.approx(sk.roc_auc_score(y, rank), abs=1e-15)
-
-
 def test_a_client_with_some_of_the_classes_has_the_mean_over_those():
     z, y = made(5)
     some = np.isin(y, (1, 4))

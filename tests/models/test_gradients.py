@@ -123,11 +123,3 @@ def test_a_padded_sample_has_no_influence(case):
         other.stacked, other.vectorised = (None, True) if vectorised else (task.stacked, False)
         a, b = other.gradient(w, batch)[0], other.gradient(w, batch._replace(x=spoiled))[0]
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_step_is_the_gradient_times_the_rate(case):
-    task, w, batch = problem(case)
-    expected = w - 0.3 * task.gradient(w, batch)[0]
-    task.descend_(w, batch, 0.3)
-    torch.testing.assert_close(w, expected, atol=1e-12, rtol=0)
