@@ -27,21 +27,13 @@ class Home:
     folder: str
 
 
+IDX = {name: dict(zip(IDX_FILES, sums, strict=True)) for name, sums in IDX_MD5.items()}
+FASHION, CIFAR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", "https://www.cs.toronto.edu/~kriz/"
 HOMES = {
-    "mnist": Home(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/", dict(zip(IDX_FILES, IDX_MD5["mnist"], strict=True)), "mnist"
-    ),
-    "fashion-mnist": Home(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        dict(zip(IDX_FILES, IDX_MD5["fashion-mnist"], strict=True)),
-        "fashion_mnist",
-    ),
-    "cifar10": Home(
-        "https://www.cs.toronto.edu/~kriz/", {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}, "cifar10"
-    ),
-    "cifar100": Home(
-        "https://www.cs.toronto.edu/~kriz/", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar100"
-    ),
+    "mnist": Home("https://ossci-datasets.s3.amazonaws.com/mnist/", IDX["mnist"], "mnist"),
+    "fashion-mnist": Home(FASHION, IDX["fashion-mnist"], "fashion_mnist"),
+    "cifar10": Home(CIFAR, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}, "cifar10"),
+    "cifar100": Home(CIFAR, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar100"),
 }
 
 
