@@ -1,11 +1,9 @@
 """What tests of secure sums begin with."""
 
 import pytest
+import secured
 
 
 @pytest.fixture
 def data(tmp_path):
-    """The folder of four hospitals' files."""
-    from secured import folder
-
-    return folder(tmp_path / "data")
+    return secured.folder(tmp_path / "data")

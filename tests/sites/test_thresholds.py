@@ -195,3 +195,9 @@ def test_no_change_leaves_that_is_longer_than_clip_times_what_was_received():
                     assert float(change.norm()) <= longest * (1 + 1e-5)
                     assert torch.allclose(change, move * min(1.0, 1 / length), atol=1e-5 * max(1, size))
                 assert torch.equal(left["n"], sent["n"])
+
+
+def test_scores_have_the_digits_of_the_policy_and_no_more():
+    scores = {"a": 0.123456789123456789, "b": 98765.4321, "c": 0.0}
+    for digits in (1, 4, 17):
+        assert Policy(digits=digits).rounded(scores) == {k: float(f"{v:.{digits}g}") for k, v in scores.items()}
