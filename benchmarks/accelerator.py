@@ -56,7 +56,7 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
     for way, unfolded in (("unfolded", True), ("grouped", False)):
         vectorised.UNFOLDED = unfolded
         task = pf.Task(models.build(model, shape, 10, seed=0), device=device, bf16=precision == "bf16")
-        task.vectorised = True
+        task.net.vectorised = True
         check(task, split, 10)
         w, times = task.w0.expand(clients, -1).clone(), list[float]()
         for k in range(repeats + 3):
@@ -73,7 +73,7 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
         results.append(w)
         if unfolded and device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device) / 2**30
-            expected = clients * (8 * task.p * 4 + 2 * batch * task.sample_bytes) / 2**30
+            expected = clients * (8 * task.p * 4 + 2 * batch * task.net.sample_bytes) / 2**30
     gap = float((results[0] - results[1]).norm() / results[1].norm())
     print(
         f"{model:9} {precision} {clients:4} clients: unfolded {found['unfolded']:8.2f} ms, "

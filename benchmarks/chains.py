@@ -95,7 +95,7 @@ def ratio(model: nn.Module, batch: int, clients: int, repeats: int) -> tuple[flo
 
     task, split = Task(model), Split.of([client() for _ in range(clients)])
     check(task, split, CLASSES)
-    assert path_of(task, None, split) == "native", model
+    assert path_of(task.net, None, split) == "native", model
     w, found = task.w0.expand(clients, -1), list[tuple[float, float]]()
     for _ in range(repeats + 1):
         before = thread_time()

@@ -145,11 +145,11 @@ def raced(
     ends, moved, chosen = dict[str, float](), list[torch.Tensor](), ""
     for way in ("vmapped", "grouped", "serial"):
         task = pf.Task(model, device=device, bf16=bf16)
-        task.vectorised = way != "serial"
+        task.net.vectorised = way != "serial"
         there = task.place(split)
         check(task, there, 2)
-        chosen = chosen or ("grouped" if task.grouped else "vmapped")
-        task.grouped = way == "grouped"
+        chosen = chosen or ("grouped" if task.net.grouped else "vmapped")
+        task.net.grouped = way == "grouped"
         batch = Batch(there.x.view(clients, b, -1), there.y.view(clients, -1))
         w = task.w0.expand(clients, -1).clone()
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
@@ -162,7 +162,7 @@ def raced(
             continue
         moved.append(w)
         if way == "grouped":
-            planned = clients * (8 * w.element_size() * task.p + 2 * b * task.sample_bytes)
+            planned = clients * (8 * w.element_size() * task.p + 2 * b * task.net.sample_bytes)
             taken = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
             yield (
                 f"memory of the grouped step: planned {planned / 2**30:.2f} GiB, taken "

@@ -19,7 +19,7 @@ def main() -> None:
     torch.set_num_threads(1)
     net = build("transformers", (2, TOKENS), CLASSES, backbone=str(minilm()), pool="first")
     task, drawn = Task(adapted(net, "lora:r=8,targets=query+value")), torch.Generator().manual_seed(0)
-    task.integers = True
+    task.net.integers = True
     print("| samples of a client | one after another | in one pass | ratio | gradients apart |\n|--:|--:|--:|--:|--:|")
     for b in (1, 4, 10):
         ids = torch.randint(1000, 20000, (CLIENTS, b, TOKENS), generator=drawn)
@@ -29,7 +29,7 @@ def main() -> None:
         batch, taken, found = Batch(x, y, weight, [b] * CLIENTS, seed=lambda keys=keys: keys), [], {}
         for _ in range(PAIRS + 1):  # the first does not count
             for many in (False, True):
-                task.vectorised = task.grouped = many
+                task.net.vectorised = task.net.grouped = many
                 begun = process_time()
                 found[many] = task.gradient(w, batch)[0]
                 taken.append(process_time() - begun)

@@ -37,6 +37,7 @@ def timed(data: str, seeds: int, folder: str | None) -> None:
     print(f"features of {data}, and {seeds} draws of clients: {process_time() - began:.0f} s of processor time")
     found, refused = dict[str, float](), dict[str, str]()
     before, clock = process_time(), perf_counter()
+    REGISTRY.load()
     for name, cls in sorted(REGISTRY.items()):
         if not issubclass(cls, Algorithm) or not cls.__module__.startswith(OURS) or name in APART:
             continue

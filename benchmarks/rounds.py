@@ -87,7 +87,9 @@ class Ours:
         self.task = Task(w.build(federation), bf16=bf16)
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
-        plan = plan or make_plan(self.task, size, samples, path=path or path_of(self.task, w.work, federation.train))
+        plan = plan or make_plan(
+            self.task, size, samples, path=path or path_of(self.task.net, w.work, federation.train)
+        )
         self.plan, self.t = plan, t
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
         engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)

@@ -142,7 +142,7 @@ def proofs(cls: Any) -> str:
 
 def classes() -> list[Any]:
     """The classes of all methods."""
-    return [v for v in vars(importlib.import_module("polyfed.algorithms")).values() if inspect.isclass(v)]
+    return [getattr(pf, name) for name in pf.algorithms.__all__]
 
 
 def _name(cls: Any) -> str:

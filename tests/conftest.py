@@ -21,10 +21,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import polyfed.algorithms  # noqa: F401  (offers the methods)
 from polyfed.base.errors import DataError
 from polyfed.cli import call
+from polyfed.core.algorithm import REGISTRY
 
 torch.set_num_threads(1)
+REGISTRY.load()
 os.fsync = lambda handle: None  # tests kill processes, not machines: what was written is there
 
 TESTS = Path(__file__).parent

@@ -13,19 +13,14 @@ LISTS = {"face.py", "algorithms/__init__.py", "yardsticks/__init__.py", "report/
 def own(path: Path, late: bool) -> set[str]:
     """Our own files that a file imports; late: inside functions alone."""
     tree, found = ast.parse(path.read_text()), set[str]()
-    typed = {n for i in ast.walk(tree) if isinstance(i, ast.If) and _for_types(i.test) for n in i.body}
     functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)] if late else []
     for node in [n for f in functions for n in ast.walk(f)] if late else ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and node not in typed:
+        if isinstance(node, ast.Import | ast.ImportFrom):
             base = getattr(node, "module", None)
             names = [f"{base}.{a.name}" for a in node.names] + [base] if base else [a.name for a in node.names]
             files = [_file(n) for n in names if n.startswith("polyfed") and "." in n]
             found |= {f for k, f in enumerate(files) if f and not (k == len(files) - 1 and any(files[:-1]))}
     return found - ({path.relative_to(SRC).as_posix()} if path.is_relative_to(SRC) else set())
-
-
-def _for_types(test: ast.expr) -> bool:
-    return str(getattr(test, "id", getattr(test, "attr", ""))).endswith("TYPE_CHECKING")
 
 
 @cache

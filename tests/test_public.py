@@ -23,7 +23,7 @@ from polyfed_tuning.tuned import Tuned
 
 def test_the_methods_are_those_of_the_registry():
     ours = {cls.__name__: cls for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms")}
-    shown = {n: v for n, v in vars(polyfed.algorithms).items() if isinstance(v, type) and issubclass(v, pf.Algorithm)}
+    shown = {n: getattr(polyfed.algorithms, n) for n in polyfed.algorithms.__all__}
     assert shown == ours
     assert all(getattr(pf, name) is cls for name, cls in ours.items())
 

@@ -179,6 +179,7 @@ def scenarios() -> dict[str, dict[str, Any]]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    REGISTRY.load()
     methods = {cls.__name__ for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms.")}
     for cls in sorted(methods):
         for at, variant in enumerate(VARIANTS.get(cls, [{}])):

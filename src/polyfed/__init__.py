@@ -5,11 +5,12 @@ method and yardstick, as `polyfed.FedAvg`. What comes back from a call has its n
 `polyfed.runs.result.Result`. They are loaded when first used, so that `polyfed --help` does not wait for torch.
 """
 
-import ast as _ast
 from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
+
+from polyfed.base.lazy import homes as _homes
 
 if _TYPE_CHECKING:
     from polyfed import algorithms as algorithms
@@ -58,25 +59,10 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _ROOMS = ("polyfed.algorithms", "polyfed.yardsticks")  # of methods, and of what they are measured by
-
-
-def _imported(file: _Path) -> dict[str, str]:
-    """The names that a file imports, and the module that has each."""
-    return {
-        alias.name: node.module
-        for node in _ast.walk(_ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, _ast.ImportFrom) and node.module and node.module.startswith("polyfed")
-        for alias in node.names
-        if alias.name != "*"
-    }
-
-
-_HOMES = _imported(_Path(__file__))
+_HOMES = _homes(__file__)
 __all__ = sorted(_HOMES)
 _METHODS = {
-    name: room
-    for room in _ROOMS
-    for name in _imported(_Path(__file__).with_name(room.rpartition(".")[2]) / "__init__.py")
+    name: room for room in _ROOMS for name in _homes(_Path(__file__).with_name(room.rpartition(".")[2]) / "__init__.py")
 }
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
@@ -15,10 +15,8 @@ from polyfed.report import words
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs import ownership as files
+from polyfed_games.gains import Gains
 from polyfed_games.values import FEWEST
-
-if TYPE_CHECKING:
-    from polyfed_games.result import Coalitions
 
 NAMED = 30  # clients up to which the axes name them
 WRITTEN = 12  # clients up to which the picture's cells hold numbers
@@ -27,13 +25,13 @@ HARM, NONE, HELP = "#d55e00", "#f4f4f2", "#0072b2"
 DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
 
 
-def tables(found: "Coalitions") -> list[Table]:
+def tables(found: Gains) -> list[Table]:
     """The matrix (or, of many clients, its largest entries), the clients, the partitions, the agreement."""
     parts = [_matrix(found), _clients(found), _partitions(found)]
     return [*parts, _agreement(found)] if len(found.agreement) else parts
 
 
-def answer(found: "Coalitions") -> str:
+def answer(found: Gains) -> str:
     """A few sentences: who gains from being together, who harms, what holds."""
     scale, who = words.Scale(found.metric), found.clients
     up, down = (who[who.all_clear & (s * who.all_gain > 0)]["client"].tolist() for s in (1, -1))
@@ -87,13 +85,13 @@ def _gain(scale: words.Scale, row: Mapping[Any, Any], key: str, prefix: str) -> 
     return Cell(text, values, _mark(value, row[f"{prefix}clear"]))
 
 
-def _about(found: "Coalitions") -> str:
+def _about(found: Gains) -> str:
     seeds = words.count(len(found.seeds), "seed")
     how = "every coalition" if found.sampled is None else f"{found.sampled} sampled joinings per pair on average"
     return f"{found.method}, {how}, {seeds}, {words.count(found.trainings, 'training')}."
 
 
-def _matrix(found: "Coalitions") -> Table:
+def _matrix(found: Gains) -> Table:
     scale, n = words.Scale(found.metric), len(found.names)
     unit = "points" if scale.percent else scale.name
     sums = " A row adds up to the client's gain with all together." if found.sampled is None else ""
@@ -121,7 +119,7 @@ def _matrix(found: "Coalitions") -> Table:
     return Table("Who helps whom", ("client<", *found.names), tuple(rows), notes)
 
 
-def _clients(found: "Coalitions") -> Table:
+def _clients(found: Gains) -> Table:
     scale = words.Scale(found.metric)
     rows = tuple(
         (
@@ -146,7 +144,7 @@ def _clients(found: "Coalitions") -> Table:
     return Table("What each client should do", columns, rows, notes)
 
 
-def _partitions(found: "Coalitions") -> Table:
+def _partitions(found: Gains) -> Table:
     scale, rows = words.Scale(found.metric), []
     for r in found.partitions.to_dict("records"):
         move = ""
@@ -171,7 +169,7 @@ def _partitions(found: "Coalitions") -> Table:
     return Table("Which coalitions hold", columns, tuple(rows), notes)
 
 
-def _agreement(found: "Coalitions") -> Table:
+def _agreement(found: Gains) -> Table:
     rows = []
     for r in found.agreement.to_dict("records"):
         texts = [
@@ -187,7 +185,7 @@ def _agreement(found: "Coalitions") -> Table:
     return Table("Do other methods agree?", columns, tuple(rows), notes)
 
 
-def figure(found: "Coalitions") -> Figure:
+def figure(found: Gains) -> Figure:
     """The matrix of Shapley values: blue helps, orange harms; bold where it is clear."""
     scale, m, n = words.Scale(found.metric), found.matrix.to_numpy(float), len(found.names)
     most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
@@ -219,7 +217,7 @@ def figure(found: "Coalitions") -> Figure:
     return picture
 
 
-def page(found: "Coalitions") -> str:
+def page(found: Gains) -> str:
     """report.html of a folder of coalitions."""
     assert found.folder is not None
     marks = "bold" if len(found.names) <= WRITTEN else "a dot"
@@ -241,7 +239,7 @@ def page(found: "Coalitions") -> str:
     return pages.page("Who gains from whom?", what, top, sections, files.HEADER.lstrip("# ").split(";")[0])
 
 
-def _files(found: "Coalitions") -> str:
+def _files(found: Gains) -> str:
     told = {
         "coalitions-values.csv": "every score: seed, coalition, client, and the folder of its run",
         "coalitions-help.csv": "Shapley values and leave-one-out of every pair, with intervals",

@@ -62,7 +62,7 @@ class WindowAdvice:
         if not isinstance(method, FPFC):
             raise ConfigError(f"WindowAdvice: found method {method.name}, expected fpfc")
         window = window_for(
-            run.model(0), run.federation, run.clusters, task.loss, method=method, weight_decay=task.weight_decay
+            run.model(0), run.federation, run.clusters, task.loss, method=method, weight_decay=task.net.weight_decay
         )
         self.found.append((progress.round, len(set(run.clusters.tolist())), window))
         self.theory = method.theory()

@@ -4,7 +4,6 @@ Site i sends n_i q_i + noise (q_i + noise where a method takes plain means), int
 has the sum. A simulation adds them up without masks, which change no bit of it.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from polyfed.compute.batches import Batch
 from polyfed.compute.clipped import clipped_sum, sizes_of
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import shrink
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, having
 from polyfed.core.messages import Round, State
 from polyfed.core.uplinks import Wanted
 from polyfed_privacy.accounts import cost, epsilon_of, shared_cost
@@ -112,11 +111,10 @@ class Guard:
     def enter(self, task: Task, received: State, round: Round) -> Task:
         if not self.plan.private or self.plan.privacy.unit == "site":
             return task
-        guarded = copy.copy(task)
-        guarded.guard = rows = Rows(self, task, received, round)
+        rows = Rows(self, task, received, round)
         for i in rows.ids:
             self._turns[i] = rows
-        return guarded
+        return having(task, guard=rows)
 
     def leave(self, up: State, received: State, round: Round, wanted: Wanted, cohort: int) -> Sums:
         self._enough(round, cohort)

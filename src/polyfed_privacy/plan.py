@@ -5,7 +5,6 @@ secret. That is tried: gradients are replaced by numbers that no sample decides,
 exchanged, and neither the uplink nor one of those models may change by a bit.
 """
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.clipped import check_rows, sizes_of
 from polyfed.compute.optimizers import Constant, StepSizes
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, having
 from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
@@ -135,7 +134,7 @@ def _check_private(task: Task, federation: Federation, p: Privacy) -> None:
     if task.dtype != torch.float64:
         raise ConfigError("dtype: found float32, expected float64: rounding is a part of what noise has to hide")
 
-    if p.unit == "row" and task.stacked is None and task.random:
+    if p.unit == "row" and task.net.stacked is None and task.net.random:
         raise ConfigError("privacy.unit: found row with a model that draws random numbers (dropout), expected none")
     if p.unit == "row":
         check_rows(task, federation.train.x[:4], federation.train.y[:4])
@@ -166,14 +165,14 @@ class Seen:
     def up(self, private: State, split: Split, which: Purposes, single: bool = False) -> "Traced":
         """What is sent, with gradients that no sample decides."""
         work = Work(steps=1 if single else 2, batch_size=None if single or self.work.batch_size is None else 4)
-        task, at = copy.copy(self.task), list[tuple[str, Tensor]]()
+        at = list[tuple[str, Tensor]]()
 
         def made(w: Tensor, batch: Batch) -> Tensor:
             at.append((batch.purpose, w.clone()))
             key = which.get(batch.purpose, 0)
             return torch.zeros_like(w) if key < 0 else stand_in(key, len(at), w)
 
-        task.guard = made
+        task = having(self.task, guard=made)
         data = Batches(split, np.arange(2), client_keys(NAMES), work, 0, self.round.t)
         store = MemoryRows(2, {name: t[0] for name, t in private.items()})
         store.scatter(torch.arange(2), private)
@@ -234,7 +233,6 @@ class Seen:
         ids = np.unique([int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())])
         split, used = self.federation.train, {int(i): np.zeros(int(counts[i]), dtype=np.int64) for i in ids}
         ids = np.array(sorted(ids, key=lambda i: -int(self.work.taken(counts[[i]], t)[0])))
-        task = copy.copy(self.task)
 
         def counting(w: Tensor, batch: Batch) -> Tensor:
             sizes: list[int] = sizes_of(batch).long().numpy().tolist()
@@ -245,7 +243,7 @@ class Seen:
                     used[i][at] += 1
             return torch.zeros_like(w)
 
-        task.guard = counting
+        task = having(self.task, guard=counting)
         split = task.place(split)
         data = Batches(split, ids, client_keys([self.federation.names[int(i)] for i in ids]), self.work, 0, t)
         start = self.algorithm.init_client(task, task.w0)

@@ -52,9 +52,8 @@ def digest(w: torch.Tensor) -> str:
 def frozen(task: Task) -> dict[str, str]:
     """Digests of what a model does not train, by name. Double precision counts as single: what is drawn and then made
     orthonormal may differ between processors in its last bits."""
-    return {
-        name: mark(tensors={"": t.float() if t.dtype == torch.float64 else t}) for name, t in sorted(task.fixed.items())
-    }
+    fixed = sorted(task.net.fixed.items())
+    return {name: mark(tensors={"": t.float() if t.dtype == torch.float64 else t}) for name, t in fixed}
 
 
 def mark(*parts: Any, tensors: State | None = None) -> str:

@@ -43,7 +43,7 @@ class Client:
         self.guard, self.sums = guard, sums or {}
         self.name, self.task, self.data, self.algorithm, self.vault = name, task, data, algorithm, vault
         self.device = task.device
-        plan = Plan(1, 1, str(self.device), path_of(task, work, data["train"]))
+        plan = Plan(1, 1, str(self.device), path_of(task.net, work, data["train"]))
         self.worker = Worker(task, data["train"], client_keys([name]), work, seed, plan)
         self.start = algorithm.init_client(task, task.w0)
         self._here = torch.zeros(1, dtype=torch.int64, device=self.device)

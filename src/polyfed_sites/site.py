@@ -700,7 +700,7 @@ def _export(begun: Begun, w: Tensor, path: Path) -> None:
     }
     if begun.preparation is not None:
         facts["preparation"] = begun.preparation.only(client.name).dump()
-    write_model(path, task.layout.named(w) | task.fixed, facts)
+    write_model(path, task.layout.named(w) | task.net.fixed, facts)
 
 
 def _digest_of(data: Mapping[str, Any]) -> str:

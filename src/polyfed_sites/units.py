@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from polyfed.base.errors import Refusal
 from polyfed.compute.layout import Layout
+from polyfed.compute.net import model_input
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task, model_input
+from polyfed.compute.task import Task
 from polyfed.core.messages import State
 from polyfed_sites import journal
 from polyfed_sites.rows import Book
@@ -52,8 +53,8 @@ def buckets(least: int) -> int:
 
 def factors(task: Task, w: Tensor, split: Split, rows: Tensor, least: int, seed: int) -> list[Layer]:
     """What each row adds to each unit of a model, in buckets of rows. rows: [n] buckets"""
-    module, parameters = task.workspace(training=False)
-    task.point(parameters, w.clone())
+    module, parameters = task.net.workspace(training=False)
+    task.net.point(parameters, w.clone())
     trained, seen = {e.name for e in task.layout.entries}, dict[str, tuple[Tensor, Tensor]]()
     handles = [
         layer.register_forward_hook(_noting(seen, name))
@@ -62,9 +63,9 @@ def factors(task: Task, w: Tensor, split: Split, rows: Tensor, least: int, seed:
     ]
     found = dict[tuple[str, str, str], Tensor]()
     try:
-        for k in range(0, len(split.x), task.block):
+        for k in range(0, len(split.x), task.net.block):
             seen.clear()
-            at = slice(k, k + task.block)
+            at = slice(k, k + task.net.block)
             for name, after, way, each in _of_rows(task, module, split, at, seen, seed):
                 total = torch.zeros(buckets(least), each.shape[1], dtype=torch.float64)
                 total = found.setdefault((name, after, way), total)
@@ -89,9 +90,9 @@ def _of_rows(
     y, share = split.y[at], split.shares
     if split.unit is not None:
         y = (y - split.unit[0, 0]) / split.unit[0, 1]
-    with torch.enable_grad(), task.exactly():
+    with torch.enable_grad(), task.net.exactly():
         output = module(model_input(split.x[at]))
-        loss = task.criterion.mean(output, y, None if share is None else share[at].to(output.dtype))
+        loss = task.net.criterion.mean(output, y, None if share is None else share[at].to(output.dtype))
         names = [name for name, (_, left) in seen.items() if left.requires_grad]
         if not names:
             return []

@@ -153,7 +153,7 @@ def loop(
     task = Task(net or network_of(method), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps_of(method), batch_size=BATCH)
-    rows, path = make_rows(method, task, fed.n, fed.n, None), path_of(task, work, split)
+    rows, path = make_rows(method, task, fed.n, fed.n, None), path_of(task.net, work, split)
     plan = make_plan(task, fed.n, 8, chunk=chunk, workers=1, path=path)
     engine = LocalEngine(task, {"train": split, "test": fed.test}, rows, client_keys(fed.names), work, 3, plan)
     return Loop(task, split.counts, fed.names, method, schedule or Uniform(), engine, 3)

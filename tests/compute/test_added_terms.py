@@ -14,6 +14,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ModelError
 from polyfed.compute.check import check
+from polyfed.compute.outputs import each_outputs
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
@@ -28,7 +29,7 @@ def task_of(path: str) -> Task:
     """A task that takes the steps in closed form, module by module, or all models at once."""
     task = Task(mlp() if path == "closed form" else Wrapped(mlp()))
     check(task, SPLIT, 3)
-    task.vectorised = path == "vectorised"
+    task.net.vectorised = path == "vectorised"
     return task
 
 
@@ -136,7 +137,9 @@ def test_a_term_may_evaluate_models_while_the_network_is_trained():
     seen = []
 
     def watch(features, outputs, batch, rows):
-        seen.append(torch.equal(task.each_outputs(start[rows], batch.x), task.each_outputs(start[rows], batch.x)))
+        seen.append(
+            torch.equal(each_outputs(task.net, start[rows], batch.x), each_outputs(task.net, start[rows], batch.x))
+        )
         return 0 * features.sum((1, 2))
 
     start = torch.randn(4, task.p, dtype=torch.float64)

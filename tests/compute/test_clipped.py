@@ -66,7 +66,7 @@ NETS = {  # what vmap has no rule for, or the wrong one, and three plain ones
 
 def task_of(name: str, loss="cross-entropy") -> Task:
     task = Task(NETS[name], loss, dtype=torch.float64)
-    task.random = False
+    task.net.random = False
     return task
 
 

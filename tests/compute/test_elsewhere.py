@@ -63,8 +63,8 @@ def on_the_device(net: str, split: Split, **settings) -> tuple[Task, Split]:
     task = Task(model(net), device=DEVICE, **settings)
     split = task.place(split)
     check(task, split, 3)
-    assert task.vectorised == (net != "closed form")
-    task.grouped = net == "grouped"
+    assert task.net.vectorised == (net != "closed form")
+    task.net.grouped = net == "grouped"
     return task, split
 
 
@@ -105,7 +105,7 @@ def test_a_step_is_as_many_operations_for_two_clients_as_for_fifty(net):
             found.append(device)
     assert found[1].found == found[2].found == found[3].found
     assert found[1].found.total() > 20
-    keyed = 2 * 2 * 4 if task.random and task.vectorised else 0  # halves of a key, steps, bytes
+    keyed = 2 * 2 * 4 if task.net.random and task.net.vectorised else 0  # halves of a key, steps, bytes
     for s, device in zip(clients, found, strict=True):
         assert device.to == s * (2 * 8 + 2 * 4 * 8 + keyed), "numbers of steps and samples, which they are, and keys"
 

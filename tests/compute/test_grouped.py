@@ -93,7 +93,7 @@ def compared(task, some):
     """Largest difference of gradients, grouped and one by one, over the largest gradient."""
     w = task.w0 + 0.1 * torch.randn(CLIENTS, task.p, dtype=task.dtype)
     one, losses = task.gradient(w, some)
-    task.vectorised = task.grouped = True
+    task.net.vectorised = task.net.grouped = True
     many, same = task.gradient(w, some)
     torch.testing.assert_close(losses, same, rtol=0, atol=1e-6)
     return float((one - many).abs().max() / one.abs().max())
@@ -150,7 +150,7 @@ def test_norms_are_known_by_their_class_or_its_name():
 def test_a_convolution_without_a_form_is_said():
     circular = nn.Conv1d(T, 3, 2, padding_mode="circular")
     task = task_of(nn.Sequential(nn.Embedding(V, 2), circular, nn.Flatten()).double())
-    task.vectorised = task.grouped = True
+    task.net.vectorised = task.net.grouped = True
     with pytest.raises(ModelError, match="padding_mode 'circular' has no grouped form"):
         task.gradient(task.w0.expand(CLIENTS, -1), batch())
 
@@ -170,11 +170,11 @@ def test_models_of_transformers(kind, part, tmp_path):
     words = "norms" if part == "norms" else "lora:r=2" + (f",targets={targets}" if targets else "")
     task, again = (checked(Task(adapted(model, words), recompute=given), some.x) for given in (False, True))
     assert compared(task, some) < 1e-6
-    assert len(again.blocks) == 2
+    assert len(again.net.blocks) == 2
     w = task.w0 + 0.1 * torch.randn(CLIENTS, task.p)
     for together in (False, True):
         for one in (task, again):
-            one.vectorised = one.grouped = together
+            one.net.vectorised = one.net.grouped = together
         assert torch.equal(task.gradient(w, some)[0], again.gradient(w, some)[0])
 
 
@@ -187,8 +187,8 @@ def test_where_vmap_fails_check_takes_the_grouped_pass_or_says_so(caplog):
 
     for model, together in ((adapted(Net(), "lora:r=2"), True), (Odd(), False)):
         task = Task(model)
-        task.vectorised = True
+        task.net.vectorised = True
         checked(task, batch().x)
-        assert task.vectorised == together
-        assert task.grouped or not together
+        assert task.net.vectorised == together
+        assert task.net.grouped or not together
         assert ("is trained one client after another" in caplog.text) != together

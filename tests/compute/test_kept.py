@@ -101,7 +101,7 @@ def test_frozen_parameters_are_shared_and_the_model_stays_as_it_is():
     model = Own().float()
     task = Task(model)
     given, mine = model.body[0].weight, task.model.body[0].weight
-    assert given.data_ptr() == mine.data_ptr() == task.workspace(True)[0].body[0].weight.data_ptr()
+    assert given.data_ptr() == mine.data_ptr() == task.net.workspace(True)[0].body[0].weight.data_ptr()
     assert model.head.weight.data_ptr() != task.model.head.weight.data_ptr()
     Task(model, dtype=torch.float64)
     assert model.body[0].weight.dtype == torch.float32

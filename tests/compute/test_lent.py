@@ -143,7 +143,7 @@ def test_many_models_at_once_write_into_copies():
     x, y = torch.randn(2, 6, 5, dtype=torch.float64), torch.randint(3, (2, 6))
     w, kept = task.w0.expand(2, -1).clone(), x.clone()
     one = task.gradient(w, Batch(x, y))[0]
-    task.random, task.vectorised = False, True
-    for task.grouped in (False, True):
+    task.net.random, task.net.vectorised = False, True
+    for task.net.grouped in (False, True):
         torch.testing.assert_close(task.gradient(w, Batch(x, y))[0], one, rtol=0, atol=1e-12)
         assert torch.equal(x, kept)

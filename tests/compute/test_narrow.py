@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_model_widened_as_a_whole(way, dtype):
     model, found = half(dtype), []
     for one in (model, copy.deepcopy(model).float()):
         task = Task(one, recompute=way == "computed again")
-        task.vectorised, task.grouped = way in ("vmapped", "grouped"), way == "grouped"
+        task.net.vectorised, task.net.grouped = way in ("vmapped", "grouped"), way == "grouped"
         torch.manual_seed(2)
         w = task.w0 + 0.1 * torch.randn(3, task.p)
         found.append(task.gradient(w, batch())[0])
@@ -76,8 +76,8 @@ def made(monkeypatch):
 def test_nothing_wide_is_kept_for_the_backward_pass(made):
     """Nor are there copies once it is over: a step has the frozen part once, in half precision."""
     task = Task(half(torch.bfloat16))
-    module, parameters = task.workspace(training=True)
-    task.point(parameters, task.w0.clone())
+    module, parameters = task.net.workspace(training=True)
+    task.net.point(parameters, task.w0.clone())
     output = module(batch().x[0])
     forward = len(made)
     assert forward >= 3 * 4 + 2
@@ -91,7 +91,7 @@ def test_counting_what_a_sample_keeps_keeps_nothing_wide(made):
     """And counts what it counts of the model widened as a whole, but for its weights."""
     found, x = [], batch().x[0]
     for model in (half(torch.bfloat16), half(torch.float32)):
-        module = Task(model).workspace(training=True)[0]
+        module = Task(model).net.workspace(training=True)[0]
 
         def output(module=module):
             output = module(x)

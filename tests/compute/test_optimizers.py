@@ -33,8 +33,8 @@ PATHS = ("closed form", "vectorised", "client by client")
 
 def task_of(path: str, optimizer: Optimizer, **settings) -> Task:
     task = Task(mlp() if path == "closed form" else Wrapped(mlp()), optimizer=optimizer, **settings)
-    assert (task.stacked is not None) == (path == "closed form")
-    task.vectorised = path == "vectorised"
+    assert (task.net.stacked is not None) == (path == "closed form")
+    task.net.vectorised = path == "vectorised"
     return task
 
 
@@ -124,8 +124,8 @@ def test_plain_sgd_is_asked_for_nothing(path, monkeypatch):
     split, task = split_of(*sorted(SIZES, reverse=True)), task_of(path, Optimizer())
     monkeypatch.setattr(Optimizer, "start", lambda *_: pytest.fail("started"))
     if path == "closed form":
-        monkeypatch.setattr(Task, "gradient", lambda *_, **__: pytest.fail("a gradient was made"))
-        monkeypatch.setattr(Task, "gradient_on", lambda *_, **__: pytest.fail("a gradient was made"))
+        for name in ("passed", "gradient_on"):
+            monkeypatch.setattr(f"polyfed.compute.solvers.{name}", lambda *_, **__: pytest.fail("a gradient was made"))
     for work in WORK.values():
         local_sgd(task, task.w0.expand(4, -1), batches(split, **work), LR)
 

@@ -9,6 +9,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, ModelError, RunError
 from polyfed.compute.check import check
+from polyfed.compute.gradients import hvp, losses_of
 from polyfed.compute.recompute import blocks
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
@@ -54,11 +55,11 @@ def transformer(kind: str = "all", **given) -> nn.Module:
 
 def task_of(model: nn.Module, recompute: bool, grouped: bool = False, **given) -> Task:
     task = Task(model, recompute=recompute, **given)
-    task.vectorised = task.grouped = grouped
+    task.net.vectorised = task.net.grouped = grouped
     check(task, SPLIT, 3)
     if grouped and not recompute:
-        task.grouped = True  # where vmap has been found to do
-    assert task.grouped == grouped
+        task.net.grouped = True  # where vmap has been found to do
+    assert task.net.grouped == grouped
     return task
 
 
@@ -77,7 +78,7 @@ def test_the_blocks_are_the_entries_of_the_outermost_lists():
 @pytest.mark.parametrize(("kind", "grouped"), [("all", False), ("adapter", False), ("adapter", True)])
 def test_local_training_has_the_same_bits(kind, grouped):
     tasks = [task_of(transformer(kind), again, grouped) for again in (False, True)]
-    assert tasks[0].random
+    assert tasks[0].net.random
     work = batches(SPLIT, [0, 2, 1], batch_size=4, epochs=2)
     found = [local_sgd(task, task.w0.expand(3, -1), work, 0.1) for task in tasks]
     assert torch.equal(*found)
@@ -92,7 +93,7 @@ def test_bfloat16_and_second_derivatives_are_the_same():
     assert torch.equal(one.gradient(w, batch)[0], two.gradient(w, batch)[0])
     one, two = (task_of(transformer(layers=2), again) for again in (False, True))
     w, v = one.w0.expand(3, -1).clone(), torch.randn(3, one.p, dtype=torch.float64)
-    torch.testing.assert_close(one.hvp(w, v, batch), two.hvp(w, v, batch), rtol=0, atol=1e-12)
+    torch.testing.assert_close(hvp(one.net, w, v, batch), hvp(two.net, w, v, batch), rtol=0, atol=1e-12)
 
 
 def test_what_is_planned_is_what_is_kept():
@@ -109,11 +110,11 @@ def test_what_is_planned_is_what_is_kept():
 
             batch = batches(words(b), [0]).whole()
             with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-                _, _, parameters, loss = next(iter(task._losses(task.w0[None].clone(), batch)))
+                _, _, parameters, loss = next(losses_of(task.net, task.w0[None].clone(), batch))
             kept.append(sum(seen.values()))
             torch.autograd.grad(loss, parameters)
         outside = kept[1] - kept[0]
-        assert outside <= task.sample_bytes if again else abs(outside - task.sample_bytes) < 0.1 * outside
+        assert outside <= task.net.sample_bytes if again else abs(outside - task.net.sample_bytes) < 0.1 * outside
 
 
 class Writing(nn.Module):
@@ -168,4 +169,4 @@ def test_as_a_setting_it_fits_where_the_whole_does_not(monkeypatch):
     monkeypatch.setattr("polyfed.runs.trainer.free_memory", lambda device: (short + whole) // 2)
     with pytest.raises(RunError, match="does not fit"):
         prepared(recompute=False)
-    assert prepared(recompute=True).task.blocks
+    assert prepared(recompute=True).task.net.blocks

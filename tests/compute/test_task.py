@@ -45,7 +45,7 @@ def test_metrics_of_any_clients_in_any_order(loss, path, classes, shared):
     """Those that follow one another, and others, are each judged on their own samples; NaN is who has none."""
     split = split_of(10, 3, 8, 5, 7, 0, outputs=classes)
     task = Task(mlp(outputs=classes) if path == "closed form" else Wrapped(mlp(outputs=classes)), loss)
-    task.vectorised = path == "vectorised"
+    task.net.vectorised = path == "vectorised"
     w = task.w0.expand(6, -1) if shared else torch.randn(6, task.p, dtype=torch.float64)
     for clients in ([0, 1, 2, 3, 4, 5], [1, 2, 3], [2], [4, 5, 0, 3], [3, 2, 1]):
         found = evaluation.metrics(task, w[: len(clients)], split, np.array(clients))
@@ -123,7 +123,7 @@ def test_an_activation_that_stands_in_two_places_acts_in_both():
     act = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 5), act, nn.Linear(5, 6), act, nn.Linear(6, 2))
     task, x = Task(model), torch.randn(7, 4)
-    assert task.stacked is not None
+    assert task.net.stacked is not None
     assert torch.allclose(task.outputs(task.w0, x), model(x), atol=1e-6)
 
 

@@ -16,6 +16,7 @@ from polyfed.base.errors import ModelError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
+from polyfed.compute.gradients import hvp
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
@@ -236,8 +237,8 @@ def test_a_frozen_batchnorm_normalises_by_its_statistics_which_stay(build):
             m.running_var.uniform_(0.5, 2)
     task = Task(model)
     check(task, SPLIT, 3)
-    assert not task.random, "dropout inside a frozen part in evaluation mode is off"
-    fixed = {name: t.clone() for name, t in task.fixed.items()}
+    assert not task.net.random, "dropout inside a frozen part in evaluation mode is off"
+    fixed = {name: t.clone() for name, t in task.net.fixed.items()}
     plain = task.module(task.w0).eval()  # gradients in evaluation mode: the batch has no say in the statistics
     loss = F.cross_entropy(plain(x), y)
     expected = torch.autograd.grad(loss, [q for q in plain.parameters() if q.requires_grad])
@@ -246,27 +247,27 @@ def test_a_frozen_batchnorm_normalises_by_its_statistics_which_stay(build):
     for view, reference in zip(task.layout.views(g[0]), expected, strict=True):
         assert torch.allclose(view, reference, atol=1e-12)
     local_sgd(task, task.w0.expand(3, -1), batches(SPLIT, epochs=2, batch_size=4), 0.1)
-    after = task.workspace(training=True)[0].state_dict()
+    after = task.net.workspace(training=True)[0].state_dict()
     assert all(torch.equal(t, after[name]) for name, t in fixed.items())
 
 
 def test_fixed_is_what_the_vector_does_not_hold():
-    assert Task(mlp()).fixed == {}
-    assert Task(mlp()).fixed_digest == ""
+    assert Task(mlp()).net.fixed == {}
+    assert Task(mlp()).net.fixed_digest == ""
     build = FROZEN["a backbone"]
     torch.manual_seed(0)
     model = build()
     task = Task(model)
-    assert set(task.fixed) == {k for k in model.state_dict() if k.startswith("0.")}
-    assert set(task.fixed) | {e.name for e in task.layout.entries} == set(model.state_dict())
-    assert task.fixed_digest == Task(model).fixed_digest != ""
+    assert set(task.net.fixed) == {k for k in model.state_dict() if k.startswith("0.")}
+    assert set(task.net.fixed) | {e.name for e in task.layout.entries} == set(model.state_dict())
+    assert task.net.fixed_digest == Task(model).net.fixed_digest != ""
     model[1].weight.data.add_(1)  # part of the vector
-    assert Task(model).fixed_digest == task.fixed_digest
-    for name in task.fixed:
+    assert Task(model).net.fixed_digest == task.net.fixed_digest
+    for name in task.net.fixed:
         torch.manual_seed(0)
         other = build()
         other.state_dict()[name].add_(1)
-        assert Task(other).fixed_digest != task.fixed_digest, name
+        assert Task(other).net.fixed_digest != task.net.fixed_digest, name
 
 
 def tied() -> nn.Sequential:
@@ -282,7 +283,7 @@ def test_tied_weights_train_as_autograd_says():
     task = Task(model)
     check(task, SPLIT, 3)
     assert task.p == 16 + 4 + 4 + 15
-    assert task.fixed == {}
+    assert task.net.fixed == {}
     x, y = SPLIT.client(0)
     w = task.w0[None].clone()
     for _ in range(5):
@@ -347,7 +348,7 @@ def test_integers_become_floats_where_no_layer_embeds_them():
         assert found[0][0] == found[1][0]
     task = Task(Net(lambda s, x: s.m[0](F.one_hot(x, 11).double().mean(1)), nn.Linear(11, 3)))  # looks up by hand
     check(task, TOKENS, 3)
-    assert task.integers
+    assert task.net.integers
 
 
 def test_tokens_out_of_range_and_floats_to_an_embedding_are_told_so():
@@ -449,9 +450,9 @@ def test_a_loss_that_is_no_mean_keeps_its_meaning(loss, shape, said, caplog):
     found = task.loss_of(task.w0[None], Batch(x[None], y[None]))
     torch.testing.assert_close(found[0], loss(task.outputs(task.w0, x).view(shape), y).mean())
     assert caplog.messages == ([said] if said else [])
-    before = task.criterion.reshape
+    before = task.net.criterion.reshape
     check(task, Split(x[:1], y[:1], np.array([0, 1])), None)  # newcomers of whom nothing can be seen
-    assert task.criterion.reshape == before
+    assert task.net.criterion.reshape == before
 
 
 BINARY = Split(SPLIT.x, (SPLIT.x.sum(1) > 0).long(), SPLIT.offsets)
@@ -500,9 +501,9 @@ def test_one_output_for_two_classes_is_cut_where_the_loss_is_indifferent(loss, p
 def test_many_models_at_once_only_where_every_operation_can(build, random, expected):
     """What an accelerator does in one pass; what draws but by plain dropout goes client by client."""
     task = Task(build())
-    task.vectorised = True  # as on an accelerator
+    task.net.vectorised = True  # as on an accelerator
     check(task, SPLIT, 3)
-    assert (task.random, task.vectorised) == (random, expected)
+    assert (task.net.random, task.net.vectorised) == (random, expected)
 
 
 class Skips(nn.Module):
@@ -553,7 +554,7 @@ def test_a_parameter_that_a_pass_leaves_out_has_the_gradient_zero(build, optimiz
         copy = w.clone()
         task.descend_(copy, batch, 0.1)
         torch.testing.assert_close(copy, w - 0.1 * g, rtol=0, atol=1e-15)
-        assert task.hvp(w, w, batch).isfinite().all()
+        assert hvp(task.net, w, w, batch).isfinite().all()
 
 
 def test_a_parameter_that_no_pass_uses_is_noted_and_stays(caplog):

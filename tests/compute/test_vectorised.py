@@ -17,6 +17,7 @@ from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
 from polyfed.compute.dropout import Key, halves, kept
 from polyfed.compute.layout import Layout
+from polyfed.compute.outputs import each_outputs
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
@@ -71,7 +72,7 @@ def tasks(build, loss="cross-entropy", split=SPLIT, **settings) -> tuple[Task, T
     """One after another, and many at once as `check` leaves it."""
     model = build()
     one, many = (Task(model, loss, **settings) for _ in range(2))
-    many.vectorised = True
+    many.net.vectorised = True
     for task in (one, many):
         check(task, split, None if split.y.is_floating_point() else 3)
     return one, many
@@ -120,7 +121,7 @@ def test_no_convolution_has_a_group_per_client():
     task = tasks(NETS["conv"])[1]
     with Operations() as seen:
         solved(task, SPLIT, batch_size=4, steps=3)
-    assert task.vectorised
+    assert task.net.vectorised
     assert not any("conv" in name for name in seen.found)
     frozen = NETS["conv"]()
     frozen[0][1].requires_grad_(False)
@@ -145,7 +146,7 @@ LOSSES = {
 @pytest.mark.parametrize(("loss", "traced", "split"), LOSSES.values(), ids=LOSSES)
 def test_a_loss_of_the_users_own(loss, traced, split, build):
     one, many = tasks(build, loss, split)
-    assert many.vectorised == traced
+    assert many.net.vectorised == traced
     for size in (4, None):
         found, expected = (solved(task, split, batch_size=size, steps=3) for task in (many, one))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -161,7 +162,7 @@ class Mixing(Wrapped):
 def test_a_model_that_mixes_samples_goes_one_after_another():
     split = split_of(*SIZES)
     one, many = tasks(lambda: Mixing(mlp()), split=split)
-    assert not many.vectorised
+    assert not many.net.vectorised
     assert torch.equal(solved(many, split, batch_size=4), solved(one, split, batch_size=4))
 
 
@@ -212,9 +213,9 @@ def test_many_models_are_evaluated_in_parts_of_the_memory(samples, monkeypatch):
     task = tasks(NETS["dropout"])[1]
     w = torch.randn(4, task.p, dtype=torch.float64)
     x = torch.randn(4, 5, 36, dtype=torch.float64)
-    whole = task.each_outputs(w, x)
-    monkeypatch.setattr("polyfed.compute.task.AT_ONCE", samples * task.sample_bytes)
-    torch.testing.assert_close(task.each_outputs(w, x), whole, rtol=0, atol=1e-12)
+    whole = each_outputs(task.net, w, x)
+    monkeypatch.setattr("polyfed.compute.outputs.AT_ONCE", samples * task.net.sample_bytes)
+    torch.testing.assert_close(each_outputs(task.net, w, x), whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(whole[2], task.outputs(w[2], x[2]), rtol=0, atol=1e-12)
 
 
@@ -247,6 +248,6 @@ def test_a_batch_of_nobody_moves_nobody(loss, sizes):
     batch = Batch(x, torch.zeros(2, 3, dtype=torch.int64), weight.double(), sizes)
     w = one.w0.expand(2, -1)
     found, expected = (task.gradient(w, batch)[0] for task in (many, one))
-    assert many.vectorised
+    assert many.net.vectorised
     assert not found[1].any()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

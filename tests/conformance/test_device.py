@@ -59,7 +59,7 @@ def test_a_run_on_a_device_is_the_processors_and_training_waits_for_nothing(name
     expected = train(method, kind=kind, device="cpu", **SHORT)
     with elsewhere(monkeypatch) as (_, inside):
         found = train(method, kind=kind, device="cuda", **SHORT)
-        assert found.trained.task.batched
+        assert found.trained.task.net.batched
         models = held(found.personal)
     torch.testing.assert_close(models, expected.personal, rtol=0, atol=1e-9)
     for key, values in expected.final["test"].items():

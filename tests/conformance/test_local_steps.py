@@ -82,7 +82,7 @@ def test_newcomers_train_with_the_runs_optimiser(name, tmp_path):
     with_adam = pf.admit(run, new, exchanges=2).personal
     opened = pf.Run.open(tmp_path, federation=fed, model=model(kind_of(METHODS[name])))
     assert torch.equal(opened.admit(new, exchanges=2).personal, with_adam)
-    run.trained.task.optimizer = dataclasses.replace(run.trained.task.optimizer, name="sgd", clip_norm=None)
+    run.trained.task.net.optimizer = dataclasses.replace(run.trained.task.net.optimizer, name="sgd", clip_norm=None)
     assert not torch.equal(pf.admit(run, new, exchanges=2).personal, with_adam)
 
 

@@ -17,6 +17,7 @@ from polyfed.compute.check import check
 from polyfed.compute.dropout import Key
 from polyfed.compute.dropout import kept as not_dropped
 from polyfed.compute.kept import kept
+from polyfed.compute.outputs import each_outputs
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
@@ -73,7 +74,7 @@ def test_evaluation_and_kept_features_round_no_factors():
         there, top = x.to(device), kept(task, x)
         features = torch.empty(64, *top.shape, device=device)
         top.features_(features, there, 1)
-        many = task.each_outputs(task.w0.expand(2, -1).clone(), there[None].expand(2, *there.shape))
+        many = each_outputs(task.net, task.w0.expand(2, -1).clone(), there[None].expand(2, *there.shape))
         w[device] = [task.outputs(task.w0, there).cpu(), many.cpu(), features.cpu()]
     for here, far in zip(w["cpu"], w[DEVICE], strict=True):
         assert (far - here).norm() < 1e-6 * here.norm()
@@ -98,7 +99,7 @@ def test_attention_of_many_models_at_once():
     fed = pf.Federation.from_arrays(data)
     cpu, cuda = (pf.fit(net, fed, pf.Ditto(), device=device, **settings) for device in ("cpu", DEVICE))
     assert cuda.trained.engine.plan.path == "vectorised"
-    assert not cuda.trained.task.grouped
+    assert not cuda.trained.task.net.grouped
     assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-5
 
 
@@ -119,7 +120,7 @@ def test_the_memory_that_is_planned_for_is_enough():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     task.descend_(w, batch, 0.1)
-    assert torch.cuda.max_memory_allocated() - before < 50 * (8 * 4 * task.p + 2 * 64 * task.sample_bytes)
+    assert torch.cuda.max_memory_allocated() - before < 50 * (8 * 4 * task.p + 2 * 64 * task.net.sample_bytes)
 
 
 def test_a_cohort_larger_than_the_memory_is_run_in_halves(caplog):

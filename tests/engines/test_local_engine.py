@@ -80,14 +80,14 @@ def test_a_chunks_models_fit_their_room(cohort, width, path, room):
 class There(Task):
     """Says of itself that it is on an accelerator."""
 
-    device = property(lambda task: torch.device("cuda", 0))
+    device = property(lambda task: torch.device("cuda", 0), lambda task, given: None)
 
 
 @pytest.mark.parametrize("samples", [0, 10_000])
 def test_on_an_accelerator_models_and_activations_fit_the_memory(samples, monkeypatch):
     """The cohort where it fits; of less memory less, but one client, by what vectors and samples take."""
     task = There(Module(), device="cpu")
-    task.vectorised, task.sample_bytes = True, samples
+    task.net.vectorised, task.net.sample_bytes = True, samples
     each, chunks = task.p * 4 + 32 * samples, []  # the model and what a step of 32 samples keeps
     for clients in (1, 8, 64, 1024):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, held=clients * each: (held, 0))

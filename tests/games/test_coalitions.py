@@ -17,7 +17,7 @@ from polyfed.data.validation import LEAKED
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
 from polyfed_games import values as game
-from polyfed_games.result import _widened
+from polyfed_games.gains import _widened
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}

@@ -38,7 +38,7 @@ def own_loss(output, target):
 )
 def test_a_metric_per_client_sees_each_clients_own_samples(module, loss, common, monkeypatch):
     """By the closed form, the module, a callable loss; one model for all or one each; in blocks of a few samples."""
-    for where in ("task", "evaluation"):
+    for where in ("net", "evaluation"):
         monkeypatch.setattr(f"polyfed.compute.{where}.BLOCK", 7)
     task, split = Task(module, loss, metrics=[MEDIAN, ACCURACY]), split_of(9, 0, 20, 3)
     w = task.w0.expand(4, -1) if common else torch.stack([task.w0 * k for k in (1.0, 0.5, -1.0, 2.0)])

@@ -1,7 +1,5 @@
 """A model is a vector: its layers are views, and the three ways to a gradient are plain torch's gradient."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +9,8 @@ import polyfed as pf
 from polyfed import models
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
+from polyfed.compute.steps import affine
+from polyfed.compute.task import having
 from polyfed.models.resnet import Block, GlobalMean
 from polyfed.native import kernel
 
@@ -76,10 +76,8 @@ def test_every_path_to_a_gradient_is_plain_torch(case, loss):
     expected = plain(task, w, batch, F.cross_entropy if loss == "cross-entropy" else F.mse_loss)
     paths = {"as chosen": task}
     for path, vectorised in (("one by one", False), ("vectorised", True)):
-        other = copy.copy(task)
-        other.stacked, other.vectorised = None, vectorised
-        paths[path] = other
-    assert (task.stacked is not None) == (CASES[case][0] in ("linear", "mlp"))
+        paths[path] = having(task, stacked=None, vectorised=vectorised)
+    assert (task.net.stacked is not None) == (CASES[case][0] in ("linear", "mlp"))
     for path, used in paths.items():
         found = used.gradient(w, batch)
         for a, b in zip(found, expected, strict=True):
@@ -93,11 +91,11 @@ def test_the_kernels_gradient_and_steps_are_plain_torchs(case, loss):
     """On a batch at hand, ragged as it is: one gradient, and three steps with a pull, against the same by hand."""
     task, w, batch = problem(case, loss)
     criterion, own = F.cross_entropy if loss == "cross-entropy" else F.mse_loss, batch._replace(native=True)
-    found = compiled.gradient(task, w, own)
+    found = compiled.gradient(task.net, w, own)
     assert found is not None
     torch.testing.assert_close(found, plain(task, w, batch, criterion)[0], atol=1e-10, rtol=1e-10)
     moved, near = w.clone(), w.clone()
-    task.descend_(moved, own, 0.2, task.affine(w, 0.2, pull=(0.7, w)).summed(), steps=3)
+    task.descend_(moved, own, 0.2, affine(task.net, w, 0.2, pull=(0.7, w)).summed(), steps=3)
     for _ in range(3):
         near = near - 0.2 * (plain(task, near, batch, criterion)[0] + 0.7 * (near - w))
     torch.testing.assert_close(moved, near, atol=1e-10, rtol=1e-10)
@@ -109,7 +107,7 @@ def test_the_kernel_leaves_alone_what_it_cannot():
     task, w, batch = problem("mlp relu")
     own = batch._replace(native=True)
     others = own._replace(weighted=True), own._replace(sizes=[6, 4, 0]), own._replace(x=own.x.float()), batch
-    assert [compiled.gradient(task, w, other) for other in others] == [None] * 4
+    assert [compiled.gradient(task.net, w, other) for other in others] == [None] * 4
 
 
 @pytest.mark.parametrize("case", ["linear", "mlp relu", "lenet"])
@@ -119,7 +117,6 @@ def test_a_padded_sample_has_no_influence(case):
     for i, size in enumerate(SIZES):
         spoiled[i, size:] = 1e3
     for vectorised in (False, True):
-        other = copy.copy(task)
-        other.stacked, other.vectorised = (None, True) if vectorised else (task.stacked, False)
+        other = having(task, stacked=None if vectorised else task.net.stacked, vectorised=vectorised)
         a, b = other.gradient(w, batch)[0], other.gradient(w, batch._replace(x=spoiled))[0]
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)

@@ -18,6 +18,7 @@ from polyfed.compute.check import check
 from polyfed.compute.compiled import path_of
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
+from polyfed.compute.steps import affine
 from polyfed.compute.task import Task
 from polyfed.compute.terms import Distillation
 
@@ -190,7 +191,7 @@ LEFT = {
 def test_which_forwards_the_kernel_takes(name):
     task, split = Task(net(lambda: Own((TAKEN | LEFT)[name])), dtype=torch.float64), split_of()
     state = torch.get_rng_state()
-    assert path_of(task, None, split) == ("native" if name in TAKEN else "client by client")
+    assert path_of(task.net, None, split) == ("native" if name in TAKEN else "client by client")
     assert torch.equal(torch.get_rng_state(), state)
     if name in TAKEN:
         w = task.w0.expand(len(SIZES), -1)
@@ -204,13 +205,13 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
     turned, frozen = net(Net), net(Net)
     turned.norm = turned._modules.pop("norm")
     frozen.norm.weight.requires_grad_(False)
-    assert path_of(Task(net(Net)), None, split) == "native"
+    assert path_of(Task(net(Net)).net, None, split) == "native"
     for model in (turned, frozen):
-        assert path_of(Task(model), None, split) == "client by client"
-    assert path_of(Task(net(Net), bf16=True), None, split) == "client by client"
+        assert path_of(Task(model).net, None, split) == "client by client"
+    assert path_of(Task(net(Net), bf16=True).net, None, split) == "client by client"
     with torch.random.fork_rng():
         wide = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Flatten(), nn.Linear(16, OUT))  # of rows in a sample
-    assert path_of(Task(wide), None, split_of(inputs=(2, 3))) == "client by client"
+    assert path_of(Task(wide).net, None, split_of(inputs=(2, 3))) == "client by client"
 
 
 @needed
@@ -218,8 +219,8 @@ def test_where_other_gradients_are_made_the_kernel_makes_none():
     """As in a run with privacy by row."""
     task, split = Task(net(Net)), split_of().to("cpu", torch.float32)
     w = task.w0.expand(len(SIZES), -1)
-    task.guard = lambda w, batch: torch.zeros_like(w)
-    assert compiled.train(task, w, batches(split, WORK[0], True), 0.1, task.affine(w, 0.1)) is None
+    task.net.guard = lambda w, batch: torch.zeros_like(w)
+    assert compiled.train(task.net, w, batches(split, WORK[0], True), 0.1, affine(task.net, w, 0.1)) is None
     assert torch.equal(local_sgd(task, w, batches(split, WORK[0], True), 0.1), w)
 
 
@@ -315,7 +316,7 @@ def test_other_tables_are_left_to_torch():
         change(model)
         task, split = Task(model), rows_of(whole)
         check(task, split, OUT)
-        return path_of(task, None, task.place(split))
+        return path_of(task.net, None, task.place(split))
 
     assert path(_mixed) == "native"
     for name, row in OTHER_ROWS.items():
@@ -323,4 +324,4 @@ def test_other_tables_are_left_to_torch():
     for name, value in (("padding_idx", 0), ("scale_grad_by_freq", True)):
         assert path(_mixed, change=lambda m, name=name, value=value: setattr(m.a, name, value)) == "client by client"
     task, split = tables("integers")
-    assert path_of(task, None, replace(split, x=split.x.int())) == "client by client"
+    assert path_of(task.net, None, replace(split, x=split.x.int())) == "client by client"

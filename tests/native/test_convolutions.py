@@ -58,13 +58,13 @@ def test_the_module_trains_what_the_kernel_does_not_know(layer):
     size = nn.Flatten()(layer(split.x[:1].float())).shape[1]
     task = Task(nn.Sequential(layer, nn.Flatten(), nn.Linear(size, OUT)))
     split = task.place(split)
-    assert path_of(task, None, split) == "client by client"
+    assert path_of(task.net, None, split) == "client by client"
 
 
 @needed
 def test_settings_that_the_kernel_does_not_know_leave_a_network_to_torch():
     split = split_of(inputs=(1, 8, 12))
-    assert path_of(Task(models.build("lenet", (16, 13), OUT)), None, split_of(inputs=(16, 13))) == "native"
+    assert path_of(Task(models.build("lenet", (16, 13), OUT)).net, None, split_of(inputs=(16, 13))) == "native"
     frozen = net()
     frozen[0].bias.requires_grad_(False)
     twice = nn.Conv2d(1, 1, 3, padding=1)
@@ -77,4 +77,4 @@ def test_settings_that_the_kernel_does_not_know_leave_a_network_to_torch():
         (frozen, {}, None),
         (nn.Sequential(twice, nn.ReLU(), twice, nn.Flatten(), nn.Linear(96, OUT)), {}, None),
     ):
-        assert path_of(Task(model, **settings), work, split) == "client by client"
+        assert path_of(Task(model, **settings).net, work, split) == "client by client"

@@ -14,6 +14,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.compiled import path_of
 from polyfed.compute.solvers import local_sgd, sgd_with_curvature
 from polyfed.compute.split import Split
+from polyfed.compute.steps import affine
 from polyfed.compute.task import Task
 from polyfed.compute.terms import Distillation
 
@@ -96,7 +97,7 @@ def drawn(seed: int, network=network) -> Case:
         inside = sum(q.numel() for m in model.modules() if type(m) is nn.Conv2d for q in m.parameters())
         w[:, :inside] = torch.randint(-2, 3, (s, inside)) / 4
     each = torch.linspace(0.01, 0.05, s, dtype=dtype)[:, None]
-    curvature = not images and not task.weight_decay and rng.random() < 0.5
+    curvature = not images and not task.net.weight_decay and rng.random() < 0.5
     batch = one_of(rng, 5 if curvature else None, int(rng.integers(1, 20)))
     steps = 1 if even or single else one_of(rng, None, int(rng.integers(1, 9)))
     stated: dict = {"shift": shift} if rng.random() < 0.5 else {}
@@ -128,7 +129,7 @@ def added(rng, task: Task, s: int) -> dict:
 def compare(case: Case, monkeypatch, said: object) -> None:
     """What is not to be trained stays to the last bit."""
     task, split, work, w, lr, stated, curvature = case
-    assert path_of(task, work, split) == "native"
+    assert path_of(task.net, work, split) == "native"
     far, near = torch.zeros(2, len(w), dtype=torch.float64)
     if curvature:
         torchs, far = sgd_with_curvature(task, w, batches(split, work, False), lr, **stated)
@@ -139,8 +140,8 @@ def compare(case: Case, monkeypatch, said: object) -> None:
         with monkeypatch.context() as here:
             here.setattr(BUILT, "set", instructions)
             near = torch.zeros_like(near)
-            drift, measured = task.affine(w, lr, **stated), near if curvature else None
-            ours = compiled.train(task, w, batches(split, work, True), lr, drift, only, measured, *terms)
+            drift, measured = affine(task.net, w, lr, **stated), near if curvature else None
+            ours = compiled.train(task.net, w, batches(split, work, True), lr, drift, only, measured, *terms)
         assert ours is not None
         eps = torch.finfo(w.dtype).eps
         which = f"network {said}, {instructions}, {w.dtype}: {task.model}, {task.loss}"

@@ -10,8 +10,8 @@ from authors import five, har, leaf, office, written
 from scipy.stats import t
 
 from polyfed.base.errors import DataError
-from polyfed.compute import task as tasks
-from polyfed.compute.task import Task
+from polyfed.compute import compiled, solvers, steps
+from polyfed.compute import gradients as torch_gradients
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data import load
 from polyfed.models import build
@@ -57,21 +57,22 @@ class Mine(FedAvg):
 @pytest.fixture
 def counted(monkeypatch):
     """Gradients of batches that are taken, by torch alone; of a whole client as many as its samples make batches."""
-    found, plain = [0.0], Task._undecayed
+    found, plain = [0.0], torch_gradients.undecayed
 
-    def count(task, w, batch, need_loss, also=None):
+    def count(net, w, batch, need_loss=False, also=None):
         sizes = [1.0] * len(w) if batch.live is None else batch.live.reshape(-1).tolist()
         if (longest := batch.x.shape[1]) > WORK["batch_size"]:
             whole = [longest] * len(w) if batch.sizes is None else batch.sizes
             sizes = [float(size) / WORK["batch_size"] for size in whole]
         found[0] += sum(sizes)
-        return plain(task, w, batch, need_loss, also)
+        return plain(net, w, batch, need_loss, also)
 
-    monkeypatch.setattr(Task, "_undecayed", count)
-    for name in ("gradient_on", "descent_on"):
-        monkeypatch.setattr(Task, name, lambda *args: None)
+    for module in (torch_gradients, steps):
+        monkeypatch.setattr(module, "undecayed", count)
+    for module, name in ((solvers, "gradient_on"), (solvers, "descent_on"), (steps, "descent_on")):
+        monkeypatch.setattr(module, name, lambda *args: None)
     for name in ("gradient", "descend_", "train"):
-        monkeypatch.setattr(tasks.compiled, name, lambda *args, **given: None)
+        monkeypatch.setattr(compiled, name, lambda *args, **given: None)
     return found
 
 

@@ -103,7 +103,7 @@ def test_frozen_tensors_are_kept_and_others_refused(tmp_path):
     for changed in (model, Backbone(0.5)):
         with pytest.raises(RunError, match="frozen parameters or buffers are not those it began with"):
             train(model=changed, out=tmp_path, rounds=9, resume=True)
-    assert pf.Task(torch.nn.Linear(3, 2)).fixed_digest == ""
+    assert pf.Task(torch.nn.Linear(3, 2)).net.fixed_digest == ""
 
 
 def failing(progress):

@@ -8,8 +8,8 @@ import tomllib
 
 import pytest
 
-from polyfed.base.cells import marked, unmarked
 from polyfed.base.errors import RunError
+from polyfed.base.text import marked, unmarked
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
 

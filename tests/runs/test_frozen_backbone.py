@@ -142,7 +142,7 @@ def test_a_module_of_which_nothing_is_trained_drops_nothing_and_any_other_does(t
         body = nn.Sequential(nn.Linear(4, 6), nn.Dropout(frozen), nn.Sequential(nn.Dropout(frozen), nn.Linear(6, 6)))
         block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(trained), nn.Linear(6, 6).requires_grad_(False))
         task = Task(nn.Sequential(body.requires_grad_(False), block, nn.Tanh(), nn.Linear(6, 3)).double().train(train))
-        task.stacked, task.vectorised, task.grouped = None, together, grouped
+        task.net.stacked, task.net.vectorised, task.net.grouped = None, together, grouped
         x, y = X.expand(2, -1, -1), torch.arange(5).expand(2, -1) % 3
         return task.gradient(task.w0.expand(2, -1), Batch(x, y, seed=lambda: np.arange(2, dtype=np.uint64)))[0]
 
@@ -163,7 +163,7 @@ def test_half_precision_stays_in_memory_and_computes_as_if_widened(words, half, 
     runs = [pf.fit(m, FED, pf.Ditto(lr=0.1), rounds=2, out=tmp_path / str(i)) for i, m in enumerate((narrow, wide))]
     assert torch.equal(runs[0].personal, runs[1].personal)
     assert np.array_equal(runs[0].clients["test_loss"], runs[1].clients["test_loss"])
-    kept = [{name: t.dtype for name, t in run.trained.task.fixed.items()} for run in runs]
+    kept = [{name: t.dtype for name, t in run.trained.task.net.fixed.items()} for run in runs]
     assert kept[0]["1.base.weight" if "lora" in words else "1.weight"] == half
     sizes = [(tmp_path / str(i) / "fixed.safetensors").stat().st_size for i in range(2)]
     assert sizes[0] < sizes[1]

@@ -13,6 +13,7 @@ from polyfed.base.errors import ConfigError, DataError, PolyfedError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Batch, Batches, Work, padded
 from polyfed.compute.check import check
+from polyfed.compute.gradients import gradient_on, hvp
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.runs.measured import together
@@ -59,15 +60,15 @@ def computed(path: str, split: Split, loss="cross-entropy", **weights) -> list[t
     outputs = 3 if loss == "cross-entropy" else 1
     task = Task(nn.Linear(4, outputs) if path == "closed form" else Odd(outputs), loss, dtype=torch.float64, **weights)
     check(task, split, 3 if outputs == 3 else None)
-    task.vectorised = path == "vectorised"
+    task.net.vectorised = path == "vectorised"
     split = task.place(split)
     w, batch = torch.linspace(0, 1, 2 * task.p, dtype=torch.float64).view(2, -1), padded(split, EVERYONE)
     g, value = task.gradient(w, batch)
-    stepped, on = w.clone(), task.gradient_on(w, batch)
+    stepped, on = w.clone(), gradient_on(task.net, w, batch)
     task.descend_(stepped, batch, 1.0)
     if weights:
         assert evaluation.metrics(task, w, split, EVERYONE)["loss"] == pytest.approx(value.numpy())
-    same = [g, value, task.loss_of(w, batch), w - stepped, task.hvp(w, torch.ones_like(w), batch)]
+    same = [g, value, task.loss_of(w, batch), w - stepped, hvp(task.net, w, torch.ones_like(w), batch)]
     return [torch.as_tensor(v) for v in (*same, *([] if on is None else [on().clone()]))]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
-from polyfed.compute.task import passed, statistics_
+from polyfed.compute.gradients import passed, statistics_
 from polyfed.core.algorithm import Algorithm, Needs
 
 
@@ -42,11 +42,11 @@ class APFL(Algorithm):
         for batch in data:
             m, live = batch.rows, 1.0 if batch.live is None else batch.live
             wm, vm, a = w[:m], v[:m], alpha[:m]
-            gm, _, moves = passed(task, torch.lerp(wm, vm, a), batch)
+            gm, _, moves = passed(task.net, torch.lerp(wm, vm, a), batch)
             slope = ((vm - wm) * gm).sum(1, keepdim=True) if self.adaptive else 0.0  # (10)
             task.descend_(wm, batch, self.lr)
             before = vm.clone()
-            statistics_(task, vm.addcmul_(gm, live * a, value=-self.lr), before, moves, live)
+            statistics_(task.net, vm.addcmul_(gm, live * a, value=-self.lr), before, moves, live)
             if self.adaptive:
                 a.sub_(self.lr * slope * live).clamp_(0, 1)
         return {"v": v, "alpha": alpha}, {"w": w}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polyfed.base.settings import setting
-from polyfed.compute.task import passed, statistics_
+from polyfed.compute.gradients import passed, statistics_
 from polyfed.core.algorithm import Algorithm, Down, Needs, by_settings
 
 
@@ -70,15 +70,15 @@ class FedDBE(Algorithm):
                 return mean.sum(1) * 0 if target is None else self.kappa / 2 * (mean - target[rows]).square().mean(1)
 
             at = self.personal(task, {"mu": mu[:m]}, {"w": w[:m]})
-            g, _, moves = passed(task, at, batch, also=pull if self.kappa else None)
-            g += task.weight_decay * (w[:m] - at)
+            g, _, moves = passed(task.net, at, batch, also=pull if self.kappa else None)
+            g += task.net.weight_decay * (w[:m] - at)
             weight, bias = task.layout.head(g)
-            W, back = task.layout.head(w[:m])[0], (bias - task.weight_decay * task.layout.head(w[:m])[1])[..., None]
+            W, back = task.layout.head(w[:m])[0], (bias - task.net.weight_decay * task.layout.head(w[:m])[1])[..., None]
             weight += back * mu[:m, None]
-            slope = (W.mT @ back)[..., 0] + task.weight_decay * mu[:m]
+            slope = (W.mT @ back)[..., 0] + task.net.weight_decay * mu[:m]
             running[:m] += live * (latest - running[:m])
             mu[:m] -= self.lr * live * slope * (target is not None or not self.kappa)
-            w[:m] = statistics_(task, w[:m] - self.lr * live * g, w[:m], moves, live)
+            w[:m] = statistics_(task.net, w[:m] - self.lr * live * g, w[:m], moves, live)
         return w, mu, running
 
     def aggregate(self, server, up, round):

@@ -58,7 +58,7 @@ class FedPAC(Algorithm):
     def local_update(self, task, client, down, data, round):
         body, w, counts = part(task.layout, "body"), self.personal(task, client, down), data.counts(task.classes)
         share = (counts / counts.sum(1, keepdim=True)).to(w)
-        batch = task.cast(data.whole(), w)
+        batch = task.net.cast(data.whole(), w)
         H = share[..., None] * task.class_means(w, data)
         v = (batch.mean(task.features(w, batch.x).square().sum(2)) - H.square().sum((1, 2))) / data.samples.to(w)
         only, strength = body.to(w), self.lam * down["seen"] / (task.width if self.distance == "mean" else 1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from polyfed.algorithms._shared.margins import decay, shifted, undo
 from polyfed.base.settings import setting
+from polyfed.compute.steps import affine
 from polyfed.core.algorithm import Algorithm, Needs
 
 
@@ -44,13 +45,13 @@ class FedRoD(Algorithm):
         x, own, at = down["w"], client["head"].clone(), self._head(task, down["w"])
         margin = self.gamma * data.counts(task.classes).log() if self.gamma else x.new_zeros(len(x), task.classes)
         w = shifted(task, x, margin)
-        drift = task.affine(w, self.lr, minus=decay(task, x, margin)).summed()
+        drift = affine(task.net, w, self.lr, minus=decay(task, x, margin)).summed()
         for batch in data:
             m, live = batch.rows, 1.0 if batch.live is None else batch.live
             both = undo(task, w[:m].clone(), margin[:m], x[:m])
             generic = both.index_select(1, at)
             both.index_add_(1, at, own[:m])
-            slope = task.gradient(both, batch, need_loss=False)[0].index_select(1, at) - task.weight_decay * generic
+            slope = task.gradient(both, batch, need_loss=False)[0].index_select(1, at) - task.net.weight_decay * generic
             task.descend_(w[:m], batch, self.lr, drift.first(m))
             own[:m] -= self.personal_lr * live * slope
         return {"head": own}, {"w": undo(task, w, margin, x)}

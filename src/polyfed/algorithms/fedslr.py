@@ -9,8 +9,8 @@ from torch import Tensor, zeros_like
 from polyfed.algorithms._shared.bits import pack, unpack
 from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
 from polyfed.base.settings import setting
+from polyfed.compute.gradients import bare
 from polyfed.compute.solvers import local_sgd, soft_threshold
-from polyfed.compute.task import bare
 from polyfed.core.algorithm import Down, Needs, Portrait, State
 
 
@@ -123,10 +123,10 @@ class FedSLR(LowRank):
             data.again("personal", epochs=self.personal_epochs),
             self.lr,
             pull=(self.p_weight_decay, w) if self.p_weight_decay else None,
-            correct=(lambda x, g: g - task.weight_decay * x) if task.weight_decay else None,
+            correct=(lambda x, g: g - task.net.weight_decay * x) if task.net.weight_decay else None,
             prox=lambda x: self._personal_prox(x.sub_(w), layers, shrink).add_(w),
         )  # (7)
-        return {"g": g + (w - wi) / self.eta_g, "p": bare(task, mixed - w)}, {"w": wi}  # (5)
+        return {"g": g + (w - wi) / self.eta_g, "p": bare(task.net, mixed - w)}, {"w": wi}  # (5)
 
     def _personal_prox(self, p, layers, amount):
         return soft_threshold(p, amount) if self.sparse_personal else shrink_layers(p, layers, amount)

@@ -7,7 +7,7 @@ import torch
 
 from polyfed.algorithms._shared.clusters import Alternating, losses, starts
 from polyfed.base.settings import setting
-from polyfed.compute.task import passed, statistics_
+from polyfed.compute.gradients import passed, statistics_
 from polyfed.core.algorithm import Needs, by_settings
 
 
@@ -83,8 +83,8 @@ class IFCA(Alternating):
     def _train(self, task, w, data):
         if self.averaging != "gradient":
             return super()._train(task, w, data)
-        g, _, moves = passed(task, w, next(iter(data)))
-        return statistics_(task, w - self.lr * g, w, moves)
+        g, _, moves = passed(task.net, w, next(iter(data)))
+        return statistics_(task.net, w - self.lr * g, w, moves)
 
     def _next(self, w, new, share):
         if self.averaging == "model":

@@ -8,6 +8,7 @@ from torch.nn.functional import one_hot
 from polyfed.base.errors import ModelError
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed.compute.task import part_of
 from polyfed.core.algorithm import Needs, Personal, Portrait
 
 STORED = ("features", "shares", "lam")  # of a memory, before its net
@@ -49,9 +50,9 @@ class KNNPer(Personal):
         return {"w": w0[sum(e.size for e in task.layout.entries[:3]) :]}
 
     def local_update(self, task, client, down, data, round):
-        net, part = down["w"], task.part(task.model.get_submodule("net"))
+        net, part = down["w"], part_of(task, task.model.get_submodule("net"))
         rest, own = data.apart(self.validation)
-        every, (rows, d), (_, classes) = part.cast(rest.whole(), net), *(e.shape for e in task.layout.entries[:2])
+        every, (rows, d), (_, classes) = part.net.cast(rest.whole(), net), *(e.shape for e in task.layout.entries[:2])
         b, r = every.y.shape[1], torch.arange(rows, device=net.device)
         count = rest.samples[:, None]
         at = torch.where(count > rows, r * count // rows, r.clamp(max=b - 1))

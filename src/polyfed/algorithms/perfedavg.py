@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.base.settings import setting
+from polyfed.compute.gradients import hvp, passed, statistics_
 from polyfed.compute.solvers import local_sgd
-from polyfed.compute.task import passed, statistics_
 from polyfed.core.algorithm import Needs, Personal
 
 
@@ -57,9 +57,9 @@ class PerFedAvg(Personal):
         for inner, outer, curve in zip(data, data.again("outer"), data.again("curvature"), strict=True):
             m = inner.rows
             step = self.meta_gradient(task, w[:m], inner, outer, curve)
-            before, moves = w[:m].clone(), None if task.statistics is None else passed(task, w[:m], inner)[2]
+            before, moves = w[:m].clone(), None if task.net.statistics is None else passed(task.net, w[:m], inner)[2]
             w[:m].sub_(step if inner.live is None else step * inner.live, alpha=self.lr)
-            statistics_(task, w[:m], before, moves, inner.live)
+            statistics_(task.net, w[:m], before, moves, inner.live)
         return {"w": own}, {"w": w}
 
     def meta_gradient(self, task, w, inner, outer, curve):
@@ -70,7 +70,7 @@ class PerFedAvg(Personal):
         if self.order == "first":
             return v
         if self.order == "exact":
-            return v - self.alpha * task.hvp(w, v, curve)
+            return v - self.alpha * hvp(task.net, w, v, curve)
         ahead, behind = (task.gradient(w + d * v, curve, need_loss=False)[0] for d in (self.delta, -self.delta))
         return v - self.alpha * (ahead - behind) / (2 * self.delta)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
+from polyfed.compute.steps import affine
 from polyfed.core.algorithm import Needs, Personal
 
 
@@ -50,12 +51,12 @@ class PFedMe(Personal):
         w, theta = down["w"].clone(), down["w"].clone()
         for batch in data:
             m = batch.rows
-            near, pull = w[:m].clone(), task.affine(w[:m], self.personal_lr, pull=(self.lam, w[:m])).summed()
+            near, pull = w[:m].clone(), affine(task.net, w[:m], self.personal_lr, pull=(self.lam, w[:m])).summed()
             task.descend_(near, batch, self.personal_lr, pull, self.inner_steps)
             theta[:m] = near if batch.live is None else torch.where(batch.live > 0, near, theta[:m])
             w[:m].lerp_(near, self.lr * self.lam)  # of a client that has finished, near is w
-            if task.statistics is not None:
-                w[:m].index_copy_(1, task.statistics, near.index_select(1, task.statistics))
+            if task.net.statistics is not None:
+                w[:m].index_copy_(1, task.net.statistics, near.index_select(1, task.net.statistics))
         return {"w": theta}, {"w": w}
 
     def aggregate(self, server, up, round):

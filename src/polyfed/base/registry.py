@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 from polyfed.base import plugins
@@ -26,9 +27,12 @@ class Registry(dict[str, T]):
         super().__init__()
         self.key, self.refusal, self.group = key, refusal, group
         self._added: dict[str, plugins.Plugin] = {}
+        self._homes: dict[str, str] = {}  # of what is not imported yet, by names without hyphens
 
     def add(self, name: str, thing: T) -> T:
         """Register a class or a function. Its own file may redefine it; another file may not take its name."""
+        if thing.__module__ != self._homes.get(_plain(name)):
+            self.load(name)
         known = self.get(name)
         if known is not None and not _same_file(known, thing):
             one, other = (self._home(name, x) for x in (known, thing))
@@ -36,12 +40,37 @@ class Registry(dict[str, T]):
         self[name] = thing
         return thing
 
+    def offer(self, homes: Mapping[str, str]) -> None:
+        """Register what modules register on their import, to be imported when asked for by name (without hyphens)."""
+        self._homes |= homes
+        for name in [*super().__iter__()]:  # which may be taken
+            self.load(name)
+
+    def load(self, name: str | None = None) -> None:
+        """Import what is offered: all of it, or what goes by this name."""
+        for key in [*self._homes] if name is None else [_plain(name)]:
+            if home := self._homes.pop(key, None):
+                import_module(home)
+
+    def __iter__(self) -> Iterator[str]:
+        self.load()
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.load()
+        return super().items()
+
+    def values(self) -> Any:
+        self.load()
+        return super().values()
+
     def names(self) -> list[str]:
         """All names, those of installed packages too."""
         return sorted({*self, *(p.name for p in self._plugins())})
 
     def knows(self, name: str) -> bool:
         """True where something goes by this name, here or in an installed package."""
+        self.load(name)
         return name in self or bool(self._plugins(name))
 
     def find(self, name: Any) -> T:
@@ -64,6 +93,7 @@ class Registry(dict[str, T]):
 
     def gather(self) -> list[str]:
         """Load what all installed packages add. Returns a line for each thing that could not be."""
+        self.load()
         refused: list[str] = []
         for plugin in self._plugins():
             try:
@@ -131,6 +161,10 @@ class Registry(dict[str, T]):
         for s in settings_of(cls):
             if s.default is dataclasses.MISSING and s.name not in settings:
                 self._refuse(s.name, f"{cls.table}.{spell(s.name)}: is missing; {name} needs {s.takes}")
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "")
 
 
 def _root(thing: Any) -> str:

@@ -15,6 +15,7 @@ from polyfed.base.values import LONGEST, MOST, Misfit, fitted, found, none_of, s
 DEEPEST = 20  # lists and tables within each other
 BEGINS, ENDS = r"(?<![\w.])\.(?=\d)", r"(?<=\d)\.(?![\d.])"  # the points of .5 and 5.
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a cell that a spreadsheet takes for a formula
 
 
 def nfc(text: str) -> str:
@@ -140,3 +141,13 @@ def _lists(text: str, hint: Any) -> list[Any]:
     parts = [part.split("-") if pairs else [part] for part in text.split("/")]
     typed = [[v for p in part for v in toml_of(p)] for part in parts]
     return [typed if pairs else [v for part in typed for v in part]]
+
+
+def marked(text: str) -> str:
+    """A text as a CSV cell; what begins like a formula, or like a text so marked, gets an apostrophe in front."""
+    return f"'{text}" if text.startswith(FORMULA) or unmarked(text) != text else text
+
+
+def unmarked(cell: str) -> str:
+    """The text that `marked` was given."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith((*FORMULA, "'")) else cell

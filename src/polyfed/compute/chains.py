@@ -3,17 +3,15 @@ additions. It is found in the torch calls that a pass makes on a few samples, in
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from polyfed.compute.net import Net
 from polyfed.native import ACTIVATIONS, Layer, Pair
-
-if TYPE_CHECKING:
-    from polyfed.compute.task import Task
 
 
 class Unknown(Exception):
@@ -197,12 +195,12 @@ FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
 }
 
 
-def known(task: "Task", sample: torch.Size) -> list[Layer] | None:
+def known(net: Net, sample: torch.Size) -> list[Layer] | None:
     """The layers of a task's model on samples of this shape; None: no chain, or parameters in another order."""
-    if not all(q.requires_grad for q in task.model.parameters()):
+    if not all(q.requires_grad for q in net.model.parameters()):
         return None
     try:
-        trained, evaluated = (_calls(task, sample, training) for training in (True, False))
+        trained, evaluated = (_calls(net, sample, training) for training in (True, False))
         if [_plain(c) for c in trained] != [_plain(c) for c in evaluated]:
             return None
         return _Chain(trained, tuple(sample)).layers
@@ -210,9 +208,9 @@ def known(task: "Task", sample: torch.Size) -> list[Layer] | None:
         return None
 
 
-def _calls(task: "Task", sample: torch.Size, training: bool) -> list[Call]:
-    module, parameters = task.workspace(training)
-    x = torch.zeros(3 if training else 2, *sample, dtype=torch.int64 if task.integers else task.dtype)
+def _calls(net: Net, sample: torch.Size, training: bool) -> list[Call]:
+    module, parameters = net.workspace(training)
+    x = torch.zeros(3 if training else 2, *sample, dtype=torch.int64 if net.integers else net.dtype)
     with Recorder(x, parameters) as recorder:
         end = recorder.value(module(x))
     calls = recorder.calls

@@ -14,9 +14,10 @@ from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import row_norms, seeded
 from polyfed.compute.batches import Batch
 from polyfed.compute.losses import column
+from polyfed.compute.net import Net, model_input, output_of
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task, model_input, output_of
+from polyfed.compute.task import Task
 from polyfed.compute.trial import alone, reason, train_twice
 from polyfed.metrics.metric import Seen
 from polyfed.metrics.scores import fitting
@@ -50,45 +51,45 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
     if callable(task.loss) and not task.settled:  # newcomers' samples come to a task that is in use
         _settle_shape(task, split)
     task.settled = True
-    if task.stacked is not None:
+    if task.net.stacked is not None:
         return
-    batch = task.cast(Batch(x[None], y[None]), task.w0)
-    module, parameters = task.workspace(training=True)
-    task.point(parameters, task.w0.clone())
+    batch = task.net.cast(Batch(x[None], y[None]), task.w0)
+    module, parameters = task.net.workspace(training=True)
+    task.net.point(parameters, task.w0.clone())
 
     def step() -> tuple[Tensor, Tensor]:
-        task.workspace(training=True)
+        task.net.workspace(training=True)
         with torch.enable_grad():
             output = module(model_input(batch.x[0]))
             return output, _tried_loss(task, output, batch.y[0])
 
     def evaluate() -> Tensor:
-        task.workspace(training=False)
+        task.net.workspace(training=False)
         with torch.no_grad():
             return module(model_input(batch.x[0]))
 
     try:
-        task.random = train_twice(module, parameters, step, evaluate, who)
+        task.net.random = train_twice(module, parameters, step, evaluate, who)
     except ModelError:
         raise
     except Exception as e:
         raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
     for training in (False, True):
-        alone(partial(output_of, task, training=training), batch.x[0], who, training)
+        alone(partial(output_of, task.net, training=training), batch.x[0], who, training)
     if split.weight is not None and callable(task.loss):
         _check_weighted(task, split)
-    task.sample_bytes = _sample_bytes(task, batch.x[0])
-    if task.vectorised:
+    task.net.sample_bytes = _sample_bytes(task.net, batch.x[0])
+    if task.net.vectorised:
         _settle_many(task, x, y, split.weight is not None, who)
 
 
-def _sample_bytes(task: Task, x: Tensor) -> int:
+def _sample_bytes(net: Net, x: Tensor) -> int:
     """Bytes that one more sample keeps for the backward pass of one model."""
 
     def kept(x: Tensor) -> int:
-        module, parameters = task.workspace(training=True)
-        with seeded(0), torch.enable_grad(), task.precision():
-            return saved_bytes(lambda: module(model_input(x)), parameters, [*map(module.get_submodule, task.blocks)])
+        module, parameters = net.workspace(training=True)
+        with seeded(0), torch.enable_grad(), net.precision():
+            return saved_bytes(lambda: module(model_input(x)), parameters, [*map(module.get_submodule, net.blocks)])
 
     return max(0, kept(torch.cat([x, x])) - kept(x)) // len(x)
 
@@ -98,15 +99,15 @@ def _settle_many(task: Task, x: Tensor, y: Tensor, weighted: bool, who: str) -> 
     why = "it mixes the samples of a batch"
     shared = task.device.type != "cpu" and not all(q.requires_grad for q in task.model.parameters())
     ways = (True, False) if shared else (False, True)  # one pass of the shared part leaves attention to fused kernels
-    if task.blocks:  # which cannot be computed again inside vmap
+    if task.net.blocks:  # which cannot be computed again inside vmap
         ways = (True,)
-    for task.grouped in ways:
-        task.vectorised = True
+    for task.net.grouped in ways:
+        task.net.vectorised = True
         try:
             _try_many(task, x, y, weighted)
         except Exception as e:  # an operation that has no rule for many models at once, or random numbers but dropout's
-            task.vectorised, why = False, reason(e)
-        if task.vectorised:
+            task.net.vectorised, why = False, reason(e)
+        if task.net.vectorised:
             return
     log.warning("%s is trained one client after another: %s", who, why)
 
@@ -122,26 +123,26 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
     # one model has both samples, the other the second and padding: a model that mixes a batch's samples has other
     # gradients then than one by one
     many = task.gradient(w, batch)[0]
-    task.vectorised = False
+    task.net.vectorised = False
     one = task.gradient(w, batch)[0]
-    task.vectorised = bool((row_norms(many - one) <= ROUGH * row_norms(one)).all())
-    module, inputs = task.workspace(training=True)[0], task.cast(batch, w).x
+    task.net.vectorised = bool((row_norms(many - one) <= ROUGH * row_norms(one)).all())
+    module, inputs = task.net.workspace(training=True)[0], task.net.cast(batch, w).x
 
     def kept(b: int) -> int:
         start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
-        drawn = keys[:1] if task.random else None
-        with torch.enable_grad(), task.precision():
-            made = partial(task.many_pass, module, task.layout, start, some, drawn, None)
-            return saved_bytes(lambda: made()[0], (start, some), [*map(module.get_submodule, task.blocks)])
+        drawn = keys[:1] if task.net.random else None
+        with torch.enable_grad(), task.net.precision():
+            made = partial(task.net.many_pass, module, task.layout, start, some, drawn, None)
+            return saved_bytes(lambda: made()[0], (start, some), [*map(module.get_submodule, task.net.blocks)])
 
-    task.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
+    task.net.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
 
 
 def _outputs_of(task: Task, x: Tensor, split: Split, who: str) -> Tensor:
     """The outputs in evaluation mode; settles whether the model takes integers."""
     errors: list[Exception] = []
-    for integers in (False,) if x.is_floating_point() else (True,) if task.embeds else (False, True):
-        task.integers = integers
+    for integers in (False,) if x.is_floating_point() else (True,) if task.net.embeds else (False, True):
+        task.net.integers = integers
         try:
             output = task.outputs(task.w0.clone(), x)
             break
@@ -149,9 +150,9 @@ def _outputs_of(task: Task, x: Tensor, split: Split, who: str) -> Tensor:
             errors.append(e)
     else:
         hint = ""
-        if task.embeds and x.is_floating_point():
+        if task.net.embeds and x.is_floating_point():
             hint = "; it has an embedding, which takes integers, and the inputs are floats"
-        elif task.embeds:
+        elif task.net.embeds:
             hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
         raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
     if not _is_tensor(output):
@@ -201,9 +202,9 @@ def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: s
 def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
     """`Criterion.mean` with errors of a callable reported as its own."""
     if not callable(task.loss):
-        return task.criterion.mean(output, target)
+        return task.net.criterion.mean(output, target)
     try:
-        loss = task.loss(task.criterion.aligned(output.clone(), target), target.clone())
+        loss = task.loss(task.net.criterion.aligned(output.clone(), target), target.clone())
     except Exception as e:
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
         raise ModelError(f"loss: fails on {shapes}: {reason(e)}") from None
@@ -229,12 +230,12 @@ def _settle_shape(task: Task, split: Split) -> None:
     mixed = (0.7 * y.roll(1, 0) + 0.3 * y.roll(2, 0)).view(output.shape).to(output.dtype)
     found: dict[bool, tuple[int, list[Tensor]]] = {}
     for reshape in (True, False) if y.is_floating_point() else (True,):  # outputs of labels are never reshaped
-        task.criterion.reshape = reshape
+        task.net.criterion.reshape = reshape
         with seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found[reshape] = _pairing(task, (output, mixed), y)
-    task.criterion.reshape = max(found, key=lambda reshape: (found[reshape][0], reshape))
-    (best, slopes), other = found[task.criterion.reshape], found.get(not task.criterion.reshape, (-1, []))
+    task.net.criterion.reshape = max(found, key=lambda reshape: (found[reshape][0], reshape))
+    (best, slopes), other = found[task.net.criterion.reshape], found.get(not task.net.criterion.reshape, (-1, []))
     name = getattr(task.loss, "__name__", type(task.loss).__name__)
     one, two = (f"[{', '.join(['b', *map(str, t.shape[1:])])}]" for t in (output, y))
     if best == 0:
@@ -271,7 +272,7 @@ def _slopes(task: Task, output: Tensor, y: Tensor) -> Tensor:
     """Derivative of the loss by every output."""
     with torch.enable_grad():
         output = output.clone().requires_grad_()
-        loss = task.criterion.mean(output, y)
+        loss = task.net.criterion.mean(output, y)
         if not loss.requires_grad:  # `train_twice` says so
             return torch.zeros_like(output)
         return torch.autograd.grad(loss, output, materialize_grads=True)[0]
@@ -288,8 +289,8 @@ def _check_weighted(task: Task, split: Split) -> None:
     try:
         some = task.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
         output = task.outputs(task.w0, some.x)
-        mean = task.criterion.mean(output, some.y)
-        each = task.criterion.mean(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
+        mean = task.net.criterion.mean(output, some.y)
+        each = task.net.criterion.mean(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
         fits = not getattr(task.loss, "whole", False) and bool(torch.isclose(mean, each, rtol=1e-3))
     except Exception:  # it does not take one sample
         fits = False
@@ -303,7 +304,7 @@ def _indifferent(task: Task, shape: list[int]) -> float | None:
     def preference(z: float) -> float:
         output, label = torch.full((1, *shape), z, dtype=task.dtype), torch.zeros(1, dtype=torch.int64)
         try:
-            return float(task.criterion.mean(output, label + 1) - task.criterion.mean(output, label))
+            return float(task.net.criterion.mean(output, label + 1) - task.net.criterion.mean(output, label))
         except Exception:
             return float("nan")
 

@@ -12,8 +12,10 @@ from polyfed.base.errors import ModelError
 from polyfed.base.typed import BatchNorm, row_norms, weighted_sum
 from polyfed.compute.batches import Batch
 from polyfed.compute.batchnorm import Statistics
+from polyfed.compute.gradients import undecayed
+from polyfed.compute.net import model_input
 from polyfed.compute.stacked import shrink
-from polyfed.compute.task import Task, model_input, undecayed
+from polyfed.compute.task import Task
 
 AT_ONCE = 1 << 24  # numbers of row gradients that are there at a time
 TRIED = 4  # rows that the two ways to derive them are compared on
@@ -24,9 +26,9 @@ def clipped_sum(task: Task, w: Tensor, batch: Batch, clip: float) -> Tensor:
     """[s, p] float64: each client's sum over its rows of gradients, without weight decay, cut to length `clip`."""
     # a row's gradient is that of its loss times its weight, of a model without random numbers such as dropout's:
     # replacing a row by nothing changes a client's sum by at most `clip`
-    batch = task.cast(batch, w)
-    if task.stacked is not None:
-        return task.stacked.clipped(w, batch, clip)
+    batch = task.net.cast(batch, w)
+    if task.net.stacked is not None:
+        return task.net.stacked.clipped(w, batch, clip)
     return torch.stack([_row_by_row(task, w[i], *_rows(batch, i), clip) for i in range(len(w))])
 
 
@@ -59,13 +61,13 @@ def _row_by_row(task: Task, w: Tensor, x: Tensor, y: Tensor, factor: Tensor, cli
 
 def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """Gradients [b, ...] of each row's loss by every parameter, of all rows at once."""
-    module, _ = task.workspace(training=True)
+    module, _ = task.net.workspace(training=True)
     named = {e.name: v.detach() for e, v in zip(task.layout.entries, task.layout.views(w), strict=True)}
     func: Any = torch.func
 
     def loss(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
         output: Tensor = func.functional_call(module, parameters, (model_input(one[None]),))
-        return task.criterion.mean(output, target[None])
+        return task.net.criterion.mean(output, target[None])
 
     found: dict[str, Tensor] = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(named, x, y)
     return [found[e.name] for e in task.layout.entries]
@@ -73,7 +75,7 @@ def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
 
 def _looped(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """`_together` by a pass for each row, as a client of one sample."""
-    return task.layout.views(undecayed(task, w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
+    return task.layout.views(undecayed(task.net, w.expand(len(x), -1), Batch(x[:, None], y[:, None]))[0])
 
 
 _settled = WeakKeyDictionary[Task, bool]()
@@ -96,11 +98,11 @@ def _flat(gradients: list[Tensor]) -> Tensor:
 
 def check_rows(task: Task, x: Tensor, y: Tensor) -> None:
     """Raise ModelError for a model or loss that gives rows x, y: [b, ...] no gradients of their own."""
-    if task.stacked is not None or len(x) < 2:
+    if task.net.stacked is not None or len(x) < 2:
         return
     w = task.w0[None]
-    batch = task.cast(Batch(x[None].to(task.device), y[None].to(task.device)), w)
-    alone, together = _flat(_looped(task, task.w0, batch.x[0], batch.y[0])), undecayed(task, w, batch)[0]
+    batch = task.net.cast(Batch(x[None].to(task.device), y[None].to(task.device)), w)
+    alone, together = _flat(_looped(task, task.w0, batch.x[0], batch.y[0])), undecayed(task.net, w, batch)[0]
     gaps = [row_norms(n * together - alone.sum(0)) for n in (1, len(x))]  # of a sum, or a mean
     if not any(bool(gap <= NEAR * row_norms(alone).sum()) for gap in gaps):
         mixing = next((m for m in task.model.modules() if isinstance(m, Statistics | BatchNorm)), task.model)

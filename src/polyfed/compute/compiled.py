@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,55 +12,53 @@ from torch import Tensor, nn
 from polyfed.compute import chains
 from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.losses import LOSSES
+from polyfed.compute.net import Net
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import Affine, Drift
 from polyfed.compute.terms import Distillation
 from polyfed.native import Kernel, Layer, kernel
-
-if TYPE_CHECKING:
-    from polyfed.compute.task import Task
 
 PATH = "native"
 NO_KEYS = np.empty(0, dtype=np.uint64)
 FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 
 
-def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
+def path_of(net: Net, work: Work | None = None, split: Split | None = None) -> str:
     """Path of plain local steps on these samples: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
-    layers = layers_of(task, None if split is None else split.x.shape[1:]) if plain and kernel() is not None else None
-    if layers is not None and (split is None or not task.integers or _reads(layers, split.x.dtype)):
+    layers = layers_of(net, None if split is None else split.x.shape[1:]) if plain and kernel() is not None else None
+    if layers is not None and (split is None or not net.integers or _reads(layers, split.x.dtype)):
         return PATH
-    return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
+    return "closed form" if net.stacked is not None else "vectorised" if net.vectorised else "client by client"
 
 
-def share_calls(task: "Task", path: str, split: Split) -> bool:
+def share_calls(net: Net, path: str, split: Split) -> bool:
     """True where clients trained by this path share a call; with convolutions, whose steps are long, they do not."""
-    layers = layers_of(task, split.x.shape[1:]) if path == PATH else None
-    return task.batched if layers is None else layers[0].window == (0, 0)
+    layers = layers_of(net, split.x.shape[1:]) if path == PATH else None
+    return net.batched if layers is None else layers[0].window == (0, 0)
 
 
-_known: "WeakKeyDictionary[Task, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]" = WeakKeyDictionary()
+_known = WeakKeyDictionary[Net, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
 
 
-def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:
+def layers_of(net: Net, sample: torch.Size | None) -> tuple[Layer, ...] | None:
     """The model as the kernel takes it, or None; a chain of linear layers needs no shape of a sample."""
     if (
-        task.loss not in LOSSES
-        or task.class_weights is not None
-        or task.bf16
-        or not task.optimizer.plain
-        or task.device.type != "cpu"
-        or task.dtype not in (torch.float32, torch.float64)
+        net.loss not in LOSSES
+        or net.criterion.class_weights is not None
+        or net.bf16
+        or not net.optimizer.plain
+        or net.device.type != "cpu"
+        or net.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    known, key = _known.setdefault(task, {}), (sample, task.integers)
+    known, key = _known.setdefault(net, {}), (sample, net.integers)
     if key not in known:
         found = None
-        if task.stacked is not None:
-            found = _chained(task.stacked.layers)
+        if net.stacked is not None:
+            found = _chained(net.stacked.layers)
         elif sample is not None:
-            found = chains.known(task, sample)
+            found = chains.known(net, sample)
         known[key] = None if found is None else tuple(found)
     return known[key]
 
@@ -80,7 +77,7 @@ def _chained(modules: list[nn.Module]) -> list[Layer] | None:
 
 
 def train(
-    task: "Task",
+    net: Net,
     start: Tensor,
     data: Batches,
     lr: float | Tensor,
@@ -94,44 +91,44 @@ def train(
     # only: [p] or [s, p], 1 where trained; curvature: [s] float64 zeros, set to the largest change of a gradient by the
     # length of its step
     split = data.split
-    layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
+    layers = _fitting(net, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
         return None
-    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) or n.columns[2] for n in layers)):
+    if curvature is not None and (net.weight_decay or any(n.window != (0, 0) or n.columns[2] for n in layers)):
         return None
     w, batch = start.new_empty(start.shape), data.work.batch_size
     data.repeat()
     _steps(
-        task, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
+        net, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
         split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(),
-        data.step_seeds if task.random else None, only, curvature, toward, teacher,
+        data.step_seeds if net.random else None, only, curvature, toward, teacher,
     )  # fmt: skip
     return w
 
 
-def descend_(task: "Task", w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift, steps: int = 1) -> bool:
+def descend_(net: Net, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift, steps: int = 1) -> bool:
     """Take steps w <- keep w + add - lr gradient on one batch, in place; False, and nothing done, where it cannot."""
     summed = Affine(drift.keep, [] if drift.add is None else [(1.0, drift.add)])
-    return w.is_contiguous() and _on(task, w, w, batch, lr, summed, steps)
+    return w.is_contiguous() and _on(net, w, w, batch, lr, summed, steps)
 
 
-def gradient(task: "Task", w: Tensor, batch: Batch) -> Tensor | None:
+def gradient(net: Net, w: Tensor, batch: Batch) -> Tensor | None:
     """[s, p]: each client's gradient of the mean loss, without weight decay; None where the kernel cannot."""
     g = w.new_empty(w.shape if batch.native else 0)
-    return g if _on(task, g, w, batch, -1.0, Affine(0.0, []), 1) else None  # a step of length -1 that keeps nothing
+    return g if _on(net, g, w, batch, -1.0, Affine(0.0, []), 1) else None  # a step of length -1 that keeps nothing
 
 
-def _on(task: "Task", w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor, drift: Affine, steps: int) -> bool:
+def _on(net: Net, w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor, drift: Affine, steps: int) -> bool:
     """Take steps from `start` on a batch of s clients whose samples all count the same, into `w`."""
     x, sizes = batch.x, batch.sizes
     if not batch.native or batch.weighted or (sizes is not None and 0 in sizes):
         return False
-    layers, (s, b) = _fitting(task, start, x, batch.y, x.shape[2:], drift), x.shape[:2]
+    layers, (s, b) = _fitting(net, start, x, batch.y, x.shape[2:], drift), x.shape[:2]
     if layers is None:
         return False
     count = np.full(s, b) if sizes is None else np.array(sizes)
-    seeds = partial(_same_seeds, batch, s, steps) if task.random else None
-    _steps(task, layers, w, start, lr, drift, x, batch.y, b * np.arange(s), count, np.full(s, steps), seeds=seeds)
+    seeds = partial(_same_seeds, batch, s, steps) if net.random else None
+    _steps(net, layers, w, start, lr, drift, x, batch.y, b * np.arange(s), count, np.full(s, steps), seeds=seeds)
     return True
 
 
@@ -141,19 +138,17 @@ def _same_seeds(batch: Batch, s: int, steps: int) -> np.ndarray:
     return np.repeat(one[:, None], steps, 1)
 
 
-def _fitting(
-    task: "Task", w: Tensor, x: Tensor, y: Tensor, sample: torch.Size, drift: Affine
-) -> tuple[Layer, ...] | None:
+def _fitting(net: Net, w: Tensor, x: Tensor, y: Tensor, sample: torch.Size, drift: Affine) -> tuple[Layer, ...] | None:
     """The layers, where the kernel has this loss of these models on such samples, and such steps."""
-    layers = layers_of(task, sample) if kernel() is not None and task.guard is None else None
-    kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
+    layers = layers_of(net, sample) if kernel() is not None and net.guard is None else None
+    kind, keep = torch.int64 if net.loss == "cross-entropy" else w.dtype, drift.keep
     fits = (
         layers is not None
         and y.dtype == kind
         and (x.dtype == w.dtype or (x.dtype == torch.int64 and _reads(layers, x.dtype)))
-        and w.shape[-1] == task.p
+        and w.shape[-1] == net.p
         and prod(sample) == layers[0].sample
-        and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] in (1, task.p)))
+        and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] in (1, net.p)))
     )
     return layers if fits else None
 
@@ -165,7 +160,7 @@ def _reads(layers: tuple[Layer, ...], dtype: torch.dtype) -> bool:
 
 
 def _steps(
-    task: "Task", layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
+    net: Net, layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
     y: Tensor, first: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int | None = None,
     keys: np.ndarray = NO_KEYS, seeds: Callable[[], np.ndarray] | None = None, only: Tensor | None = None,
     curvature: Tensor | None = None, toward: tuple[float | Tensor, Tensor] | None = None,
@@ -191,7 +186,7 @@ def _steps(
         strength = torch.as_tensor(toward[0], dtype=w.dtype).expand(s, to.shape[1]).contiguous()
         pulls = (strength.data_ptr(), strength.stride(0)), (to.data_ptr(), to.stride(0))
     run.train(
-        layers, str(task.loss), w.data_ptr(), row(start), s, w.element_size(), x.data_ptr(), y.data_ptr(),
+        layers, str(net.loss), w.data_ptr(), row(start), s, w.element_size(), x.data_ptr(), y.data_ptr(),
         x.dtype == torch.int64, first, count,
         steps, batch, keys, _each(lr, s), _each(keep, s) if kept is None else row(kept),
         seeds() if seeds is not None and any(n.drop for n in layers) else None,

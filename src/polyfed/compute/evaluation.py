@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfed.base.arguments import answer
 from polyfed.compute.batches import alike, padded
+from polyfed.compute.outputs import each_outputs
 from polyfed.compute.split import Split, restored, trained
 from polyfed.compute.stacked import BLOCK
 from polyfed.compute.task import Task
@@ -64,7 +65,7 @@ def _scored(
         for i, c in enumerate(clients):
             x, y = split.client(int(c))
             output, unit = task.outputs(w[i], x), split.units([int(c)])
-            loss = task.criterion.mean(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
+            loss = task.net.criterion.mean(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
             loss = loss * torch.nan if bool(output.isnan().any()) else loss  # whatever a loss of the user's own says
             found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
             sums = {"loss": loss} | {k: v.sum() for k, v in _score(task, found).items()}
@@ -78,12 +79,12 @@ def _scored(
             output = task.outputs(w[0], x(some))
             rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
             yield rows, _per_sample(task, seen(rows, output, y(some), unit), unit)
-    elif task.batched:
+    elif task.net.batched:
         # models that can be computed together: chunks of similar clients
         for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
-            batch = task.cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
+            batch = task.net.cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
             rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
-            output = task.each_outputs(w[rows], batch.x)
+            output = each_outputs(task.net, w[rows], batch.x)
             each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
             found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), task.threshold)
             values = _per_sample(task, found, each)
@@ -123,7 +124,7 @@ def judged(
     exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
     seen = [Seen(o, y, task.threshold) for o, y in exact]
     losses = [
-        float(task.criterion.mean(trained(o, unit), trained(y, unit))) if len(y) else np.nan
+        float(task.net.criterion.mean(trained(o, unit), trained(y, unit))) if len(y) else np.nan
         for (o, y), unit in zip(exact, units, strict=True)
     ]
     found = {m.name: np.array([m.of(s) for s in seen]) for m in task.scores if m.compute}
@@ -132,7 +133,7 @@ def judged(
 
 def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
     """[b] loss and score of every sample; the loss is that of the targets in training."""
-    loss = task.criterion.each(seen.output[None], seen.target[None])[0]
+    loss = task.net.criterion.each(seen.output[None], seen.target[None])[0]
     loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
     return {"loss": loss, **_score(task, seen)}
 

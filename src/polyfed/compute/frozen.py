@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from polyfed.base.typed import plain
 from polyfed.compute.batches import Batches
-from polyfed.compute.task import Task, model_input, trainable
+from polyfed.compute.net import model_input, trainable
+from polyfed.compute.task import Task, part_of
 
 
 class Upper(NamedTuple):
@@ -39,8 +40,8 @@ def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
 
 def cut(task: Task, only: Tensor) -> int | None:
     """Count the modules below the first with a trained parameter (only: [..., p]); None: no cut is possible there."""
-    mixes = task.statistics is not None  # a batch's samples  # a batch's samples
-    if type(task.model) is not nn.Sequential or mixes or (task.stacked is None and task.random):
+    mixes = task.net.statistics is not None  # a batch's samples  # a batch's samples
+    if type(task.model) is not nn.Sequential or mixes or (task.net.stacked is None and task.net.random):
         return None
     # read back at once: an accelerator is waited for
     trained: list[bool] = plain(torch.stack([v.any() for v in only.split_with_sizes(task.layout.sizes, -1)]))
@@ -57,20 +58,20 @@ def above(task: Task, cut: int) -> Task:
     """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
     known = _above.setdefault(task, {})
     if cut not in known:
-        known[cut] = task.part(nn.Sequential(*_sequence(task.model)[cut:]))
-    known[cut].optimizer = task.optimizer  # which a rehearsal replaces
+        known[cut] = part_of(task, nn.Sequential(*_sequence(task.model)[cut:]))
+    known[cut].net.optimizer = task.net.optimizer  # which a rehearsal replaces
     return known[cut]
 
 
 def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
     """Pass clients' inputs [b, ...] through the modules below `cut`, in training: [N, ...], client by client."""
-    module, parameters = task.workspace(training=True)
+    module, parameters = task.net.workspace(training=True)
     below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
     for row, x in zip(w, clients, strict=True):
-        task.point(parameters, row)
-        x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
-        with torch.no_grad(), task.precision():
-            out.append(below(model_input(x.flatten(1) if task.of_rows else x)).to(w.dtype))
+        task.net.point(parameters, row)
+        x = x.to(w.dtype) if x.is_floating_point() or not task.net.integers else x
+        with torch.no_grad(), task.net.precision():
+            out.append(below(model_input(x.flatten(1) if task.net.of_rows else x)).to(w.dtype))
     return torch.cat(out)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from polyfed.base.errors import ModelError
 from polyfed.base.typed import named_modules
+from polyfed.compute.net import model_input, output_of
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task, model_input, output_of
+from polyfed.compute.task import Task, part_of
 from polyfed.compute.trial import Keyed, same
 
 TRIED = 8  # samples on which the parts have to equal the whole
@@ -40,7 +41,7 @@ class Kept(NamedTuple):
     def key(self, split: Split) -> str:
         """A digest of all that the features of these samples depend on, `torch.__version__` included."""
         w = self.task.w0
-        h = blake2b(f"{self.task.fixed_digest} {self.first} {w.dtype} {w.device.type} {torch.__version__}".encode())
+        h = blake2b(f"{self.task.net.fixed_digest} {self.first} {w.dtype} {w.device.type} {torch.__version__}".encode())
         h.update(f"{split.x.dtype} {[*split.x.shape]}".encode())
         h.update(split.x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return h.hexdigest()[:32]
@@ -49,13 +50,13 @@ class Kept(NamedTuple):
         """Write the features of samples into `out: [N, *shape]`, the same whatever the number of threads."""
         on_cpu = self.task.device.type == "cpu"
         # an accelerator takes larger blocks one by one
-        block = BLOCK if on_cpu else max(BLOCK, self.task.block)
+        block = BLOCK if on_cpu else max(BLOCK, self.task.net.block)
 
         def write(k: int) -> None:
             out[k : k + block] = _entering(self.task, self.first, x[k : k + block])
 
         if not on_cpu:
-            with self.task.exactly():
+            with self.task.net.exactly():
                 for k in range(0, len(x), block):
                     write(k)
             return
@@ -82,10 +83,10 @@ def kept(task: Task, x: Tensor) -> Kept | None:
     None where nothing is frozen below the trained parts, the frozen modules draw random numbers, or the modules above
     them are no chain. The cut is found in a pass, from the output back, whatever the model's code looks like.
     """
-    if task.bf16 or task.tf32 or not _frozen(task.model):
+    if task.net.bf16 or task.net.tf32 or not _frozen(task.model):
         return None
     x = x[torch.linspace(0, len(x) - 1, min(len(x), TRIED), dtype=torch.float64).long()].to(task.device)
-    x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x
+    x = x.to(task.dtype) if x.is_floating_point() or not task.net.integers else x
     calls, output = _watched(task, x)
     names = {name for name, m in named_modules(task.model) if any(q.requires_grad for q in m.parameters(recurse=False))}
     frozen = _frozen(task.model)
@@ -102,8 +103,8 @@ def _frozen(model: nn.Module) -> int:
 
 def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
     """The calls of a training pass, in the order of their ends, of modules called once on one tensor."""
-    module, parameters = task.workspace(training=True)
-    task.point(parameters, task.w0.clone())
+    module, parameters = task.net.workspace(training=True)
+    task.net.point(parameters, task.w0.clone())
     calls, seen = list[Call](), dict[str, int]()
 
     def note(name: str) -> Callable[..., None]:
@@ -149,7 +150,7 @@ def _top(task: Task, tail: list[Call]) -> Task | None:
             at = at.get_submodule(part)
         at.add_module(last, task.model.get_submodule(call.name))
     names = [name for name, q in top.named_parameters() if q.requires_grad]
-    return task.part(top) if names == [e.name for e in task.layout.entries] else None
+    return part_of(task, top) if names == [e.name for e in task.layout.entries] else None
 
 
 def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
@@ -162,7 +163,7 @@ def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
     if keyed.drew or not same(feature, again):
         return False
     for training in (True, False):
-        found = [output_of(of, of_x, training) for of, of_x in ((task, x), (top, feature))]
+        found = [output_of(of.net, of_x, training) for of, of_x in ((task, x), (top, feature))]
         if not same(*found):
             return False
     return same(feature, again)  # which the modules above may have written to
@@ -170,9 +171,9 @@ def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
 
 def _entering(task: Task, name: str, x: Tensor, training: bool = False) -> Tensor:
     """The input [N, ...] of the module of this name."""
-    module, parameters = task.workspace(training)
-    task.point(parameters, task.w0)
-    x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x
+    module, parameters = task.net.workspace(training)
+    task.net.point(parameters, task.w0)
+    x = x.to(task.dtype) if x.is_floating_point() or not task.net.integers else x
 
     def reach(_: nn.Module, args: tuple[Tensor]) -> None:
         raise _Reached(args[0])

@@ -12,9 +12,13 @@ from polyfed.base.typed import row_norms
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batches
 from polyfed.compute.frozen import upper
+from polyfed.compute.gradients import bare, gradient, gradient_on, passed, statistics_
+from polyfed.compute.net import Net
 from polyfed.compute.optimizers import Advance
+from polyfed.compute.outputs import each_outputs
 from polyfed.compute.stacked import Drift, first
-from polyfed.compute.task import Task, bare, passed, statistics_
+from polyfed.compute.steps import affine, descend_, descent_on
+from polyfed.compute.task import Task
 from polyfed.compute.terms import Also, Distillation, Taught, Toward, together
 
 Prox = Callable[[Tensor], Tensor] | None
@@ -87,14 +91,15 @@ def local_sgd(
         The method takes proximal steps and the run's optimiser is not plain SGD, or the method adds to the loss and the
         run is private by row.
     """
+    net = task.net
     correct = correct and partial(answer, "correct", correct, takes=Tensor)
     prox = prox and partial(answer, "prox", prox, takes=Tensor)
     also = also and partial(answer, "also", also, takes=Tensor)
-    if prox is not None and not task.optimizer.plain:
-        raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    terms = (toward and Toward(*toward), teacher and Taught(task.each_outputs, *teacher), also)
+    if prox is not None and not net.optimizer.plain:
+        raise ConfigError(f"optimizer: found {net.optimizer.name!r}, expected plain sgd for a method's proximal steps")
+    terms = (toward and Toward(*toward), teacher and Taught(partial(each_outputs, net), *teacher), also)
     added = together([term for term in terms if term is not None])
-    plain = correct is None and prox is None and task.guard is None and added is None
+    plain = correct is None and prox is None and net.guard is None and added is None
     if only is not None and plain and (above := upper(task, w, data, only)) is not None:
         rest = slice(above.start, None)
         pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
@@ -105,24 +110,24 @@ def local_sgd(
         )
         return w
     kept = only
-    if task.statistics is not None:  # no direction, and no decay, is theirs
-        kept = (torch.ones_like(w[0]) if only is None else only).index_fill(-1, task.statistics, 0)
-    elif correct is None and task.optimizer.plain:
-        drift = task.affine(w, lr, pull, shift, minus)
+    if net.statistics is not None:  # no direction, and no decay, is theirs
+        kept = (torch.ones_like(w[0]) if only is None else only).index_fill(-1, net.statistics, 0)
+    elif correct is None and net.optimizer.plain:
+        drift = affine(net, w, lr, pull, shift, minus)
         known = prox is None and also is None
-        if known and (trained := compiled.train(task, w, data, lr, drift, only, None, toward, teacher)) is not None:
+        if known and (trained := compiled.train(net, w, data, lr, drift, only, None, toward, teacher)) is not None:
             return trained
         if only is None and added is None:
-            return _descended(task, _copied(w), data, lr, drift.summed(), prox)
+            return _descended(net, _copied(w), data, lr, drift.summed(), prox)
     w = _copied(w)
-    advance = None if task.optimizer.plain else task.optimizer.start(w, kept)
+    advance = None if net.optimizer.plain else net.optimizer.start(w, kept)
     direction = _direction(pull, shift, minus, correct, kept)
-    if added is None and (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
-        return _repeated(w, data, lr, lambda: direction(w, gradient()), advance, prox)
+    if added is None and (batch := data.same) is not None and (slope := gradient_on(net, w, batch)) is not None:
+        return _repeated(w, data, lr, lambda: direction(w, slope()), advance, prox)
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows
-        found, _, moves = passed(task, w[:m], batch, also=added)
+        found, _, moves = passed(net, w[:m], batch, also=added)
         if m == len(w):
             g = found
         else:
@@ -136,7 +141,7 @@ def local_sgd(
             full = w.clone()
             full[:m] = new
             new = prox(full)[:m]
-        new = statistics_(task, new, w[:m], moves, None if only is None else first(only, m))
+        new = statistics_(net, new, w[:m], moves, None if only is None else first(only, m))
         w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
     return w
 
@@ -161,12 +166,12 @@ def _copied(w: Tensor) -> Tensor:
     return w.clone(memory_format=torch.contiguous_format)
 
 
-def _descended(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Prox) -> Tensor:
+def _descended(net: Net, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Prox) -> Tensor:
     """w after all steps w <- prox(keep w + add - lr gradient), most of them in place."""
     if (
         (batch := data.same) is not None
         and (prox is None or not batch.native)  # the kernel sets nothing up for many steps
-        and (descend := task.descent_on(w, batch, lr, drift)) is not None
+        and (descend := descent_on(net, w, batch, lr, drift)) is not None
     ):
         for _ in data.repeat():
             descend()
@@ -175,7 +180,7 @@ def _descended(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: 
         return w
     for batch in data:
         m = batch.rows
-        task.descend_(w[:m], batch, first(lr, m), drift.first(m))
+        descend_(net, w[:m], batch, first(lr, m), drift.first(m))
         if prox is not None and m == len(w) and batch.live is None:
             w = prox(w)
         elif prox is not None:
@@ -192,10 +197,11 @@ def sgd_with_curvature(
     Gradients are compared at successive iterates on the same samples. With full batches they are at hand, but for a
     client of one step; with mini-batches each step costs a second gradient.
     """
+    net = task.net
     if not data.full_batch:
         found = w.new_zeros(len(w), dtype=torch.float64)
-        drift = task.affine(w, lr, shift=shift)
-        if (trained := compiled.train(task, w, data, lr, drift, curvature=found)) is not None:
+        drift = affine(net, w, lr, shift=shift)
+        if (trained := compiled.train(net, w, data, lr, drift, curvature=found)) is not None:
             return trained, found.to(w.dtype)
     largest = w.new_zeros(len(w))
     last: list[tuple[Tensor, Tensor]] = []
@@ -209,7 +215,7 @@ def sgd_with_curvature(
     def watch(w1: Tensor, g1: Tensor) -> Tensor:
         if last:
             w0, g0 = last.pop()
-            ratio(row_norms(bare(task, w1 - w0)), w1, g1, g0)
+            ratio(row_norms(bare(net, w1 - w0)), w1, g1, g0)
         last.append((w1.clone(), g1.clone()))
         return g1
 
@@ -217,19 +223,19 @@ def sgd_with_curvature(
         end = local_sgd(task, w, data, lr, shift=shift, correct=watch)
         if (once := data.steps == 1).any():
             before = largest.clone()
-            g1 = task.gradient(end, data.whole(), need_loss=False)[0]
-            ratio(row_norms(bare(task, end - w)), end, g1, last.pop()[1])
+            g1 = gradient(net, end, data.whole(), need_loss=False)[0]
+            ratio(row_norms(bare(net, end - w)), end, g1, last.pop()[1])
             largest = torch.where(once, largest, before)
         return end, largest
     w = _copied(w)
     for batch in data:
         m, rate = batch.rows, torch.as_tensor(first(lr, batch.rows), dtype=w.dtype, device=w.device)
-        g, _, moves = passed(task, w[:m], batch)
-        d = g if shift is None else bare(task, g + shift[:m])
+        g, _, moves = passed(net, w[:m], batch)
+        d = g if shift is None else bare(net, g + shift[:m])
         if batch.live is not None:
             rate = rate * batch.live  # who has finished stays where it is, which is no move
-        new = statistics_(task, torch.addcmul(w[:m], rate, d, value=-1), w[:m], moves, batch.live)
-        ratio(rate.abs().expand(m, 1)[:, 0] * row_norms(d), new, task.gradient(new, batch, need_loss=False)[0], g)
+        new = statistics_(net, torch.addcmul(w[:m], rate, d, value=-1), w[:m], moves, batch.live)
+        ratio(rate.abs().expand(m, 1)[:, 0] * row_norms(d), new, gradient(net, new, batch, need_loss=False)[0], g)
         if m == len(w):
             w = new
         else:

@@ -3,7 +3,7 @@ n clients in the federation, s in this call, p parameters."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from polyfed.base.registry import Registry
 from polyfed.base.settings import Configured, Setting
 from polyfed.base.values import COUNTED, FREE, Limits
 from polyfed.compute.batches import Batches
+from polyfed.compute.task import Task
 from polyfed.core import contract
 from polyfed.core.messages import KNOWN as KNOWN
 from polyfed.core.messages import Down as Down
@@ -25,9 +26,6 @@ from polyfed.core.stated import Needs as Needs
 from polyfed.core.stated import Portrait as Portrait
 from polyfed.core.stated import by_settings as by_settings
 from polyfed.core.uplinks import Uplinks
-
-if TYPE_CHECKING:
-    from polyfed.compute.task import Task
 
 SMALL = 1 << 20  # numbers of a server's state that is made for its shapes
 
@@ -92,7 +90,7 @@ class Algorithm(Contender, abstract=True):
         contract.takes(cls, Algorithm)
         super().__init_subclass__(**kwargs)
 
-    def init_server(self, task: "Task", w0: Tensor, n: int) -> "State | Server":
+    def init_server(self, task: Task, w0: Tensor, n: int) -> "State | Server":
         """The server's tensors before the first round.
 
         The loop adds "known": [n], the training samples of the clients met so far, 0 for a client not met yet.
@@ -113,7 +111,7 @@ class Algorithm(Contender, abstract=True):
         """
         return {"w": w0}
 
-    def init_client(self, task: "Task", w0: Tensor) -> State:
+    def init_client(self, task: Task, w0: Tensor) -> State:
         """One client's private tensors before it is first picked; they never leave it.
 
         Parameters
@@ -147,9 +145,7 @@ class Algorithm(Contender, abstract=True):
         """
         return Down(shared={"w": server["w"]})
 
-    def local_update(
-        self, task: "Task", client: State, down: State, data: Batches, round: Round
-    ) -> tuple[State, State]:
+    def local_update(self, task: Task, client: State, down: State, data: Batches, round: Round) -> tuple[State, State]:
         """Train s clients.
 
         Parameters
@@ -189,7 +185,7 @@ class Algorithm(Contender, abstract=True):
         """
         raise contract.unwritten(self, "aggregate")
 
-    def accepts(self, task: "Task", up: State) -> str:
+    def accepts(self, task: Task, up: State) -> str:
         """Say why `aggregate` could not work with the numbers of one client's uplink.
 
         Asked of replies of real sites, before they count. Names, shapes, types and finiteness have been checked.
@@ -225,7 +221,7 @@ class Algorithm(Contender, abstract=True):
         """
         return self.downlink(server, round)
 
-    def personal(self, task: "Task", client: State, down: State) -> Tensor:
+    def personal(self, task: Task, client: State, down: State) -> Tensor:
         """The model that each client would deploy now.
 
         Parameters
@@ -242,7 +238,7 @@ class Algorithm(Contender, abstract=True):
         """
         return down["w"]
 
-    def parameters(self, task: "Task", client: State, down: State) -> Tensor | int | None:
+    def parameters(self, task: Task, client: State, down: State) -> Tensor | int | None:
         """Count the numbers that describe the clients' models, positions not counted.
 
         Parameters
@@ -294,21 +290,21 @@ class Algorithm(Contender, abstract=True):
 class Personal(Algorithm, abstract=True):
     """A method whose deployable model lives with the client as `client["w"]`: evaluating it needs no downlink."""
 
-    def init_client(self, task: "Task", w0: Tensor) -> State:
+    def init_client(self, task: Task, w0: Tensor) -> State:
         return {"w": w0}
 
-    def personal(self, task: "Task", client: State, down: State) -> Tensor:
+    def personal(self, task: Task, client: State, down: State) -> Tensor:
         return client["w"]
 
 
-def started(algorithm: Algorithm, task: "Task", n: int, keys: np.ndarray | None = None) -> Server:
+def started(algorithm: Algorithm, task: Task, n: int, keys: np.ndarray | None = None) -> Server:
     """The server's state before the first round, with "known". keys: [n] of the clients; None: newcomers', all 0."""
     keys = np.zeros(n, dtype=np.uint64) if keys is None else keys
     state = contract.server_state(algorithm, algorithm.init_server(task, task.w0.clone(), n), keys)
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
 
 
-def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
+def outlined(algorithm: Algorithm, task: Task, n: int) -> State:
     """The server's first state for its shapes and refusals alone; a large one is made on torch's meta device."""
     # the meta device loads torch's compiler, seconds of imports that a small run need not wait for
     small = n * n * task.p <= SMALL

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Set
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -10,9 +10,6 @@ from torch import Tensor
 from polyfed.base.errors import MethodError
 from polyfed.base.settings import is_table
 from polyfed.core.messages import KNOWN, Down, Server, State
-
-if TYPE_CHECKING:
-    from polyfed.core.algorithm import Algorithm
 
 
 def place(thing: Any) -> str:
@@ -23,7 +20,7 @@ def place(thing: Any) -> str:
         return str(getattr(thing, "__module__", thing))
 
 
-def unwritten(method: "Algorithm", name: str) -> MethodError:
+def unwritten(method: object, name: str) -> MethodError:
     """The error for a method that lacks a function it must have."""
     cls = type(method)
     takes = ", ".join(inspect.signature(getattr(cls, name)).parameters)
@@ -45,13 +42,13 @@ def takes(cls: type, base: type) -> None:
                 ) from None
 
 
-def client_state(method: "Algorithm", value: Any) -> State:
+def client_state(method: object, value: Any) -> State:
     """Check the result of `init_client`."""
     _require(method, "init_client", _is_state(value), value, "a dict of tensors")
     return value
 
 
-def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
+def server_state(method: object, value: Any, keys: np.ndarray) -> Server:
     """Check the result of `init_server`, by its axes, and draw what it leaves to draw. keys: [n] of the clients"""
     server = value if isinstance(value, Server) else Server(value)
     if server.drawn:
@@ -61,7 +58,7 @@ def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
     return server
 
 
-def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
+def downlink(method: object, name: str, value: Any, s: int) -> Down:
     """Check the result of `downlink` or `deployment` for s clients."""
     name = "downlink" if getattr(type(method), name).__module__ == "polyfed.core.algorithm" else name
     fits = isinstance(value, Down) and _is_state(value.shared) and _is_state(value.each, s)
@@ -69,7 +66,7 @@ def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
     return value
 
 
-def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[State, State]:
+def update(method: object, value: Any, s: int, known: list[str]) -> tuple[State, State]:
     """Check the result of `local_update` for s clients whose private tensors are `known`."""
     pair = list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else []
     fits = len(pair) == 2 and all(_is_state(part, s) for part in pair)
@@ -80,7 +77,7 @@ def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[S
     return pair[0], pair[1]
 
 
-def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
+def next_state(method: object, value: Any, names: Set[str]) -> State:
     """Check the result of `aggregate`, the successor of a state with these names."""
     _require(method, "aggregate", _is_state(value), value, "a dict of tensors")
     left = sorted(names - value.keys() - {KNOWN})
@@ -88,7 +85,7 @@ def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
     return value
 
 
-def models(method: "Algorithm", value: Any, s: int, p: int) -> Tensor:
+def models(method: object, value: Any, s: int, p: int) -> Tensor:
     """Check the models [s, p] that `personal` returned."""
     fits = isinstance(value, Tensor) and value.shape == (s, p)
     _require(method, "personal", fits, value, f"a tensor of shape [{s}, {p}]")
@@ -102,7 +99,7 @@ def _is_state(value: Any, s: int | None = None) -> bool:
     )
 
 
-def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: str) -> None:
+def _require(method: object, name: str, fits: bool, value: Any, expected: str) -> None:
     if not fits:
         cls, function = type(method), getattr(type(method), name)
         theirs = function.__module__.startswith("polyfed.")  # inherited from ours: the class is the author's

@@ -1,17 +1,13 @@
 """Newcomer: the server's side of one client added after training, by the method's own rule with room for one client
 more. Existing clients stay frozen, and newcomers do not see each other: their order and number do not matter."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from polyfed.base.errors import ConfigError
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
 from polyfed.core.uplinks import Uplinks
-
-if TYPE_CHECKING:
-    from polyfed.compute.task import Task
 
 
 class Newcomer:
@@ -20,7 +16,7 @@ class Newcomer:
     Attributes are replaced, never written into: a shallow copy of a newcomer is another newcomer.
     """
 
-    def __init__(self, algorithm: Algorithm, task: "Task", server: State, samples: Tensor):
+    def __init__(self, algorithm: Algorithm, task: Task, server: State, samples: Tensor):
         self.algorithm, self.task, self.samples, self.n = algorithm, task, samples, len(samples)  # samples: [n]
         self.before = server  # as the run left it
         start = started(algorithm, task, 2)

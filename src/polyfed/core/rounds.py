@@ -301,7 +301,7 @@ class Attempt:
 
     def _statistics(self, before: Tensor | None, up: Uplinks) -> None:
         """Set BatchNorm's running statistics in the server's model, which was `before`, to the clients' mean."""
-        w, at, mean = self.loop.server.get("w"), self.loop.task.statistics, up.means.get("w")
+        w, at, mean = self.loop.server.get("w"), self.loop.task.net.statistics, up.means.get("w")
         if mean is None and before is not None and "dw" in up.means:
             mean = before + up.means["dw"]
         if w is not None and at is not None and mean is not None and w.shape == mean.shape == (self.loop.task.p,):

@@ -227,7 +227,7 @@ class Worker:
     def _parts(self, ids: np.ndarray) -> int:
         """The number of threads that a step of these clients is worth, `PARTS` at most."""
         step = len(ids) * self.work.per_step(self.train.counts[ids]) * self.task.p if len(ids) else 0
-        worth = int(step // WORTH) if self.task.batched else PARTS
+        worth = int(step // WORTH) if self.task.net.batched else PARTS
         return 1 if self.task.device.type != "cpu" else max(1, min(PARTS, len(ids), worth))
 
     def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int, unlike: bool, threads: int) -> list[np.ndarray]:
@@ -249,7 +249,7 @@ class Worker:
     ) -> tuple[State, State, "Stopwatch", Batches]:
         """Private rows, uplinks, time and batches of some clients; the method has the step sizes of `round.t`."""
         watch = Stopwatch(self.task.device)
-        with torch.no_grad(), tf32(self.task.tf32) if self.task.device.type == "cuda" else nullcontext():
+        with torch.no_grad(), tf32(self.task.net.tf32) if self.task.device.type == "cuda" else nullcontext():
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
             data = Batches(

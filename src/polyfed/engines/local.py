@@ -66,12 +66,12 @@ def make_plan(
     batched: bool | None = None,
 ) -> Plan:
     """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most."""
-    batched = task.batched if batched is None else batched
+    batched = task.net.batched if batched is None else batched
     on_cpu = task.device.type == "cpu"
     # a thread only for `WORTH` products: small operations would wait for the interpreter's lock longer than they take
     enough = max(1, int(cohort * batch * task.p // WORTH)) if batched else cohort
     threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
-    path = path or path_of(task)
+    path = path or path_of(task.net)
     if chunk is None:
         size = task.p * task.w0.element_size()
         if not batched:
@@ -81,7 +81,7 @@ def make_plan(
             chunk = max(1, min(cohort, (ROOM if path == PATH else CACHE) // size))
         else:
             # eight vectors, and twice what a step keeps for its backward pass, whose gradients are as large
-            each = 8 * size + 2 * (most or batch) * task.sample_bytes
+            each = 8 * size + 2 * (most or batch) * task.net.sample_bytes
             chunk = max(1, min(cohort, int(free_memory(task.device) // 2 // each)))
     elif chunk < 1:
         raise ConfigError(f"chunk: found {chunk}, expected at least 1")
@@ -152,7 +152,7 @@ class LocalEngine:
         """Each client's metrics [n] for the model it would deploy, with `block` bytes of models at a time."""
         n, data = self.rows.n, self.data[split]
         most = max(1, block // (self.task.p * self.task.w0.element_size()))
-        worth = int(len(data.x) * self.task.p // SCORED) if self.task.batched else PARTS
+        worth = int(len(data.x) * self.task.p // SCORED) if self.task.net.batched else PARTS
         size = min(most, -(-n // max(1, min(PARTS, worth))))  # not of the number of threads, of which no bit depends
         blocks = [np.arange(k, min(k + size, n)) for k in range(0, n, size)]
 
@@ -260,9 +260,9 @@ def memory_of(
     if plan is not None:
         on_cpu = task.device.type == "cpu"  # 4: as measured there; an accelerator halves a chunk that does not fit
         samples, chunk = (4 * most, plan.chunk) if on_cpu else (2 * most, 1)
-        steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.block)) * task.sample_bytes)
+        steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.net.block)) * task.net.sample_bytes)
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * row
-    return MemoryPlan(size(task.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
+    return MemoryPlan(size(task.net.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
 
 
 def make_rows(

@@ -16,10 +16,9 @@ from polyfed.models.backbone import pretrained
 from polyfed.models.backbone import transformers as _transformers
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm, with_statistics
-from polyfed.models.linear import linear
 from polyfed.models.memory import memory
 from polyfed.models.mixture import mixture
-from polyfed.models.mlp import mlp
+from polyfed.models.mlp import linear, mlp
 from polyfed.models.named import named
 from polyfed.models.resnet import resnet18
 

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons; by default one hidden layer of 200, the 784-200-10 of much federated work on MNIST."""
+"""Linear models, and multilayer perceptrons: by default one hidden layer of 200, as in much federated work on MNIST."""
 
 from itertools import pairwise
 from math import prod
@@ -15,6 +15,27 @@ SIZE = 8  # numbers that a letter becomes, as in LEAF's model of Shakespeare
 LETTERS = Annotated[int, Limits(ge=0, le=1_000_000)]
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
+STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
+
+
+@checked
+def linear(
+    input_shape: tuple[int, ...],
+    outputs: COUNT,
+    bias: bool = True,
+    init: Literal["default", "normal", "zeros"] = "default",
+) -> nn.Module:
+    """One linear layer: softmax regression under cross-entropy, linear regression under mse.
+
+    init: "default" is PyTorch's, uniform on +-1/sqrt(inputs); "normal" N(0, 1), as FPFC's released code has it; "zeros"
+    """
+    layer = nn.Linear(prod(input_shape), outputs, bias=bias)
+    if init != "default":
+        for q in layer.parameters():
+            STARTS[init](q)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 @checked

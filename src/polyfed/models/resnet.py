@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.values import COUNT
-from polyfed.models.images import add_channel, image_shape
+from polyfed.models.cnn import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)
 

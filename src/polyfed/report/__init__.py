@@ -3,39 +3,33 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from polyfed.base.lazy import homes
 from polyfed.report.clients import client_table, gain_table
 from polyfed.report.paper import paper_table
-from polyfed.report.read import Study, read
+from polyfed.report.read import read
 from polyfed.report.summary import answer
 from polyfed.report.table import Table
 from polyfed.report.tables import compare_table, cost_table, results
+from polyfed.report.verdicts import Study
 
 if TYPE_CHECKING:
-    from polyfed.report.curves import metric_figure
-    from polyfed.report.figures import client_figure, gain_figure, spread_figure
-    from polyfed.report.maps import partition_figure
+    from polyfed.report.curves import metric_figure as metric_figure
+    from polyfed.report.figures import client_figure as client_figure
+    from polyfed.report.figures import gain_figure as gain_figure
+    from polyfed.report.figures import spread_figure as spread_figure
+    from polyfed.report.maps import partition_figure as partition_figure
     from polyfed.report.notebook import cell as cell
     from polyfed.report.notebook import sentence as sentence
-    from polyfed.report.page import write_report
-    from polyfed.report.style import save
+    from polyfed.report.page import write_report as write_report
+    from polyfed.report.style import save as save
 
-_DRAWN = {  # what imports matplotlib, when it is asked for
-    "cell": "notebook",
-    "client_figure": "figures",
-    "gain_figure": "figures",
-    "metric_figure": "curves",
-    "spread_figure": "figures",
-    "write_report": "page",
-    "sentence": "notebook",
-    "partition_figure": "maps",
-    "save": "style",
-}
+_DRAWN = homes(__file__)  # what imports matplotlib, when it is asked for
 
 
 def __getattr__(name: str) -> Any:
     if name not in _DRAWN:
         raise AttributeError(f"module 'polyfed.report' has no attribute {name!r}")
-    return getattr(import_module(f"polyfed.report.{_DRAWN[name]}"), name)
+    return getattr(import_module(_DRAWN[name]), name)
 
 
 __all__ = [

@@ -3,7 +3,7 @@
 import math
 
 from polyfed.report import pairs, words
-from polyfed.report.read import Study
+from polyfed.report.verdicts import Study
 
 
 def brier_scores(study: Study, label: str) -> dict[int, float]:

@@ -7,9 +7,9 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
-from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import ENDS, NAMED, oracles, tally
+from polyfed.report.verdicts import Study
 
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
 

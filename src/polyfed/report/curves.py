@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
 from polyfed.report.privacy import OPEN, epsilons, label_of, said
-from polyfed.report.read import Study
 from polyfed.report.style import INK, QUIET, canvas, hover, legend, legend_name, looks, styled
+from polyfed.report.verdicts import Study
 from polyfed.runs.numbers import finite
 
 BANDS = 4  # most curves that are drawn with a band

@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from polyfed.base.arguments import checked
 from polyfed.report import words
 from polyfed.report.pairs import Interval
-from polyfed.report.read import Study
 from polyfed.report.style import (
     GREEN,
     INK,
@@ -27,6 +26,7 @@ from polyfed.report.style import (
     short,
     styled,
 )
+from polyfed.report.verdicts import Study
 
 FEW = 8  # most clients drawn without a box: quartiles of so few mean little
 POINTS = 400  # most dots that are drawn one by one; more become one picture inside the SVG

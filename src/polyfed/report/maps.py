@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
-from polyfed.report.read import Study
 from polyfed.report.style import BLUE, INK, NAMED, VERMILLION, canvas, categories, short, styled
+from polyfed.report.verdicts import Study
 from polyfed.runs.numbers import Numbers
 
 BUBBLES = 700  # most bubbles, one per client and class that it holds; more become a heat map

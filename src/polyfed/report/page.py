@@ -31,12 +31,13 @@ from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spre
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
 from polyfed.report.pairs import reason
 from polyfed.report.probabilities import benefit_figure, calibration_figure, told
-from polyfed.report.read import ALONE, Study, read
+from polyfed.report.read import read
 from polyfed.report.style import NAMED as DRAWN
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, results
+from polyfed.report.verdicts import ALONE, Study
 from polyfed.runs.numbers import Numbers
 
 LISTED = 500  # most clients for which the page holds a row each

@@ -10,9 +10,9 @@ from polyfed.base.errors import RunError
 from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.pairs import mean_of, sample_std
-from polyfed.report.read import ALONE, Study
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import tally
+from polyfed.report.verdicts import ALONE, Study
 
 
 @checked

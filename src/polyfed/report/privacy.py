@@ -2,7 +2,7 @@
 
 from polyfed.report import words
 from polyfed.report.pairs import Interval
-from polyfed.report.read import Study
+from polyfed.report.verdicts import Study
 
 OPEN, AT = "open", "epsilon-"
 

@@ -6,8 +6,8 @@ Net benefit: Vickers and Elkin, Medical Decision Making 26 (2006).
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.report.read import Study
 from polyfed.report.style import INK, NAMED, PAPER, QUIET, canvas, hover, legend, legend_name, looks, styled
+from polyfed.report.verdicts import Study
 
 GROUPS, LEAST = 10, 20  # of a calibration curve: groups, and fewest samples in each
 MOST = 4  # methods drawn

@@ -10,8 +10,8 @@ from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
 from polyfed.report.caveats import calibration, caveats
 from polyfed.report.pairs import Interval, Verdict
-from polyfed.report.read import ALONE, Study
 from polyfed.report.tables import tally
+from polyfed.report.verdicts import ALONE, Study
 
 LINES = 20  # clients up to which each has a line
 EACH = 8  # beyond that: clients listed that gain, and that lose

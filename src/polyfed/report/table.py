@@ -15,8 +15,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from polyfed.base.arguments import checked
-from polyfed.base.cells import marked
 from polyfed.base.errors import ConfigError
+from polyfed.base.text import marked
 
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?( ?±.*| ?%)?$")  # not a formula, whatever its sign

@@ -12,8 +12,8 @@ from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.pairs import Interval, mean_of, sample_std
-from polyfed.report.read import ALONE, Study
 from polyfed.report.table import Cell, Table
+from polyfed.report.verdicts import ALONE, Study
 from polyfed.runs.numbers import Numbers
 
 NAMED = 15  # with more clients, the client table shows only both ends

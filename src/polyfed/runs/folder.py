@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfed.base import checkpoint
-from polyfed.base.cells import marked
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
+from polyfed.base.text import marked
 from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
@@ -90,11 +90,11 @@ class RunFolder:
 
     def _fixed(self, task: Task) -> None:
         """Write what clients' models have in common from before the run, unless a run beside this one has it."""
-        wanted = {"digest": task.fixed_digest}
-        if not task.fixed or files.linked(self.path, "fixed.safetensors", lambda path: said(path) == wanted):
+        wanted = {"digest": task.net.fixed_digest}
+        if not task.net.fixed or files.linked(self.path, "fixed.safetensors", lambda path: said(path) == wanted):
             return
         known, found = set[int](), dict[str, Tensor]()
-        for name, t in task.fixed.items():
+        for name, t in task.net.fixed.items():
             t = t.detach().cpu().contiguous()
             found[name] = t.clone() if t.untyped_storage().data_ptr() in known else t  # of tensors that share memory
             known.add(t.untyped_storage().data_ptr())
@@ -280,7 +280,7 @@ def scores(run: Result) -> dict[str, Tensor]:
 def fingerprint(settings: Config, task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
-    s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.fixed_digest}
+    s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.net.fixed_digest}
     found = json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
     found["model"] = {k: v for k, v in found["model"].items() if k != "backbone"}  # its digest says which it is
     return found
@@ -310,7 +310,7 @@ def summary(run: Result) -> Summary:
         "seconds": run.seconds,
         "parameters": run.trained.task.p,
         "trained_bytes": run.trained.task.w0.nbytes,
-        "frozen_bytes": size(run.trained.task.fixed),
+        "frozen_bytes": size(run.trained.task.net.fixed),
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric.name),
         "steps": _steps(run),

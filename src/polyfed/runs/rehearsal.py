@@ -1,6 +1,5 @@
 """A rehearsal: some rounds of two clients that leave no trace, to see what a method sends and asks of its uplinks."""
 
-import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.losses import Loss, tokens
 from polyfed.compute.optimizers import Advance, Optimizer
 from polyfed.compute.split import Split
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, having
 from polyfed.core.algorithm import Algorithm, Contender, Round, State
 from polyfed.core.messages import Form, form_of
 from polyfed.core.rounds import Loop
@@ -237,11 +236,12 @@ def _drawn(
     task: with the model, whose `check` need not have been called     shape: of an input
     """
     rng, size = np.random.default_rng(seed), 2 * min(classes or 4, 50)
-    task = copy.copy(task)
+    task = having(task)
     task.scores = ()
 
     def draw() -> tuple[Tensor, Tensor]:
-        x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
+        whole = task.net.integers
+        x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if whole else rng.normal(size=(size, *shape)))
         if task.loss is tokens:
             with torch.no_grad():
                 output = task.outputs(task.w0, task.place(Split(x, x[:, :0], np.array([0, size]))).x)
@@ -285,14 +285,14 @@ def averaged(used: dict[str, set[str]]) -> list[str]:
 
 def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> None:
     """Raise ConfigError where the local steps cannot be those of the task's optimiser."""
-    if task.optimizer.plain:
+    if task.net.optimizer.plain:
         return
-    key = "clip_norm" if task.optimizer.name == "sgd" else "optimizer"
+    key = "clip_norm" if task.net.optimizer.name == "sgd" else "optimizer"
     why = algorithm.needs.plain_sgd
     if not why and not _asked(algorithm, task, federation, work):
         why = "its local steps are not those of local_sgd"
     if why:
-        given = task.optimizer.clip_norm if key == "clip_norm" else task.optimizer.name
+        given = task.net.optimizer.clip_norm if key == "clip_norm" else task.net.optimizer.name
         raise ConfigError(f"{key}: found {given!r}, expected plain sgd with {algorithm.name}: {why}")
 
 
@@ -305,8 +305,7 @@ def _asked(algorithm: Algorithm, task: Task, federation: Federation, work: Work)
             asked.append(True)
             return super().start(w, only)
 
-    watched = copy.copy(task)
-    watched.optimizer = Noticing(**dataclasses.asdict(task.optimizer))
+    watched = having(task, optimizer=Noticing(**dataclasses.asdict(task.net.optimizer)))
     rehearse(algorithm, watched, federation, dataclasses.replace(work, steps=1))
     return bool(asked)
 

@@ -25,10 +25,10 @@ from pydantic import (
 )
 from safetensors import SafetensorError, safe_open
 
-from polyfed.base.cells import unmarked
 from polyfed.base.errors import RunError
 from polyfed.base.part import Part
 from polyfed.base.settings import is_list, is_table, kebab
+from polyfed.base.text import unmarked
 from polyfed.base.values import unboxed
 from polyfed.metrics.metric import BETTER, Metric, mean_of
 from polyfed.metrics.scores import known

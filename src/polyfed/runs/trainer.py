@@ -31,7 +31,7 @@ from polyfed.compute.compiled import PATH, path_of, share_calls
 from polyfed.compute.kept import Kept, kept
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
-from polyfed.compute.task import Task
+from polyfed.compute.task import Task, adopt, findings
 from polyfed.core.algorithm import Algorithm, Contender, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.engine import Engine
@@ -140,8 +140,8 @@ class Trainer:
     def plan(self) -> Plan:
         """How clients are run on this machine."""
         t, train, top = self.training, self.federation.train, self.kept.top if self.kept else self.task
-        path = path_of(top, self.work, train)
-        each, shared = self.work.per_step(train.counts), share_calls(top, path, train)
+        path = path_of(top.net, self.work, train)
+        each, shared = self.work.per_step(train.counts), share_calls(top.net, path, train)
         return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, shared)
 
     @cached_property
@@ -150,7 +150,7 @@ class Trainer:
         plan, fed, top = self.plan, self.federation, self.kept.top if self.kept else self.task
         if self.training.engine != "local" or isinstance(fed, Outline):
             return None
-        seen, base = max(len(split.x) for split in splits(fed).values()), size(self.task.fixed)
+        seen, base = max(len(split.x) for split in splits(fed).values()), size(self.task.net.fixed)
         method, most = looped(self.algorithm), self._most
         return memory_of(method, top, fed.n, self.cohort, self.streamed, plan, most, seen)._replace(base=base)
 
@@ -259,7 +259,8 @@ class Trainer:
             if self.kept is not None:
                 task, data = self.kept.top, features(self.kept, data, folder)
             return LocalEngine(task, data, rows(), client_keys(names), self.work, t.seed, plan, t.step_sizes)
-        make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
+        weights = plain(task.net.criterion.class_weights)
+        make = partial(_checked, t, task.model, task.loss, task.device, weights, findings(task))
         return sibling("polyfed_ray.engine", "engine: ray").RayEngine(
             make, dict(splits(self.federation)), names, looped(self.algorithm), self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows",
@@ -294,7 +295,7 @@ def _checked(
     t: Training, model: nn.Module, loss: Loss, device: torch.device, weights: list[float] | None, found: dict[str, Any]
 ) -> Task:
     """The same task in another process."""
-    return t.task(model, loss, device, class_weights=weights).adopt(found)
+    return adopt(t.task(model, loss, device, class_weights=weights), found)
 
 
 @checked

@@ -4,5 +4,5 @@ message, and what everybody's data in one place would give."""
 from polyfed.yardsticks.own import Commonest as Commonest
 from polyfed.yardsticks.own import OwnLinear as OwnLinear
 from polyfed.yardsticks.own import OwnTrees as OwnTrees
-from polyfed.yardsticks.pooled import PooledOracle as PooledOracle
+from polyfed.yardsticks.yardstick import PooledOracle as PooledOracle
 from polyfed.yardsticks.yardstick import Yardstick as Yardstick

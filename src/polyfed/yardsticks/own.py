@@ -35,7 +35,7 @@ class Own(Yardstick, abstract=True):
         if callable(task.loss):
             name = getattr(task.loss, "__name__", "a function")
             raise ConfigError(f"{self.name}: knows the losses cross-entropy and mse, found {name}; leave the row out")
-        if task.integers:
+        if task.net.integers:
             raise ConfigError(f"{self.name}: takes features, and the inputs are tokens; leave the row out")
 
     def fit(self, train: Split, classes: int | None, pooled: Callable[[float], Outputs]) -> Sequence[Outputs]:

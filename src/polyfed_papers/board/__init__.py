@@ -220,9 +220,9 @@ CLUSTERED = (
 
 def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHEARSED) -> dict[str, type[Algorithm]]:
     """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
-    root = known.__name__
+    REGISTRY.load()
     methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
-    found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(root)}
+    found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(known.__name__)}
     names = few if bench.rehearse else some or [name for name in found if name not in APART]
     return {name: methods[name] for name in (*names, *bench.joining)}
 

@@ -15,9 +15,9 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.report import read, words
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence, Interval, mean_of, sample_std
-from polyfed.report.read import Study
 from polyfed.report.style import GREEN, INK, QUIET, VERMILLION, canvas, hover, styled
 from polyfed.report.table import Cell, Table
+from polyfed.report.verdicts import Study
 from polyfed.studies.compare import Comparison
 from polyfed_papers.board import (
     APART,

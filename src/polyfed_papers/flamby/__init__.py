@@ -39,8 +39,8 @@ from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.report import read
-from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
+from polyfed.report.verdicts import Study
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed_papers.recipes.recipe import Bench, Size

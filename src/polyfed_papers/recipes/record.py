@@ -20,9 +20,9 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
 from safetensors.numpy import save_file
 
-from polyfed.base.cells import unmarked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.text import unmarked
 from polyfed.report.style import write_atomically
 from polyfed.runs import schema as reading
 from polyfed.runs.numbers import Numbers

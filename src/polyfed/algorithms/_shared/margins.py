@@ -24,6 +24,6 @@ def undo(task: Task, w: Tensor, margin: Tensor, before: Tensor) -> Tensor:
 
 def decay(task: Task, w: Tensor, margin: Tensor) -> Tensor | None:
     """[s, p] weight decay of the margin, for local steps to subtract; None without weight decay."""
-    if not task.weight_decay:
+    if not task.net.weight_decay:
         return None
-    return task.weight_decay * shifted(task, torch.zeros_like(w), margin)
+    return task.net.weight_decay * shifted(task, torch.zeros_like(w), margin)

@@ -27,7 +27,7 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
 
 def without_statistics(task: Task, name: str) -> None:
     """Raise ModelError for a model with running statistics in its vector, for methods without a mean."""
-    if task.statistics is not None:
+    if task.net.statistics is not None:
         raise ModelError(
             f"model: found running statistics of BatchNorm in its vector, which {name} makes no means of; expected "
             "GroupNorm (polyfed.models.replace_batchnorm)"
