@@ -2,9 +2,11 @@
 linear and stratified Cox, with standard errors, intervals, heterogeneity and the meta-analysis beside it.
 """
 
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
+
+from polyfed.base.lazy import attribute as _attribute
+from polyfed.base.lazy import homes as _homes
 
 if TYPE_CHECKING:
     from polyfed_clinical.models import concordance as concordance
@@ -12,11 +14,9 @@ if TYPE_CHECKING:
     from polyfed_clinical.regression import fit as fit
     from polyfed_clinical.summary import ClinicalFit as ClinicalFit
 
-_HOMES = {"concordance": "models", "loss": "models", "fit": "regression", "ClinicalFit": "summary"}
+_HOMES = _homes(__file__)
 __all__ = ["ClinicalFit", "concordance", "fit", "loss"]
 
 
 def __getattr__(name: str) -> _Any:  # late, so that `polyfed --help`, which lists our command, does not wait
-    if name not in _HOMES:
-        raise AttributeError(f"module 'polyfed_clinical' has no attribute {name!r}")
-    return getattr(_import_module(f"polyfed_clinical.{_HOMES[name]}"), name)
+    return _attribute(__name__, _HOMES, name)

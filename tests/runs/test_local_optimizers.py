@@ -139,7 +139,9 @@ def test_a_method_that_takes_plain_sgd_alone_says_so_and_why(cli):
         ({"optimizer": "adamw", "beta1": 0.8}, {"optimizer": "adamw:beta1=0.8"}),
         ({"lr-decay": 0.9, "lr-decay-every": 2, "warmup": 1}, {"lr-schedule": "exponential:0.9,2,1"}),
         ({"lr-decay": 1.0, "warmup": 1, "cosine": 200}, {"lr-schedule": "cosine:200,1"}),
-        ({"warmup": 3, "cosine": 0, "address": "10.0.0.1:6379"}, {"lr-schedule": "constant:3"}),
+        ({"warmup": 3, "cosine": 0}, {"lr-schedule": "constant:3"}),
+        ({"lr-decay": 1.0, "lr-decay-every": 5, "warmup": 0}, {}),
+        ({"engine": "ray", "address": "10.0.0.1:6379"}, {"engine": "ray:10.0.0.1:6379"}),
     ],
 )
 def test_a_file_with_the_earlier_keys_trains_as_it_did(earlier, now, tmp_path):
@@ -147,5 +149,5 @@ def test_a_file_with_the_earlier_keys_trains_as_it_did(earlier, now, tmp_path):
     for path, table in ((old, earlier), (new, now)):
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
     was, is_now = (resolve(path).settings for path in (old, new))
-    assert was.step_sizes == is_now.step_sizes
+    assert (was.step_sizes, was.engine) == (is_now.step_sizes, is_now.engine)
     assert optimizer_of(was.optimizer) == optimizer_of(is_now.optimizer)

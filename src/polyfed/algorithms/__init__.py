@@ -1,9 +1,8 @@
 """One paper, one file. A method is registered when its file is imported: when it or its class is asked for by name."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from polyfed.base.lazy import homes
+from polyfed.base.lazy import attribute, homes
 from polyfed.core.algorithm import REGISTRY
 
 if TYPE_CHECKING:
@@ -82,6 +81,4 @@ REGISTRY.offer({name.lower(): module for name, module in _HOMES.items()})
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'polyfed.algorithms' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return attribute(__name__, _HOMES, name)

@@ -1,7 +1,10 @@
 """Names of a package that are imported when first used: its `__init__` imports them for type checkers alone."""
 
 import ast
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def homes(file: str | Path) -> dict[str, str]:
@@ -13,3 +16,10 @@ def homes(file: str | Path) -> dict[str, str]:
         for alias in node.names
         if alias.asname == alias.name
     }
+
+
+def attribute(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """What a package has by this name, which `homes` knows. Raises AttributeError for another."""
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return getattr(import_module(homes[name]), name)

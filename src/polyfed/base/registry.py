@@ -93,7 +93,6 @@ class Registry(dict[str, T]):
 
     def gather(self) -> list[str]:
         """Load what all installed packages add. Returns a line for each thing that could not be."""
-        self.load()
         refused: list[str] = []
         for plugin in self._plugins():
             try:

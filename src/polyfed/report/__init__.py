@@ -1,9 +1,8 @@
 """From run folders to an answer: tables, figures and one page. Reads files only, so it works on runs from anywhere."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from polyfed.base.lazy import homes
+from polyfed.base.lazy import attribute, homes
 from polyfed.report.clients import client_table, gain_table
 from polyfed.report.paper import paper_table
 from polyfed.report.read import read
@@ -27,9 +26,7 @@ _DRAWN = homes(__file__)  # what imports matplotlib, when it is asked for
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _DRAWN:
-        raise AttributeError(f"module 'polyfed.report' has no attribute {name!r}")
-    return getattr(import_module(_DRAWN[name]), name)
+    return attribute(__name__, _DRAWN, name)
 
 
 __all__ = [

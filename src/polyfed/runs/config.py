@@ -52,7 +52,9 @@ INFORMATION = (
 )  # of a run's config.toml, which decide nothing
 
 
-EARLIER = ("momentum", "beta1", "beta2", "eps", "lr-decay", "lr-decay-every", "warmup", "cosine", "address")
+# keys of earlier files, and what they are in lr-schedule, with what they were unless set
+MOMENTS = ("momentum", "beta1", "beta2", "eps")
+DECAY = {"cosine": ("rounds", 0), "lr-decay": ("factor", 1.0), "lr-decay-every": ("every", 1), "warmup": ("warmup", 0)}
 
 
 # What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method
@@ -367,20 +369,18 @@ def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def of_earlier(table: dict[str, Any]) -> dict[str, Any]:
-    """A file of before `optimizer` and `lr-schedule` took the numbers that are now theirs."""
-    kept = {key: value for key, value in table.items() if key not in EARLIER}
-    if moments := ",".join(f"{key}={table[key]}" for key in EARLIER[:4] if key in table):
+    """A file of before `optimizer`, `lr-schedule` and `engine` took what is now theirs."""
+    kept = {key: value for key, value in table.items() if key not in (*MOMENTS, *DECAY, "address")}
+    if moments := ",".join(f"{key}={table[key]}" for key in MOMENTS if key in table):
         kept["optimizer"] = f"{table.get('optimizer', 'sgd')}:{moments}"
-    decay, rounds = table.get("lr-decay", 1.0), table.get("cosine", 0)
-    if decay != 1.0 and rounds:
-        raise ConfigError(
-            f"lr-decay: found {decay} with cosine = {rounds}, expected one of them: lr-schedule has one form"
-        )
-    names = {"cosine": "rounds", "lr-decay": "factor", "lr-decay-every": "every", "warmup": "warmup"}
-    usual = {"cosine": 0, "lr-decay": 1.0, "lr-decay-every": 1, "warmup": 0}
-    given = ",".join(f"{name}={table[key]}" for key, name in names.items() if table.get(key, usual[key]) != usual[key])
-    if form := "cosine" if rounds else "exponential" if decay != 1.0 else "constant" if table.get("warmup") else "":
-        kept["lr-schedule"] = f"{form}:{given}"
+    if table.get("engine") == "ray" and "address" in table:
+        kept["engine"] = f"ray:{table['address']}"
+    changed = {key: table[key] for key, (_, usual) in DECAY.items() if table.get(key, usual) != usual}
+    if {"cosine", "lr-decay"} <= {*changed}:
+        raise ConfigError("lr-decay: found it with cosine, expected one of them: lr-schedule has one form")
+    form = "cosine" if "cosine" in changed else "exponential" if "lr-decay" in changed else "constant"
+    if form != "constant" or "warmup" in changed:
+        kept["lr-schedule"] = f"{form}:{','.join(f'{DECAY[key][0]}={value}' for key, value in changed.items())}"
     return kept
 
 
