@@ -15,7 +15,7 @@ from typing import Any
 
 import polyfed as pf
 from polyfed.base.settings import kebab, settings_of
-from polyfed.cli import _command, describe
+from polyfed.cli import command_line, describe
 from polyfed.cli.config import keys
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.layout import Layout
@@ -99,7 +99,7 @@ def gallery() -> dict[str, str]:
 def commands() -> str:
     """The page of the command line: what each command's help says first, and its examples."""
     parts = ["# Commands", "`polyfed COMMAND --help` lists a command's options."]
-    for name, command in sorted(_command().commands.items()):
+    for name, command in sorted(command_line().commands.items()):
         parts.append(f"## polyfed {name}")
         subs = getattr(command, "commands", {})
         for title, text in [("", command.help), *((f"`polyfed {name} {k}`: ", c.help) for k, c in subs.items())]:

@@ -62,15 +62,13 @@ def words() -> dict[str, int]:
 def names() -> dict[str, int]:
     """What somebody can type: public names, members of the two widest classes, commands, options, keys."""
     sys.path.insert(0, str(SRC))
-    import typer
-
     import polyfed
-    from polyfed.cli import app
+    from polyfed.cli import command_line
     from polyfed.compute.task import Task
     from polyfed.core.algorithm import Algorithm
     from polyfed.runs.training import Training
 
-    commands = [*_commands(typer.main.get_command(app))]
+    commands = [*_commands(command_line())]
     options = [o for c in commands for p in c.params for o in p.opts if o.startswith("--")]
     return {
         "public": len(polyfed.__all__),

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from polyfed.cli import app
+from polyfed.cli import command_line
 
 SAY = """
 import sys
@@ -13,7 +13,7 @@ for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
     print("loaded:", status, *(name for name in unused.split(",") if name in sys.modules))
 """
 HEAVY = "numpy,torch,pandas,scipy,matplotlib,pydantic"
-NAMES = [*(command.name for command in app.registered_commands), "data inspect", "keys add"]
+NAMES = [*(n for n, c in command_line().commands.items() if not hasattr(c, "commands")), "data inspect", "keys add"]
 COMMANDS = {  # one after another in one process: a later one may load more
     "--help": HEAVY,
     **{f"{name} {word}": HEAVY for name in NAMES for word in ("--help", "--mistyped")},

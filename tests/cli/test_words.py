@@ -9,7 +9,7 @@ from typer import Context
 import polyfed
 import polyfed.algorithms
 from polyfed.base.settings import kebab, settings_of
-from polyfed.cli import app, commands
+from polyfed.cli import app, command_line, commands
 from polyfed.cli.describe import certificates, citation
 from polyfed.cli.late import late
 from polyfed.cli.options import Command
@@ -50,6 +50,7 @@ def test_every_help_has_an_example(cli, command):
     assert f"polyfed {command.split()[0]}" in " ".join(said.out.split("Options")[0].split("Usage")[1].split()[3:])
 
 
+command_line()  # with those of the packages beside the core
 EVERY = [c.callback for c in app.registered_commands if c.callback]
 
 

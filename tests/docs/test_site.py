@@ -27,7 +27,7 @@ import torch
 import polyfed as pf
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.base.settings import kebab, settings_of
-from polyfed.cli import _command, describe
+from polyfed.cli import command_line, describe
 from polyfed.cli.config import keys
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
@@ -189,7 +189,7 @@ def test_every_page_with_python_is_run_and_every_toml_is_valid():
 
 def parsed(words: list[str]) -> None:
     """Raise what the command line says of a command that is not one, before it is run."""
-    command, name = _command(), "polyfed"
+    command, name = command_line(), "polyfed"
     context = command.make_context(name, [*words])
     while (left := [*context._protected_args, *context.args]) and hasattr(command, "get_command"):
         name, command = left[0], command.get_command(context, left[0])

@@ -97,11 +97,9 @@ def test_another_users_process_is_seen_to_run(cli, tmp_path, monkeypatch):
 
 def test_tls_and_silence_cannot_be_turned_off():
     """No option of either end, and what the user's environment says of Flower's reports home does not count."""
-    from typer.main import get_command
+    from polyfed.cli import command_line
 
-    from polyfed.cli import app
-
-    commands = get_command(app).commands
+    commands = command_line().commands
     for name in ("server", "client"):
         options = [option for p in commands[name].params for option in p.opts]
         assert options

@@ -8,9 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 
-from polyfed.cli import app
+from polyfed.cli import command_line
 
 ROOT = Path(__file__).parents[2]
 UNIT, IMAGE = (ROOT / "examples" / "network" / name for name in ("polyfed-client.service", "Containerfile"))
@@ -29,7 +28,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands(), ids=lambda line: line.split()[0])
 def test_its_command_is_one_of_polyfeds(line):
     """Names and values of options are read as they would be before the command begins."""
-    command, words = typer.main.get_command(app), shlex.split(line, comments=True)
+    command, words = command_line(), shlex.split(line, comments=True)
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     command.make_context(command.name, words)
