@@ -71,7 +71,7 @@ def test_whole_numbers_train_as_floats_do_to_the_bit():
 
 def test_scores_are_of_the_tokens_that_count():
     def score(name, output, target):
-        return pf.metrics.scores.named(name).of(pf.metrics.metric.Seen(output, torch.as_tensor(target)))
+        return pf.metrics.scores.named(name).of(pf.metrics.metric.Predictions(output, torch.as_tensor(target)))
 
     assert score("perplexity", torch.zeros(2, 6, 10), Y[0, :2]) == pytest.approx(10)
     output = torch.eye(3)[[2, 1, 2, 1]][None]

@@ -20,7 +20,7 @@ from polyfed.base.errors import PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Batches, Work
 from polyfed.data.csv_files import sheet_of
-from polyfed.metrics.metric import Seen
+from polyfed.metrics.metric import Predictions
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.compare import Comparison
@@ -111,9 +111,9 @@ class Face:
             "model": net(), "federation": FED, "algorithm": method, "algorithms": [method], "training": training,
             "run": run, "newcomers": new, "folder": folder / "run", "path": folder / "run", "paths": [folder / "two"],
             "data": self._new(folder, sites), "study": study, "studies": [study], "name": "linear", "client": 0,
-            "split": "test",
+            "split": "test", "value": 0.5,
             "seed": 0, "t": 0, "keys": keys, "n": 3, "ids": np.arange(3), "names": FED.names, "rows": tables_frame,
-            "sheet": sheet_of(tables_frame), "seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])), "value": 0.5,
+            "sheet": sheet_of(tables_frame), "predictions": Predictions(torch.zeros(2, 2), torch.tensor([0, 1])),
             "delays": pf.Delays(), "schedule": pf.Uniform(), "trace": np.ones((2, 3)), "probability": 0.5,
             "order": [0, 1], "fraction": 0.5, "train": PAIRS, "sites": PAIRS, "loss": "mse",
             "input_shape": (3,), "outputs": 2, "shape": (3,), "text": "iid", "label": "fedavg", "form": "csv",
@@ -127,7 +127,6 @@ class Face:
             "texts": {"a": ["x y", "y"], "b": ["y"]}, "tokenizer": lambda texts: [[1, 2] for _ in texts],
             "compare.settings": TRAIN, "window_for.settings": {"iterations": 3},
             "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
-            "Metric.computed.seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])),
             "coalitions.federation": two,
             "Federation.from_files.paths": [*sites.iterdir()], "Federation.from_folder.path": sites,
             "Federation.without.names": ["client-0"], "Run.save.folder": folder / "copy", "local_sgd.data": batches,

@@ -15,7 +15,7 @@ from polyfed.compute import evaluation
 from polyfed.compute.check import check
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.metrics.metric import Metric, Seen
+from polyfed.metrics.metric import Metric, Predictions
 from polyfed.metrics.scores import KNOWN, metrics_of, named
 
 CLASSES = [name for name, m in KNOWN.items() if m.kind == "classes" and m.per == "client"]
@@ -30,10 +30,11 @@ def made(classes: int = 2, n: int = 200, seed: int = 0) -> tuple[np.ndarray, np.
 
 
 def score(name: str, output, target, threshold: float | None = 0.0) -> float:
-    return named(name).of(Seen(torch.as_tensor(output), torch.as_tensor(target), threshold))
+    return named(name).of(Predictions(torch.as_tensor(output), torch.as_tensor(target), threshold))
 
 
 Z, Y = made()
+PREDICTIONS = Predictions(torch.as_tensor(Z), torch.as_tensor(Y))
 P = softmax(Z, axis=1)
 GUESS = Z.argmax(1)
 
@@ -73,7 +74,7 @@ def test_two_classes_as_scikit_learn_has_them(name, expected):
 def test_a_scorer_itself_is_a_metric(scorer, name, expected):
     (metric,) = metrics_of([scorer])
     assert metric.name == name
-    assert metric.of(Seen(torch.as_tensor(Z), torch.as_tensor(Y))) == pytest.approx(expected, abs=1e-12)
+    assert metric.of(PREDICTIONS) == pytest.approx(expected, abs=1e-12)
 
 
 def test_many_classes_as_scikit_learn_has_them():
@@ -161,9 +162,9 @@ def own_squares(output, target):
 
 
 def test_a_function_of_outputs_and_targets():
-    assert metrics_of(own_bias)[0].of(Seen(torch.as_tensor(Z), torch.as_tensor(Y))) == pytest.approx((GUESS - Y).mean())
+    assert metrics_of(own_bias)[0].of(PREDICTIONS) == pytest.approx((GUESS - Y).mean())
     (metric,) = metrics_of([own_squares])
-    assert metric.of(Seen(torch.as_tensor(Z), torch.as_tensor(Y))) == pytest.approx(((Z[:, 1] - Y) ** 2).mean())
+    assert metric.of(PREDICTIONS) == pytest.approx(((Z[:, 1] - Y) ** 2).mean())
 
 
 @pytest.mark.parametrize("name", [*CLASSES, *BINARY, "roc_auc"])

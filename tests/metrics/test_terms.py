@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from polyfed.metrics import terms
-from polyfed.metrics.metric import Seen
+from polyfed.metrics.metric import Predictions
 from polyfed.metrics.scores import KNOWN, named
 
 
-def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
+def seen(kind: str, n: int = 120, seed: int = 0) -> Predictions:
     """Outputs that know something of their targets, with ties."""
     g = torch.Generator().manual_seed(seed)
 
@@ -21,20 +21,20 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
     if kind == "survival":
         risk = normal(n, 1).mul(4).round() / 4
         time = (normal(n).abs() * (-risk[:, 0] / 2).exp() * 8).round() + 1
-        return Seen(risk, torch.stack([time, (normal(n) > -0.3).double()], 1))
+        return Predictions(risk, torch.stack([time, (normal(n) > -0.3).double()], 1))
     if kind == "labels":
         y = (normal(n, 3) > 0.3).double()
-        return Seen(y + normal(n, 3), y)
+        return Predictions(y + normal(n, 3), y)
     if kind == "tokens":  # sequences of 1 to 6 tokens that count
         y = torch.randint(4, (n, 6), generator=g)
         y[torch.arange(6) > torch.randint(6, (n, 1), generator=g)] = -100
-        return Seen(normal(n, 6, 4) + torch.nn.functional.one_hot(y.clamp(min=0), 4) * normal(n, 1, 1).exp(), y)
+        return Predictions(normal(n, 6, 4) + torch.nn.functional.one_hot(y.clamp(min=0), 4) * normal(n, 1, 1).exp(), y)
     if kind == "numbers":
         y = normal(n, 2)
-        return Seen(y + normal(n, 2), y)
+        return Predictions(y + normal(n, 2), y)
     y = torch.randint(2 if kind == "two classes" else 4, (n,), generator=g)
     z = normal(n, int(y.max()) + 1).mul(2).round() / 2
-    return Seen(z + torch.nn.functional.one_hot(y), y)
+    return Predictions(z + torch.nn.functional.one_hot(y), y)
 
 
 WITH = [m for m in (*KNOWN.values(), named("pinball:0.9")) if m.terms]
@@ -74,7 +74,7 @@ def test_where_there_is_no_score_there_are_no_terms(name):
     metric, kind = KNOWN[name], others.get(name, "two classes")
     found = seen(kind, 20)
     target = found.target * 0 - 100 * (kind == "tokens")
-    none = Seen(found.output, target)
+    none = Predictions(found.output, target)
     if name == "balanced-accuracy":  # of one class: the score says so
         assert math.isnan(metric.of(none))
         return
@@ -91,5 +91,5 @@ def test_the_jackknife_is_that_of_the_scores_without_each_sample(kind):
     found = seen(kind, 30)
     metric = KNOWN["average-precision" if kind == "two classes" else "concordance"]
     keep = [[j for j in range(30) if j != k] for k in range(30)]
-    without = np.array([metric.of(Seen(found.output[k], found.target[k])) for k in keep])
+    without = np.array([metric.of(Predictions(found.output[k], found.target[k])) for k in keep])
     assert metric.terms(found) == pytest.approx(metric.of(found) + 29 * (without.mean() - without))

@@ -16,7 +16,7 @@ from polyfed.base.errors import Diverged
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
 from polyfed.compute.task import Task
-from polyfed.metrics.metric import Seen, marked, mean_of
+from polyfed.metrics.metric import Predictions, marked, mean_of
 from polyfed.metrics.scores import KNOWN, metrics_of
 from polyfed.report import read
 from polyfed.runs.schema import Spread
@@ -100,7 +100,7 @@ def test_what_is_marked():
     assert np.array_equal(found["auc"], [np.nan, np.nan, -np.inf, -np.inf, 0.8], equal_nan=True)
     assert np.array_equal(found["loss"], [np.nan, 1, np.inf, np.inf, 1], equal_nan=True)
     (rmse,) = metrics_of("rmse")
-    assert KNOWN["mae"].of(Seen(torch.tensor([[np.nan]]), torch.tensor([[1.0]]))) == rmse.lost == np.inf
+    assert KNOWN["mae"].of(Predictions(torch.tensor([[np.nan]]), torch.tensor([[1.0]]))) == rmse.lost == np.inf
 
 
 def test_a_method_that_blows_up_never_ranks_better(tmp_path):

@@ -40,8 +40,8 @@ class Recorder(TorchFunctionMode):
 
     def value(self, t: Any) -> int:
         """The place of a tensor among the values so far."""
-        for seen, value in reversed(self._values):
-            if seen is t:
+        for earlier, value in reversed(self._values):
+            if earlier is t:
                 return value
         raise Unknown
 
@@ -259,25 +259,25 @@ class _Chain:
         values, integers = [plain], set[int]()
         for k, call in enumerate(calls):
             parts = values[call.x]
-            found: Made
+            made: Made
             (first, *_), raw = parts[0][0].columns, len(parts) == 1 and parts[0][1] is None
             if call.kind == "columns" and raw:
-                found = [(_as_they_are(first + call.options[0], call.options[1], n), None)]
+                made = [(_as_they_are(first + call.options[0], call.options[1], n), None)]
             elif call.kind == "integers" and raw:
-                found = parts
+                made = parts
             elif call.kind == "table" and raw:
                 rows, d = call.options
                 table = Layer(d, rows, False, operation="table", columns=(first, parts[0][0].inputs, n))
-                found = [(table, call.owned[0])]
+                made = [(table, call.owned[0])]
             elif call.kind == "cat" and len(call.shape) == 1 and not integers & {call.x, *call.others}:
-                found = [part for v in (call.x, *call.others) for part in values[v]]
+                made = [part for v in (call.x, *call.others) for part in values[v]]
             elif call.kind == "reshape" and call.shape == (prod(shapes[call.x]),):
-                found = parts
+                made = parts
             else:
                 break
             if call.kind == "integers" or (call.x in integers and call.kind in ("columns", "reshape")):
                 integers.add(k + 1)
-            values.append(found)
+            values.append(made)
             begin, self._shape = k + 1, call.shape
         tables = [owned for _, owned in values[begin] if owned is not None]
         if begin in integers or len(self._shape) != 1 or tables != [*range(sum(c.kind == "table" for c in calls))]:
@@ -318,16 +318,16 @@ class _Chain:
             raise Unknown
         self._bend(skip=skip)
 
-    def _bend(self, **what: Any) -> None:
+    def _bend(self, **fields: Any) -> None:
         """Add an activation, dropout or addition to the layer below, or to a new one where something lies between."""
         last = self.layers[-1] if self.layers else None
         if len(self._shape) != 1:
-            self._on_images(**what)
+            self._on_images(**fields)
             return
-        if last is None or last.window != (0, 0) or last.columns[2] or self._kept or not last.free([*what]):
+        if last is None or last.window != (0, 0) or last.columns[2] or self._kept or not last.free([*fields]):
             width = self._shape[0]
             self.layers.append(Layer(width, width, False, operation="same", weight=False))
-        self.layers[-1] = self.layers[-1]._replace(**what)
+        self.layers[-1] = self.layers[-1]._replace(**fields)
 
     def _convolve(self, call: Call) -> None:
         window, around = call.options
@@ -337,17 +337,17 @@ class _Chain:
         layer = Layer(channels, call.shape[0], len(call.owned) == 2, "", window, around, _pair(image))
         self.layers.append(layer)
 
-    def _on_images(self, **what: Any) -> None:
+    def _on_images(self, **fields: Any) -> None:
         """Add a convolution's activation or its pooling, in either order."""
         last = self.layers[-1]
         whole = len(self._shape) == 3 and last.window != (0, 0) and not self._kept
-        if not whole or what.get("activation", "ReLU") not in ("ReLU", "Tanh", "Sigmoid"):
+        if not whole or fields.get("activation", "ReLU") not in ("ReLU", "Tanh", "Sigmoid"):
             raise Unknown
-        if not {"activation", "pool"} >= what.keys() or any(
-            getattr(last, k) != getattr(Layer(1, 1, True), k) for k in what
+        if not {"activation", "pool"} >= fields.keys() or any(
+            getattr(last, k) != getattr(Layer(1, 1, True), k) for k in fields
         ):
             raise Unknown
-        self.layers[-1] = last._replace(**what)
+        self.layers[-1] = last._replace(**fields)
 
 
 def _as_they_are(first: int, count: int, of: int) -> Layer:

@@ -19,7 +19,7 @@ from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.compute.trial import alone, reason, train_twice
-from polyfed.metrics.metric import Seen
+from polyfed.metrics.metric import Predictions
 from polyfed.metrics.scores import fitting
 
 ROUGH = 0.1  # share of a gradient that rounding, in bfloat16 too, stays below, and other draws exceed
@@ -44,10 +44,10 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
     if callable(task.loss) and len(shape) == 1 and shape[0] > 1 and not y.is_floating_point():
         task.threshold = 0.5 if _probable(output) else 0.0
     some = output, y
-    if task.asked:  # a function or scorer is tried on more than two samples
+    if task.requested:  # a function or scorer is tried on more than two samples
         at = _spread(split)
         some = task.outputs(task.w0.clone(), split.x[at].to(task.device)), split.y[at]
-    task.scores = fitting(task.asked, Seen(some[0].cpu(), some[1].cpu(), task.threshold), classes or 0)
+    task.scores = fitting(task.requested, Predictions(some[0].cpu(), some[1].cpu(), task.threshold), classes or 0)
     if callable(task.loss) and not task.settled:  # newcomers' samples come to a task that is in use
         _settle_shape(task, split)
     task.settled = True
@@ -228,14 +228,14 @@ def _settle_shape(task: Task, split: Split) -> None:
         return
     # the model's outputs may all be the same, and all below the targets; mixtures of other samples' targets are neither
     mixed = (0.7 * y.roll(1, 0) + 0.3 * y.roll(2, 0)).view(output.shape).to(output.dtype)
-    found: dict[bool, tuple[int, list[Tensor]]] = {}
+    pairings: dict[bool, tuple[int, list[Tensor]]] = {}
     for reshape in (True, False) if y.is_floating_point() else (True,):  # outputs of labels are never reshaped
         task.net.criterion.reshape = reshape
         with seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found[reshape] = _pairing(task, (output, mixed), y)
-    task.net.criterion.reshape = max(found, key=lambda reshape: (found[reshape][0], reshape))
-    (best, slopes), other = found[task.net.criterion.reshape], found.get(not task.net.criterion.reshape, (-1, []))
+            pairings[reshape] = _pairing(task, (output, mixed), y)
+    task.net.criterion.reshape = max(pairings, key=lambda reshape: (pairings[reshape][0], reshape))
+    (best, slopes), other = pairings[task.net.criterion.reshape], pairings.get(not task.net.criterion.reshape, (-1, []))
     name = getattr(task.loss, "__name__", type(task.loss).__name__)
     one, two = (f"[{', '.join(['b', *map(str, t.shape[1:])])}]" for t in (output, y))
     if best == 0:
@@ -250,11 +250,11 @@ def _settle_shape(task: Task, split: Split) -> None:
 
 def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[Tensor]]:
     """(`MEAN` for a mean or sum over samples, 1 where the order of targets matters, else 0, -1 if it fails; slopes)."""
-    mean, ordered, found = True, False, list[Tensor]()
+    mean, ordered, gradients = True, False, list[Tensor]()
     for output in tried:
         try:
             # training uses slopes; they also tell where values are the same
-            found.append(both := _slopes(task, output, y))
+            gradients.append(both := _slopes(task, output, y))
         except Exception:
             return -1, []
         if not both.isfinite().all():
@@ -265,7 +265,7 @@ def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[
             ordered = ordered or not _near(both, _slopes(task, output, y.roll(-1, 0)))
         except Exception:  # it does not take one sample, or not every order of them
             mean = False
-    return MEAN if mean else int(ordered), found
+    return MEAN if mean else int(ordered), gradients
 
 
 def _slopes(task: Task, output: Tensor, y: Tensor) -> Tensor:

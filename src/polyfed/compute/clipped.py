@@ -50,11 +50,11 @@ def _row_by_row(task: Task, w: Tensor, x: Tensor, y: Tensor, factor: Tensor, cli
     into, gradients = task.layout.views(total), _together if _at_once(task, w, x, y) else _looped
     for k in range(0, len(x), size):
         at = slice(k, k + size)
-        found = gradients(task, w, x[at], y[at])
-        squares = sum(g.double().flatten(1).square().sum(1) for g in found)
+        each = gradients(task, w, x[at], y[at])
+        squares = sum(g.double().flatten(1).square().sum(1) for g in each)
         assert isinstance(squares, Tensor)
         scale = shrink(factor[at] * squares.sqrt(), clip) * factor[at]
-        for view, g in zip(into, found, strict=True):
+        for view, g in zip(into, each, strict=True):
             view.add_(weighted_sum(scale, g.double().nan_to_num(0, 0, 0)))
     return total
 
@@ -69,8 +69,8 @@ def _together(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         output: Tensor = func.functional_call(module, parameters, (model_input(one[None]),))
         return task.net.criterion.mean(output, target[None])
 
-    found: dict[str, Tensor] = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(named, x, y)
-    return [found[e.name] for e in task.layout.entries]
+    by_name: dict[str, Tensor] = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(named, x, y)
+    return [by_name[e.name] for e in task.layout.entries]
 
 
 def _looped(task: Task, w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:

@@ -52,15 +52,15 @@ def layers_of(net: Net, sample: torch.Size | None) -> tuple[Layer, ...] | None:
         or net.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    known, key = _known.setdefault(net, {}), (sample, net.integers)
-    if key not in known:
-        found = None
+    cache, key = _known.setdefault(net, {}), (sample, net.integers)
+    if key not in cache:
+        layers = None
         if net.stacked is not None:
-            found = _chained(net.stacked.layers)
+            layers = _chained(net.stacked.layers)
         elif sample is not None:
-            found = chains.known(net, sample)
-        known[key] = None if found is None else tuple(found)
-    return known[key]
+            layers = chains.known(net, sample)
+        cache[key] = None if layers is None else tuple(layers)
+    return cache[key]
 
 
 def _chained(modules: list[nn.Module]) -> list[Layer] | None:

@@ -56,11 +56,11 @@ def cut(task: Task, only: Tensor) -> int | None:
 
 def above(task: Task, cut: int) -> Task:
     """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
-    known = _above.setdefault(task, {})
-    if cut not in known:
-        known[cut] = part_of(task, nn.Sequential(*_sequence(task.model)[cut:]))
-    known[cut].net.optimizer = task.net.optimizer  # which a rehearsal replaces
-    return known[cut]
+    tasks = _above.setdefault(task, {})
+    if cut not in tasks:
+        tasks[cut] = part_of(task, nn.Sequential(*_sequence(task.model)[cut:]))
+    tasks[cut].net.optimizer = task.net.optimizer  # which a rehearsal replaces
+    return tasks[cut]
 
 
 def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:

@@ -82,11 +82,11 @@ def losses_of(
         views = net.point(parameters, w[i])
         key = 0 if keys is None else int(keys[i])
         with torch.enable_grad(), net.drawing(key) as draws, kept_short(module, net.blocks, again(draws, key)):
-            with net.precision(), nullcontext() if also is None else Entering(module) as seen:
+            with net.precision(), nullcontext() if also is None else Entering(module) as watch:
                 output = module(model_input(batch.x[i, :b]))
             loss = net.criterion.mean(output.to(w.dtype), batch.y[i, :b], row_weight(batch, i, b))
-        if also is not None and seen is not None:
-            f, z, one = seen.entered().to(w.dtype), output.to(w.dtype), batch.row(i, b)
+        if also is not None and watch is not None:
+            f, z, one = watch.entered().to(w.dtype), output.to(w.dtype), batch.row(i, b)
             with torch.enable_grad():
                 loss = loss + also(f[None], z[None], one, slice(i, i + 1))[0]
         yield i, views, parameters, loss
@@ -99,8 +99,8 @@ def _vectorised(net: Net, w: Tensor, batch: Batch, also: Also | None) -> tuple[T
     w = w.detach().requires_grad_()
     with torch.enable_grad():
         with net.precision():
-            seen = None if also is None else Entering(module)
-            output, *features = net.many_pass(module, net.layout, w, batch.x, net.keys(batch), seen)
+            watch = None if also is None else Entering(module)
+            output, *features = net.many_pass(module, net.layout, w, batch.x, net.keys(batch), watch)
         loss = net.criterion.of_models(output.to(w.dtype), batch)
         if also is not None:
             loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), batch, slice(0, len(w)))

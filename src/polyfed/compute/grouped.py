@@ -30,10 +30,10 @@ def grouped_pass(
     w: Tensor,
     x: Tensor,
     keys: np.ndarray | None,
-    seen: Entering | None,
+    watch: Entering | None,
     blocks: Sequence[str] = (),
 ) -> tuple[Tensor, ...]:
-    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...]; features too where `seen` watches.
+    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...]; features too where `watch` watches.
 
     blocks: names of those to compute again in the backward pass. Raises ModelError for a layer that has no form. A
     parameter used elsewhere than in its own layer's call has no gradient here; `check` finds it by comparing.
@@ -47,10 +47,10 @@ def grouped_pass(
     def again() -> Callable[[], AbstractContextManager[None]]:
         return partial(_inside, module, owned, s, drawn, draws.count)
 
-    with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), seen or nullcontext():
+    with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), watch or nullcontext():
         output: Tensor = module(x.flatten(0, 1).clone())
-        found = [output] if seen is None else [output, seen.entered()]
-    return tuple(t.view(s, -1, *t.shape[1:]) for t in found)
+        made = [output] if watch is None else [output, watch.entered()]
+    return tuple(t.view(s, -1, *t.shape[1:]) for t in made)
 
 
 @contextmanager

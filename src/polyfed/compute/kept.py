@@ -105,11 +105,11 @@ def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
     """The calls of a training pass, in the order of their ends, of modules called once on one tensor."""
     module, parameters = task.net.workspace(training=True)
     task.net.point(parameters, task.w0.clone())
-    calls, seen = list[Call](), dict[str, int]()
+    calls, calls_of = list[Call](), dict[str, int]()
 
     def note(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            seen[name] = seen.get(name, 0) + 1
+            calls_of[name] = calls_of.get(name, 0) + 1
             if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(out, Tensor):
                 calls.append(Call(name, args[0], out))
 
@@ -122,7 +122,7 @@ def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [call for call in calls if seen[call.name] == 1], output
+    return [call for call in calls if calls_of[call.name] == 1], output
 
 
 def _tails(calls: list[Call], out: Tensor, needed: set[str]) -> Iterator[list[Call]]:
@@ -142,10 +142,10 @@ def _top(task: Task, tail: list[Call]) -> Task | None:
         *inside, last = call.name.split(".")
         at = top
         for part in inside:
-            known = dict(at.named_children())
-            if part not in known:
+            children = dict(at.named_children())
+            if part not in children:
                 at.add_module(part, nn.Sequential())
-            elif part != [*known][-1]:
+            elif part != [*children][-1]:
                 return None
             at = at.get_submodule(part)
         at.add_module(last, task.model.get_submodule(call.name))
@@ -163,8 +163,8 @@ def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
     if keyed.drew or not same(feature, again):
         return False
     for training in (True, False):
-        found = [output_of(of.net, of_x, training) for of, of_x in ((task, x), (top, feature))]
-        if not same(*found):
+        both = [output_of(of.net, of_x, training) for of, of_x in ((task, x), (top, feature))]
+        if not same(*both):
             return False
     return same(feature, again)  # which the modules above may have written to
 

@@ -119,10 +119,10 @@ class Layout:
         """The last layer's trained weights [..., C, d] and bias [..., C] as views of `w: [..., p]`; ModelError if
         none."""
         named = self.named(w)
-        found = {name.rpartition(".")[2]: named[name] for name in self._head if name in named}
-        if not self._linear or found.keys() != {"weight", "bias"}:
+        parts = {name.rpartition(".")[2]: named[name] for name in self._head if name in named}
+        if not self._linear or parts.keys() != {"weight", "bias"}:
             raise ModelError(f"model: its last layer is {self.end}, expected a trained linear layer with a bias")
-        return found["weight"], found["bias"]
+        return parts["weight"], parts["bias"]
 
     @staticmethod
     def _within(name: str, layer: str) -> bool:

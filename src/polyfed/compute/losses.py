@@ -29,9 +29,9 @@ class Criterion:
     def __init__(self, loss: Loss, class_weights: Sequence[float] | None, device: torch.device):
         if class_weights is not None and loss != "cross-entropy":
             raise ConfigError("class-weights: found weights with another loss than cross-entropy; weigh in the loss")
-        known = (*LOSSES, tokens.__name__)
-        if isinstance(loss, str) and loss not in known:
-            raise ConfigError(f"unknown loss {loss!r}{closest(loss, known)}; known: {', '.join(known)}, or a callable")
+        names = (*LOSSES, tokens.__name__)
+        if isinstance(loss, str) and loss not in names:
+            raise ConfigError(f"unknown loss {loss!r}{closest(loss, names)}; known: {', '.join(names)}, or a callable")
         self.loss = tokens if loss == tokens.__name__ else loss
         self.class_weights = None
         if class_weights is not None:

@@ -44,15 +44,15 @@ def _alone(module: nn.Module) -> list[nn.Module]:
     return [module, *(part for child in module.children() for part in _alone(child))]
 
 
-Seen = Callable[[Tensor], object]
+Note = Callable[[Tensor], object]
 _around = threading.local()  # of a pass, see `saving`
 
 
 @contextmanager
-def saving(narrow: bool, seen: Seen | None = None) -> Generator[None]:
+def saving(narrow: bool, note: Note | None = None) -> Generator[None]:
     """Let hooks around a pass see what its layers save for the backward pass, narrow: but for half precision."""
     before = vars(_around).copy()
-    vars(_around).update(narrow=narrow, seen=seen)
+    vars(_around).update(narrow=narrow, note=note)
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def _widen(module: Any, _: Any) -> None:
     # for the backward pass they are widened again, layer by layer; blocks that are computed again keep nothing anyway
     if torch.is_grad_enabled() and getattr(_around, "narrow", True):
         narrow = {t.data_ptr(): module._kept[name] for name, t in wide.items()}
-        module._saved = _saved(narrow, module._wide, getattr(_around, "seen", None))
+        module._saved = _saved(narrow, module._wide, getattr(_around, "note", None))
         module._saved.__enter__()
 
 
@@ -75,15 +75,15 @@ def _wider(q: Tensor, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(q.to(dtype), requires_grad=False)
 
 
-def _saved(narrow: dict[int, Tensor], dtype: torch.dtype, seen: Seen | None) -> saved_tensors_hooks:
+def _saved(narrow: dict[int, Tensor], dtype: torch.dtype, note: Note | None) -> saved_tensors_hooks:
     """A hook that saves narrow tensors, by the address of their wide copies, in place of those."""
 
     def pack(t: Tensor) -> Any:
         q = narrow.get(t.untyped_storage().data_ptr())
         if q is not None:
             return q, t.shape, t.stride(), t.storage_offset()
-        if seen is not None:
-            seen(t)
+        if note is not None:
+            note(t)
         return t
 
     def unpack(kept: Any) -> Tensor:

@@ -75,8 +75,8 @@ class Net:
         if self.statistics is not None:
             self.model.register_forward_pre_hook(begin)
         if bf16 and self.dtype != torch.float32:
-            found = str(self.dtype).removeprefix("torch.")
-            raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
+            dtype_name = str(self.dtype).removeprefix("torch.")
+            raise ConfigError(f"precision: found bf16 with weights in {dtype_name}, expected float32")
         self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None

@@ -38,7 +38,7 @@ def each_outputs(net: Net, w: Tensor, x: Tensor) -> Tensor:
     return torch.stack([outputs(net, mine, own) for mine, own in zip(w, x, strict=True)])
 
 
-def _each_pass(net: Net, w: Tensor, x: Tensor, seen: Entering | None) -> list[Tensor]:
+def _each_pass(net: Net, w: Tensor, x: Tensor, watch: Entering | None) -> list[Tensor]:
     """`stacked_pass` in evaluation mode, in parts that fit in memory."""
     module = net.workspace(training=False)[0]
     most = max(1, AT_ONCE // max(1, net.sample_bytes))
@@ -46,7 +46,7 @@ def _each_pass(net: Net, w: Tensor, x: Tensor, seen: Entering | None) -> list[Te
     with net.exactly():
         out = [
             [
-                net.many_pass(module, net.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, seen)
+                net.many_pass(module, net.layout, w[i : i + rows], x[i : i + rows, k : k + b], None, watch)
                 for i in range(0, len(w), rows)
             ]
             for k in range(0, max(x.shape[1], 1), b)
@@ -63,20 +63,20 @@ def features(net: Net, w: Tensor, x: Tensor) -> Tensor:
     x = x.to(w.dtype) if x.is_floating_point() or not net.integers else x
     if net.stacked is not None:
         return net.stacked.features(w, x)
-    seen = Entering(net.workspace(training=False)[0])
+    watch = Entering(net.workspace(training=False)[0])
     if net.vectorised:
-        return _each_pass(net, w, x, seen)[1]
-    found: list[Tensor] = []
+        return _each_pass(net, w, x, watch)[1]
+    clients: list[Tensor] = []
     for mine, own in zip(w, x, strict=True):
         parts: list[Tensor] = []
         for k in range(0, max(len(own), 1), net.block):
-            with seen:
+            with watch:
                 output = outputs(net, mine, own[k : k + net.block])
-            if output.shape != seen.left().shape or not torch.equal(output, seen.left()):
+            if output.shape != watch.left().shape or not torch.equal(output, watch.left()):
                 raise ModelError(f"model: its outputs are not those of its last layer, {net.layout.end}")
-            parts.append(seen.entered())
-        found.append(torch.cat(parts))
-    return torch.stack(found)
+            parts.append(watch.entered())
+        clients.append(torch.cat(parts))
+    return torch.stack(clients)
 
 
 @torch.no_grad()

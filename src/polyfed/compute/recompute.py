@@ -19,18 +19,18 @@ Again = Callable[[], Callable[[], AbstractContextManager[object]]]  # at a block
 
 def blocks(model: nn.Module) -> list[str]:
     """Names of a model's blocks, such as a transformer's layers: entries of outermost lists of one class of modules."""
-    found: list[str] = []
+    names: list[str] = []
     for name, module in named_modules(model):
         inside = dict(module.named_children()) if isinstance(module, nn.ModuleList | nn.Sequential) else {}
         classes = [type(m) for m in inside.values() if any(True for _ in m.children())]
-        if any(name.startswith(f"{outer}.") for outer in found):
+        if any(name.startswith(f"{outer}.") for outer in names):
             continue
-        found += [
+        names += [
             f"{name}.{child}" if name else child
             for child, m in inside.items()
             if classes.count(type(m)) > 1 and not isinstance(m, nn.ModuleList | nn.Sequential)
         ]
-    return found
+    return names
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _alike(t: Any) -> Any:
 
 def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: Sequence[nn.Module] = ()) -> int:
     """Peak bytes that `make` keeps for a backward pass, `besides` not counted; `blocks` are computed again."""
-    known = {t.untyped_storage().data_ptr() for t in besides}
+    excluded = {t.untyped_storage().data_ptr() for t in besides}
     kept = [dict[int, int]() for _ in range(1 + len(blocks))]
     entering, where = dict[int, Tensor](), [0]  # which would else be gone, and their places used again
 
@@ -142,14 +142,14 @@ def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor], blocks: S
     hooks = [m.register_forward_pre_hook(partial(enter, k), with_kwargs=True) for k, m in enumerate(blocks, 1)]
     hooks += [m.register_forward_hook(leave) for m in blocks]
     try:
-        with saving(narrow=True, seen=pack), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with saving(narrow=True, note=pack), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             result = make()  # kept until the bytes are counted, or their places would be used again
     finally:
         for hook in hooks:
             hook.remove()
     # of each block its inputs, and of the largest all the rest
     once = kept[0] | {at: t.untyped_storage().nbytes() for at, t in entering.items()}
-    inside = [sum(n for at, n in own.items() if at not in known and at not in once) for own in kept[1:]]
-    found = sum(n for at, n in once.items() if at not in known) + max(inside, default=0)
+    inside = [sum(n for at, n in own.items() if at not in excluded and at not in once) for own in kept[1:]]
+    total = sum(n for at, n in once.items() if at not in excluded) + max(inside, default=0)
     del result
-    return found
+    return total

@@ -114,8 +114,8 @@ def local_sgd(
         kept = (torch.ones_like(w[0]) if only is None else only).index_fill(-1, net.statistics, 0)
     elif correct is None and net.optimizer.plain:
         drift = affine(net, w, lr, pull, shift, minus)
-        known = prox is None and also is None
-        if known and (trained := compiled.train(net, w, data, lr, drift, only, None, toward, teacher)) is not None:
+        fusible = prox is None and also is None
+        if fusible and (trained := compiled.train(net, w, data, lr, drift, only, None, toward, teacher)) is not None:
             return trained
         if only is None and added is None:
             return _descended(net, _copied(w), data, lr, drift.summed(), prox)
@@ -127,11 +127,11 @@ def local_sgd(
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows
-        found, _, moves = passed(net, w[:m], batch, also=added)
+        grad, _, moves = passed(net, w[:m], batch, also=added)
         if m == len(w):
-            g = found
+            g = grad
         else:
-            g[:m] = found
+            g[:m] = grad
         step = direction(w, g)[:m]
         if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor) and kept is only:
             w[:m].sub_(step, alpha=lr)
@@ -199,10 +199,10 @@ def sgd_with_curvature(
     """
     net = task.net
     if not data.full_batch:
-        found = w.new_zeros(len(w), dtype=torch.float64)
+        smoothness = w.new_zeros(len(w), dtype=torch.float64)
         drift = affine(net, w, lr, shift=shift)
-        if (trained := compiled.train(net, w, data, lr, drift, curvature=found)) is not None:
-            return trained, found.to(w.dtype)
+        if (trained := compiled.train(net, w, data, lr, drift, curvature=smoothness)) is not None:
+            return trained, smoothness.to(w.dtype)
     largest = w.new_zeros(len(w))
     last: list[tuple[Tensor, Tensor]] = []
 

@@ -121,13 +121,13 @@ class Stacked:
         """Every client's weighted mean loss [s, c] at each of `w: [s, c, p]`; 0 without samples."""
         s, b = batch.x.shape[:2]
         weight = batch.x.new_full((s, b), 1 / max(1, b)) if batch.weight is None else batch.weight
-        found, size = w.new_zeros(w.shape[:2]), max(1, BLOCK // s)
+        losses, size = w.new_zeros(w.shape[:2]), max(1, BLOCK // s)
         for k in range(0, b, size):
             at = slice(k, k + size)
             part = batch._replace(x=batch.x[:, at], y=batch.y[:, at], weight=weight[:, at])
             for j in range(w.shape[1]):
-                found[:, j] += self.criterion.of_models(self.outputs(w[:, j], part.x), part)
-        return found
+                losses[:, j] += self.criterion.of_models(self.outputs(w[:, j], part.x), part)
+        return losses
 
     def _forward(self, views: list[Tensor], a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per layer (index of its first parameter, input [s, in, b], output [s, out, b])."""
@@ -153,11 +153,11 @@ class Stacked:
             # gradients of the added term, by the last layer's input and by the outputs
             inside, more = beyond(trace[-1][1], outputs)
             delta = delta + more
-        found: list[Signal] = []
+        signals: list[Signal] = []
         first = trace[0][0]
         for layer, size, (k, a, z) in zip(reversed(self.layers), reversed(self._sizes), reversed(trace), strict=True):
             if size:
-                found.append(Signal(k, size == 2, delta, a.transpose(1, 2)))
+                signals.append(Signal(k, size == 2, delta, a.transpose(1, 2)))
                 if k != first:
                     delta = product(views[k].transpose(1, 2), delta)
                     if inside is not None:
@@ -168,7 +168,7 @@ class Stacked:
                 delta = delta.mul_(1 - z * z)
             else:
                 delta = delta.mul_(z * (1 - z))
-        return found, outputs
+        return signals, outputs
 
     def _slope(self, batch: Batch) -> Slope:
         """Outputs [s, out, b] -> the gradient of every client's weighted mean loss with respect to them."""
@@ -196,20 +196,20 @@ class Stacked:
             return slopes[0].transpose(1, 2), slopes[1].transpose(1, 2)
 
         views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
-        found, z = self._signals(views, x, slope, None if also is None else beyond)
+        signals, z = self._signals(views, x, slope, None if also is None else beyond)
         g = w.new_empty(w.shape)
-        _write(found, self.layout.views(g))
+        _write(signals, self.layout.views(g))
         loss = self.criterion.of_models(z.transpose(1, 2), batch) if need_loss else None
         return g, loss + added[0].detach() if added and loss is not None else loss
 
     def clipped(self, w: Tensor, batch: Batch, clip: float) -> Tensor:
         """[s, p] float64: the sum of row gradients, each scaled down to length `clip`; see `clipped.clipped_sum`."""
-        found, _ = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
+        signals, _ = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
         b = batch.x.shape[1]
         by = b if batch.sizes is None else torch.as_tensor(batch.sizes, device=w.device)[:, None, None]
         wide = [
             signal._replace(delta=signal.delta.double() * by, inputs=signal.inputs.double().nan_to_num(0, 0, 0))
-            for signal in found
+            for signal in signals
         ]
         squares = sum(s.delta.square().sum(1) * (s.inputs.square().sum(2) + s.bias) for s in wide)
         assert isinstance(squares, Tensor)
@@ -244,10 +244,10 @@ class Stacked:
         beta, scale = (1.0, drift.keep) if isinstance(drift.keep, Tensor) else (drift.keep, None)
 
         def descend() -> None:
-            found = self._signals(views, x, slope)[0]
+            signals = self._signals(views, x, slope)[0]
             if scale is not None:
                 w.mul_(scale)
-            for layer, bias, delta, inputs in found:
+            for layer, bias, delta, inputs in signals:
                 views[layer].baddbmm_(delta, inputs, beta=beta, alpha=-rate)
                 if bias:
                     if beta != 1:
@@ -273,9 +273,9 @@ def _scaled(slope: Slope, by: Tensor) -> Slope:
     return lambda z: slope(z).mul_(by)
 
 
-def _write(found: list[Signal], into: list[Tensor]) -> None:
+def _write(signals: list[Signal], into: list[Tensor]) -> None:
     """Write the signals' gradient into its views."""
-    for layer, bias, delta, inputs in found:
+    for layer, bias, delta, inputs in signals:
         torch.bmm(delta, inputs, out=into[layer])
         if bias:
             torch.sum(delta, -1, out=into[layer + 1])

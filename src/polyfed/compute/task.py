@@ -93,8 +93,8 @@ class Task:
         )  # fmt: skip
         self.model, self.layout, self.p, self.w0 = net.model, net.layout, net.p, net.w0
         self.loss, self.device, self.dtype = net.loss, net.device, net.dtype
-        self.asked = tuple(metrics or ())
-        self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps those that fit
+        self.requested = tuple(metrics or ())
+        self.scores, self.settled = self.requested or DEFAULT, False  # `check` keeps those that fit
         self.threshold: float | None = 0.0  # until `check` has tried: one output is a logit
 
     @property
@@ -131,10 +131,10 @@ class Task:
         split = split.to(self.device, self.dtype)
         if not self.net.integers and not split.x.is_floating_point():
             split = replace(split, x=split.x.to(self.dtype))
-        for t, before, what in zip((split.x, split.y), wide, ("inputs", "targets"), strict=True):
+        for t, before, kind in zip((split.x, split.y), wide, ("inputs", "targets"), strict=True):
             if t.dtype != before and not t.isfinite().all():
                 most = torch.finfo(t.dtype).max
-                raise DataError(f"found {what} beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them")
+                raise DataError(f"found {kind} beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them")
         return split
 
     def module(self, w: Tensor) -> nn.Module:
@@ -286,10 +286,10 @@ def findings(task: Task) -> dict[str, Any]:
     return {"random": net.random, "integers": net.integers, "threshold": task.threshold, "reshape": reshape}
 
 
-def adopt(task: Task, found: Mapping[str, Any]) -> Task:
+def adopt(task: Task, findings: Mapping[str, Any]) -> Task:
     """Take over the findings of `check` of the same model and loss."""
-    task.net.random, task.net.integers, task.threshold = (found[k] for k in ("random", "integers", "threshold"))
-    task.net.criterion.reshape = found["reshape"]
+    task.net.random, task.net.integers, task.threshold = (findings[k] for k in ("random", "integers", "threshold"))
+    task.net.criterion.reshape = findings["reshape"]
     return task
 
 
@@ -308,7 +308,7 @@ def part_of(task: Task, module: nn.Module) -> Task:
         module, task.loss, weight_decay=net.weight_decay, optimizer=net.optimizer, bf16=net.bf16, tf32=net.tf32,
         class_weights=plain(net.criterion.class_weights),
     )  # fmt: skip
-    part.asked, part.scores, part.settled = task.asked, task.scores, task.settled
+    part.requested, part.scores, part.settled = task.requested, task.scores, task.settled
     part.net.grouped, part.net.blocks = net.grouped, blocks(part.model) if net.blocks else []
     part.net.vectorised, part.net.sample_bytes = net.vectorised and part.net.stacked is None, net.sample_bytes
     return adopt(part, findings(task))

@@ -193,8 +193,8 @@ def train_twice(
     unused = [names[id(q)] for q, g in zip(parameters, grads, strict=True) if g is None]
     if unused and not keyed.drew:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        what = f"{', '.join(map(repr, unused[:3]))}{more}; their gradient is 0"
-        log.warning("%s: the loss of the samples tried does not depend on %s", who, what)
+        lost = f"{', '.join(map(repr, unused[:3]))}{more}; their gradient is 0"
+        log.warning("%s: the loss of the samples tried does not depend on %s", who, lost)
     if backwards.drew:
         raise ModelError(
             f"{who} draws random numbers in its backward pass (activation checkpointing of a random layer?)"
@@ -264,18 +264,18 @@ def _layer(module: nn.Module, name: str) -> str:
 
 def _culprit(module: nn.Module, step: Callable[[], object], device: torch.device) -> str | None:
     """The first layer whose output differs between two equal passes."""
-    seen: list[tuple[str, Tensor]] = []
+    outputs: list[tuple[str, Tensor]] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _, __, out: seen.append((name, out.detach().clone())) if isinstance(out, Tensor) else None
+        return lambda _, __, out: outputs.append((name, out.detach().clone())) if isinstance(out, Tensor) else None
 
     hooks = [m.register_forward_hook(watch(name)) for name, m in named_modules(module)]
     passes: list[list[tuple[str, Tensor]]] = []
     for _ in range(2):
         with Keyed(0, device):
             step()
-        passes.append(seen.copy())
-        seen.clear()
+        passes.append(outputs.copy())
+        outputs.clear()
     for hook in hooks:
         hook.remove()
     for (name, a), (_, b) in zip(*passes, strict=False):

@@ -29,15 +29,15 @@ def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, key
 
 
 def stacked_pass(
-    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, seen: Entering | None
+    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, watch: Entering | None
 ) -> tuple[Tensor, ...]:
-    """`stacked_outputs`, and behind them the inputs of every model's last layer, where `seen` watches it."""
+    """`stacked_outputs`, and behind them the inputs of every model's last layer, where `watch` watches it."""
 
     def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> tuple[Tensor, ...]:
         named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
-        with Many(Key(*key) if key else None), seen or nullcontext():
+        with Many(Key(*key) if key else None), watch or nullcontext():
             output = torch.func.functional_call(module, named, (x.clone(),))
-        return (output,) if seen is None else (output, seen.entered())
+        return (output,) if watch is None else (output, watch.entered())
 
     # keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
     drawn = () if keys is None else on_device(halves(keys), w.device).unbind()

@@ -66,13 +66,13 @@ def downlink(method: object, name: str, value: Any, s: int) -> Down:
     return value
 
 
-def update(method: object, value: Any, s: int, known: list[str]) -> tuple[State, State]:
-    """Check the result of `local_update` for s clients whose private tensors are `known`."""
+def update(method: object, value: Any, s: int, private: list[str]) -> tuple[State, State]:
+    """Check the result of `local_update` for s clients whose private tensors have the names `private`."""
     pair = list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else []
     fits = len(pair) == 2 and all(_is_state(part, s) for part in pair)
     _require(method, "local_update", fits, value, f"(private tensors, uplink), two dicts of tensors of {s} rows")
-    named = ", ".join(known) or "none"
-    new = sorted(pair[0].keys() - known)
+    named = ", ".join(private) or "none"
+    new = sorted(pair[0].keys() - private)
     _require(method, "local_update", not new, new, f"private tensors that init_client makes: {named}")
     return pair[0], pair[1]
 

@@ -52,8 +52,8 @@ class Deployed:
 
     def refuse_diverged(self, values: Mapping[str, np.ndarray], split: str) -> None:
         """Raise Diverged, with the client's name, where the scores of some model are not finite."""
-        if (found := diverged(values)) is not None:
-            who = f"client {self.names[found[1]]!r}, whose {split} {found[0]} is not finite,"
+        if (first := diverged(values)) is not None:
+            who = f"client {self.names[first[1]]!r}, whose {split} {first[0]} is not finite,"
             raise Diverged(f"round {self.t}: {who} diverged (NaN or infinity); try a smaller lr")
 
     def scored(self, split: str) -> dict[str, np.ndarray]:

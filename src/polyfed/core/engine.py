@@ -30,9 +30,9 @@ class Silent(RunError):
     """Too few clients have answered. The state reached before is whole: it can be saved and continued."""
 
 
-def died(what: str, lost: Lost) -> str:
+def died(event: str, lost: Lost) -> str:
     """The reason that ends a run whose workers die again and again."""
-    return f"{what}: {lost} died {TRIES} times in a row; the machine may be out of memory, try fewer workers"
+    return f"{event}: {lost} died {TRIES} times in a row; the machine may be out of memory, try fewer workers"
 
 
 class Engine(Protocol):

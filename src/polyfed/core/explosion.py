@@ -38,9 +38,9 @@ def guarded(call: Callable[[], T], *passing: type[Exception]) -> T:
 
 def exploded(call: Callable[[], object]) -> bool:
     """True where torch meets exploded numbers in the call, however it ends."""
-    with _Watch() as seen, suppress(Exception):
+    with _Watch() as watch, suppress(Exception):
         call()
-    return seen.found
+    return watch.exploded
 
 
 class _Watch(TorchFunctionMode):
@@ -48,13 +48,13 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.found = False
+        self.exploded = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         # inputs and no outputs: the inverse of a singular matrix is NaN before it is an error
-        self.found = self.found or any(_beyond(t) for t in tree_leaves((args, kwargs)))
+        self.exploded = self.exploded or any(_beyond(t) for t in tree_leaves((args, kwargs)))
         made = func(*args, **(kwargs or {}))
         return made.zero_() if func in UNFILLED else made
 

@@ -89,10 +89,10 @@ class Newcomer:
 
     def cluster(self, labels: Tensor) -> int | None:
         """The label of its group, out of the old clients' [n]; -1: a group of its own, None: not known."""
-        found = self.algorithm.describe(self.server).clusters
-        if found is None:
+        clusters = self.algorithm.describe(self.server).clusters
+        if clusters is None:
             return None
-        peers = (found[: self.n] == found[self.n]).nonzero()[:, 0]
+        peers = (clusters[: self.n] == clusters[self.n]).nonzero()[:, 0]
         return int(labels[peers[0]]) if len(peers) else -1
 
 

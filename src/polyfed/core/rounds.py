@@ -197,17 +197,17 @@ class Attempt:
         self.book = Book(np.union1d(take, np.concatenate([met, *(f.ids for f in lost)])))
         self._bill(lost)
         if phases == 1:
-            found = self._exchange(algorithm, send, take, (1, 0))
+            replied = self._exchange(algorithm, send, take, (1, 0))
         else:
             self.before = copied(loop.server)
-            while (found := self._exchanges(algorithm, phases, take)) is None:
+            while (replied := self._exchanges(algorithm, phases, take)) is None:
                 take = np.array([i for i in take if loop.names[i] not in loop.missing], dtype=np.int64)
                 self.undo()
             self.before = None
         loop.whole = False
         loop.engine.commit()
-        assert found is not None
-        return found
+        assert replied is not None
+        return replied
 
     def undo(self) -> None:
         """Put the loop and the clients back to where they were, unless the server has used replies in place."""
@@ -234,9 +234,9 @@ class Attempt:
         """All exchanges of a round of several; None where somebody has not answered."""
         self.book.earlier = None
         for phase in range(phases):
-            asked = self._asked(algorithm, phase, take)
-            if self._exchange(algorithm, asked, asked, (phases, phase)) is None:
-                self._bill(self._landed(asked))
+            cohort = self._asked(algorithm, phase, take)
+            if self._exchange(algorithm, cohort, cohort, (phases, phase)) is None:
+                self._bill(self._landed(cohort))
                 return None
         return take
 
@@ -291,13 +291,13 @@ class Attempt:
     def _aggregate(self, algorithm: Algorithm, up: Uplinks, round: Round, kind: tuple[int, int]) -> None:
         loop = self.loop
         loop.whole = False
-        known, before = loop.server[KNOWN].index_copy(0, round.ids, round.samples), loop.server.get("w")
+        samples, before = loop.server[KNOWN].index_copy(0, round.ids, round.samples), loop.server.get("w")
         after = guarded(partial(algorithm.aggregate, loop.server, up, round))
-        loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: known}
+        loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: samples}
         self._statistics(before, up)
-        for found, asked in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
-            for name, words in asked.items():
-                found.setdefault(name, set()).update(words)
+        for total, new in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
+            for name, words in new.items():
+                total.setdefault(name, set()).update(words)
 
     def _statistics(self, before: Tensor | None, up: Uplinks) -> None:
         """Set BatchNorm's running statistics in the server's model, which was `before`, to the clients' mean."""

@@ -428,8 +428,8 @@ def schedule_of(table: Mapping[str, Any], fraction: float, names: tuple[str, ...
         raise ConfigError(f"schedule.delays: {found(text, 'uniform:0,20 or log-normal:5,0.5 or file:PATH')}")
     delays = None if text is None else Delays.from_text(text, names)
     if fraction != 1 and (kind is Asynchronous or "probability" in given):
-        said = "concurrency" if kind is Asynchronous else "probability"
-        raise ConfigError(f"schedule.name: {name} does not use fraction = {fraction:g}; set {said} alone")
+        instead = "concurrency" if kind is Asynchronous else "probability"
+        raise ConfigError(f"schedule.name: {name} does not use fraction = {fraction:g}; set {instead} alone")
     if kind is Asynchronous:
         return SCHEDULES.make(name, {**given, "delays": delays or Delays()})
     if kind is Uniform and "fraction" in given:

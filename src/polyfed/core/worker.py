@@ -257,8 +257,8 @@ class Worker:
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
             task = self.task if door is None else door.enter(self.task, mine, round)
-            found = method.local_update(task, rows.gather(round.ids), mine, data, round)
-            private, up = contract.update(method, found, len(ids), rows.names())
+            result = method.local_update(task, rows.gather(round.ids), mine, data, round)
+            private, up = contract.update(method, result, len(ids), rows.names())
         watch.stop()
         return _apart(private, mine), up, watch, data
 
@@ -281,13 +281,13 @@ def chunks(
     if parts is not None:
         k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9
         place = ((np.cumsum(cost) - cost / 2) * k / cost.sum()).astype(int)
-        found = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
+        groups = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
     # smaller full batches need not be alike: padding them costs less than another call
     elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
-        found = alike(counts, most, order)
+        groups = alike(counts, most, order)
     else:
-        found = [order[k : k + most] for k in range(0, len(order), most)]
-    return [c[np.argsort(-taken[c], kind="stable")] for c in found]
+        groups = [order[k : k + most] for k in range(0, len(order), most)]
+    return [c[np.argsort(-taken[c], kind="stable")] for c in groups]
 
 
 def expand(down: Down, m: int) -> State:

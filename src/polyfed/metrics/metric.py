@@ -25,16 +25,16 @@ BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 
 @dataclass(frozen=True)
-class Seen:
+class Predictions:
     """A model's outputs and the targets of the same b samples, from one or several clients."""
 
     output: Tensor  # [b, ...]
     target: Tensor  # [b, ...], integers for classes, [b, T] for those of tokens
     threshold: float | None = 0.0  # output between two classes: 0 for logits, 1/2 for probabilities; None: unknown
 
-    def copy(self) -> Seen:
+    def copy(self) -> Predictions:
         """A copy with tensors of its own, for a function that may write to them."""
-        return Seen(self.output.clone(), self.target.clone(), self.threshold)
+        return Predictions(self.output.clone(), self.target.clone(), self.threshold)
 
     @cached_property
     def kind(self) -> Kind | None:
@@ -117,11 +117,11 @@ class Seen:
 
 
 COMPUTE = Setting(
-    doc="From a `Seen` to the score; None for the loss, which the task computes. NaN or a ValueError: these samples "
+    doc="The score of `Predictions`; None for the loss, which the task computes. NaN or a ValueError: these samples "
     "have no such score."
 )
 TERMS = Setting(
-    doc="From a `Seen` to [b] what each sample adds, for scores that are no means over samples, see `terms`. None: not "
+    doc="Of `Predictions` [b] what each sample adds, for scores that are no means over samples, see `terms`. None: not "
     "known, and intervals then rest on the spread over splits alone."
 )
 
@@ -136,7 +136,7 @@ class Metric(Configured):
         "", doc='"%": a share, printed as a percentage; "target": in the unit of the targets; "": a plain number.'
     )
     better: str = setting("higher", doc='"higher", "lower", or such as "near:1": the nearer to 1 the better.')
-    compute: Callable[[Seen], Any] | None = field(
+    compute: Callable[[Predictions], Any] | None = field(
         default=None, repr=False, compare=False, metadata={"setting": COMPUTE}
     )
     per: Literal["sample", "client"] = setting(
@@ -149,7 +149,7 @@ class Metric(Configured):
         doc='Kind of target: "classes", "two classes", "numbers", "labels" (several, 0 or 1) or "survival"; None: any.',
     )
     root: bool = setting(False, doc="True: the square root of the mean over samples.")
-    terms: Callable[[Seen], np.ndarray] | None = field(
+    terms: Callable[[Predictions], np.ndarray] | None = field(
         default=None, repr=False, compare=False, metadata={"setting": TERMS}
     )
     title: str = setting("", doc="Name in a sentence.")
@@ -219,12 +219,12 @@ class Metric(Configured):
         """The value of a model that has diverged: infinitely bad. A score that samples do not have is NaN."""
         return -math.inf if self.sign > 0 else math.inf
 
-    def fits(self, seen: Seen) -> bool:
+    def fits(self, predictions: Predictions) -> bool:
         """True where it can be computed from such outputs and targets.
 
         Parameters
         ----------
-        seen : Seen
+        predictions : Predictions
             A sample of them.
 
         Returns
@@ -232,15 +232,15 @@ class Metric(Configured):
         bool
             True for outputs and targets of this metric's `kind`.
         """
-        wider = {"two classes": "classes", "labels": "numbers"}.get(str(seen.kind))
-        return self.kind in (None, seen.kind, wider)
+        wider = {"two classes": "classes", "labels": "numbers"}.get(str(predictions.kind))
+        return self.kind in (None, predictions.kind, wider)
 
-    def of(self, seen: Seen) -> float:
+    def of(self, predictions: Predictions) -> float:
         """Its value for one client's samples.
 
         Parameters
         ----------
-        seen : Seen
+        predictions : Predictions
             All of the client's outputs and targets.
 
         Returns
@@ -248,20 +248,20 @@ class Metric(Configured):
         float
             NaN where the samples have no such score; `lost` where outputs are not finite.
         """
-        if not len(seen.target) or self.compute is None:
+        if not len(predictions.target) or self.compute is None:
             return math.nan
-        if not bool(seen.output.isfinite().all()):
+        if not bool(predictions.output.isfinite().all()):
             return self.lost
-        values = self.computed(seen)
+        values = self.computed(predictions)
         mean = float((values.double().numpy() if hasattr(values, "double") else values).mean())
         return math.sqrt(mean) if self.root else mean
 
-    def computed(self, seen: Seen, needed: bool = False) -> Any:
+    def computed(self, predictions: Predictions, needed: bool = False) -> Any:
         """The numbers that `compute` gives.
 
         Parameters
         ----------
-        seen : Seen
+        predictions : Predictions
             Samples that it fits.
         needed : bool
             True: a ValueError of `compute` is an error; False: it is NaN.
@@ -272,18 +272,19 @@ class Metric(Configured):
             [b] where the metric is one "per sample", else of any shape.
         """
         assert self.compute is not None
-        what = f"metrics: {self.name} on outputs {[*seen.output.shape]} and targets {[*seen.target.shape]}"
+        output, target = predictions.output, predictions.target
+        subject = f"metrics: {self.name} on outputs {[*output.shape]} and targets {[*target.shape]}"
         try:
-            values = answer(what, self.compute, seen.copy(), through=() if needed else (ValueError,))
+            values = answer(subject, self.compute, predictions.copy(), through=() if needed else (ValueError,))
         except ValueError:
-            values = np.full(len(seen.target), math.nan)
+            values = np.full(len(target), math.nan)
         if not hasattr(values, "double"):
             try:
                 values = np.asarray(values, dtype=float)
             except (TypeError, ValueError):
-                raise ConfigError(f"{what}: {found(values, 'numbers')}") from None
-        if self.per == "sample" and values.shape != seen.target.shape[:1]:
-            raise ConfigError(f"{what}: found {[*values.shape]}, expected [{len(seen.target)}], one for each sample")
+                raise ConfigError(f"{subject}: {found(values, 'numbers')}") from None
+        if self.per == "sample" and values.shape != target.shape[:1]:
+            raise ConfigError(f"{subject}: found {[*values.shape]}, expected [{len(target)}], one for each sample")
         return values
 
 
@@ -299,11 +300,11 @@ def mean_of(values: np.ndarray) -> float:
 
 def marked(values: Mapping[str, np.ndarray], counts: np.ndarray, metrics: Iterable[Metric]) -> dict[str, np.ndarray]:
     """Scores [n] of models, with `Metric.lost` in all of a client whose model has diverged; NaN: it has no score."""
-    known = {m.name: m for m in metrics}
+    by_name = {m.name: m for m in metrics}
     infinite = np.isinf(np.stack([*values.values()])).any(0)
     # the client has samples, and its loss is no finite number or another score is infinite
     gone = (counts > 0) & (infinite | ~np.isfinite(values["loss"]))
-    return {k: np.where(gone, known[k].lost if k in known else np.inf, v) for k, v in values.items()}
+    return {k: np.where(gone, by_name[k].lost if k in by_name else np.inf, v) for k, v in values.items()}
 
 
 def diverged(values: Mapping[str, np.ndarray]) -> tuple[str, int] | None:

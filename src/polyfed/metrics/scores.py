@@ -21,7 +21,7 @@ from polyfed.base.registry import Registry
 from polyfed.base.settings import found, shown
 from polyfed.base.text import parse
 from polyfed.metrics import terms
-from polyfed.metrics.metric import Metric, Seen
+from polyfed.metrics.metric import Metric, Predictions
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -46,25 +46,25 @@ def _module(name: str = "sklearn.metrics") -> Any:
 # sample by sample
 
 
-def _correct(seen: Seen) -> Tensor:
-    output, target = seen.output, seen.target
+def _correct(pred: Predictions) -> Tensor:
+    output, target = pred.output, pred.target
     if output.dim() == 2 and output.shape[1] > 1:
         return (output.max(1).indices == target).to(output.dtype)  # argmax takes up to six times as long
-    assert seen.threshold is not None
-    return ((output.reshape(target.shape) > seen.threshold) == target).to(output.dtype)
+    assert pred.threshold is not None
+    return ((output.reshape(target.shape) > pred.threshold) == target).to(output.dtype)
 
 
-def _squared(seen: Seen) -> Tensor:
-    gap = seen.output.reshape(seen.target.shape) - seen.target
+def _squared(pred: Predictions) -> Tensor:
+    gap = pred.output.reshape(pred.target.shape) - pred.target
     return gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()
 
 
 # classes
 
 
-def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], Any], seen: Seen) -> Any:
+def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], Any], pred: Predictions) -> Any:
     """`score` (how it ranks, is it the class?) of the positive class, or its mean over the classes that are there."""
-    y, rank = seen.classes, seen.ranking
+    y, rank = pred.classes, pred.ranking
     present = np.unique(y)
     if len(present) < 2:
         return math.nan
@@ -72,15 +72,15 @@ def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], Any], seen: Seen
     return np.mean([score(rank[:, c], y == c) for c in which], axis=0)
 
 
-def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
-    return np.full(len(seen.classes), _against_the_rest(added, seen))
+def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], pred: Predictions) -> np.ndarray:
+    return np.full(len(pred.classes), _against_the_rest(added, pred))
 
 
-def _auc(seen: Seen) -> float:
+def _auc(pred: Predictions) -> float:
     """The chance that a sample of the class ranks above one that is not, a tie counted as half (Mann and Whitney)."""
 
     # by sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments
-    return float(_against_the_rest(_area, seen))
+    return float(_against_the_rest(_area, pred))
 
 
 def _area(rank: np.ndarray, y: np.ndarray) -> float:
@@ -90,44 +90,44 @@ def _area(rank: np.ndarray, y: np.ndarray) -> float:
     return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
 
 
-def _average_precision(seen: Seen) -> float:
-    return float(_against_the_rest(lambda rank, y: _module().average_precision_score(y, rank), seen))
+def _average_precision(pred: Predictions) -> float:
+    return float(_against_the_rest(lambda rank, y: _module().average_precision_score(y, rank), pred))
 
 
-def _balanced(seen: Seen) -> float:
-    present = np.unique(seen.classes)
+def _balanced(pred: Predictions) -> float:
+    present = np.unique(pred.classes)
     if len(present) < 2:
         return math.nan
-    return float(_module().recall_score(seen.classes, seen.guess, labels=present, average="macro"))
+    return float(_module().recall_score(pred.classes, pred.guess, labels=present, average="macro"))
 
 
-def _f1(seen: Seen) -> float:
-    present = np.unique(seen.classes)
-    if seen.kind == "two classes":
-        return float(_module().f1_score(seen.classes, seen.guess)) if 1 in present else math.nan
-    return float(_module().f1_score(seen.classes, seen.guess, labels=present, average="macro"))
+def _f1(pred: Predictions) -> float:
+    present = np.unique(pred.classes)
+    if pred.kind == "two classes":
+        return float(_module().f1_score(pred.classes, pred.guess)) if 1 in present else math.nan
+    return float(_module().f1_score(pred.classes, pred.guess, labels=present, average="macro"))
 
 
-def _log_loss(seen: Seen) -> float:
-    p = seen.probabilities
-    return float(_module().log_loss(seen.classes, p, labels=np.arange(p.shape[1])))
+def _log_loss(pred: Predictions) -> float:
+    p = pred.probabilities
+    return float(_module().log_loss(pred.classes, p, labels=np.arange(p.shape[1])))
 
 
-def _brier(seen: Seen) -> float:
-    return float(_brier_terms(seen).mean())
+def _brier(pred: Predictions) -> float:
+    return float(_brier_terms(pred).mean())
 
 
-def _ece(seen: Seen, bins: int = BINS) -> float:
+def _ece(pred: Predictions, bins: int = BINS) -> float:
     """Gap between probability and frequency in bins of equal width, weighted by their samples (Guo et al., 2017)."""
-    p, y = seen.probabilities, seen.classes
+    p, y = pred.probabilities, pred.classes
     sure, right = (p[:, 1], y == 1) if p.shape[1] == 2 else (p.max(1), p.argmax(1) == y)
     place = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
     return float(np.abs(np.bincount(place, sure - right, bins)).sum() / len(y))
 
 
-def _slope(seen: Seen) -> float:
+def _slope(pred: Predictions) -> float:
     """b of logit P(y = 1) = a + b z, z the log-odds, by maximum likelihood: below 1 is overfitted (Cox, 1958)."""
-    y, z = seen.classes == 1, seen.log_odds
+    y, z = pred.classes == 1, pred.log_odds
     ones, zeros = z[y], z[~y]
     if not len(ones) or not len(zeros) or ones.min() >= zeros.max() or zeros.min() >= ones.max():
         return math.nan
@@ -138,9 +138,9 @@ def _slope(seen: Seen) -> float:
     return float(fitted.fit(((z - centre) / width)[:, None], y).coef_[0, 0] / width)
 
 
-def _intercept(seen: Seen) -> float:
+def _intercept(pred: Predictions) -> float:
     """a of logit P(y = 1) = a + z, z the model's log-odds: calibration in the large, 0 where the mean risk is right."""
-    y, z = seen.classes == 1, seen.log_odds
+    y, z = pred.classes == 1, pred.log_odds
     if y.all() or not y.any():
         return math.nan
     expit: Any = _module("scipy.special").expit
@@ -152,34 +152,34 @@ def _intercept(seen: Seen) -> float:
     return float(_module("scipy.optimize").brentq(gap, logit - z.max() - 1, logit - z.min() + 1, xtol=1e-12))
 
 
-def _balanced_terms(seen: Seen) -> np.ndarray:
-    return terms.balanced_accuracy(seen.guess == seen.classes, seen.classes)
+def _balanced_terms(pred: Predictions) -> np.ndarray:
+    return terms.balanced_accuracy(pred.guess == pred.classes, pred.classes)
 
 
-def _f1_terms(seen: Seen) -> np.ndarray:
-    present = np.unique(seen.classes)
-    if seen.kind == "two classes":
+def _f1_terms(pred: Predictions) -> np.ndarray:
+    present = np.unique(pred.classes)
+    if pred.kind == "two classes":
         present = present[present == 1]
-    return terms.f1(seen.guess, seen.classes, present) if len(present) else np.full(len(seen.classes), math.nan)
+    return terms.f1(pred.guess, pred.classes, present) if len(present) else np.full(len(pred.classes), math.nan)
 
 
-def _log_loss_terms(seen: Seen) -> np.ndarray:
-    p = seen.probabilities[np.arange(len(seen.classes)), seen.classes]
+def _log_loss_terms(pred: Predictions) -> np.ndarray:
+    p = pred.probabilities[np.arange(len(pred.classes)), pred.classes]
     return -np.log(p.clip(np.finfo(p.dtype).eps, 1))
 
 
-def _brier_terms(seen: Seen) -> np.ndarray:
-    p = seen.probabilities
-    gap = p - np.eye(p.shape[1])[seen.classes]
+def _brier_terms(pred: Predictions) -> np.ndarray:
+    p = pred.probabilities
+    gap = p - np.eye(p.shape[1])[pred.classes]
     return gap[:, 1] ** 2 if p.shape[1] == 2 else (gap**2).sum(1)
 
 
 # labels, of which a sample may have several
 
 
-def _over_labels(score: Callable[[np.ndarray, np.ndarray], Any], seen: Seen) -> Any:
+def _over_labels(score: Callable[[np.ndarray, np.ndarray], Any], pred: Predictions) -> Any:
     """Mean of `score` (outputs, is it there?) over the labels that some of the samples have and others have not."""
-    output, target = seen.numbers
+    output, target = pred.numbers
     both = np.flatnonzero((target.min(0) == 0) & (target.max(0) == 1))
     return np.mean([score(output[:, k], target[:, k] == 1) for k in both], axis=0) if len(both) else math.nan
 
@@ -192,47 +192,47 @@ def _macro_f1_terms(output: np.ndarray, there: np.ndarray) -> np.ndarray:
     return terms.f1(output > 0, there, np.array([True]))
 
 
-def _terms_over_labels(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
-    return np.full(len(seen.target), _over_labels(added, seen))
+def _terms_over_labels(added: Callable[[np.ndarray, np.ndarray], np.ndarray], pred: Predictions) -> np.ndarray:
+    return np.full(len(pred.target), _over_labels(added, pred))
 
 
 # numbers
 
 
-def _mae(seen: Seen) -> float:
-    predicted, true = seen.numbers
+def _mae(pred: Predictions) -> float:
+    predicted, true = pred.numbers
     return float(_module().mean_absolute_error(true, predicted))
 
 
-def _r2(seen: Seen) -> float:
-    predicted, true = seen.numbers
+def _r2(pred: Predictions) -> float:
+    predicted, true = pred.numbers
     return math.nan if (np.ptp(true, axis=0) == 0).any() else float(_module().r2_score(true, predicted))
 
 
-def _pinball(seen: Seen, quantile: float = 0.5) -> float:
-    predicted, true = seen.numbers
+def _pinball(pred: Predictions, quantile: float = 0.5) -> float:
+    predicted, true = pred.numbers
     return float(_module().mean_pinball_loss(true, predicted, alpha=quantile))
 
 
-def _pinball_terms(seen: Seen, quantile: float = 0.5) -> np.ndarray:
-    predicted, true = seen.numbers
+def _pinball_terms(pred: Predictions, quantile: float = 0.5) -> np.ndarray:
+    predicted, true = pred.numbers
     gap = true - predicted
     return np.maximum(quantile * gap, (quantile - 1) * gap).mean(1)
 
 
-def _rmse_terms(seen: Seen) -> np.ndarray:
-    return terms.rmse(_squared(seen).double().numpy())
+def _rmse_terms(pred: Predictions) -> np.ndarray:
+    return terms.rmse(_squared(pred).double().numpy())
 
 
-def _concordance_terms(seen: Seen) -> np.ndarray:
+def _concordance_terms(pred: Predictions) -> np.ndarray:
     # the output is a risk: the higher, the sooner; equal risks count half
-    time, event = seen.target.double().T.numpy()
-    return terms.concordance(seen.output.double().reshape(-1).numpy(), time, event)
+    time, event = pred.target.double().T.numpy()
+    return terms.concordance(pred.output.double().reshape(-1).numpy(), time, event)
 
 
-def _concordance(seen: Seen) -> float:
+def _concordance(pred: Predictions) -> float:
     """Harrell's c: of pairs in which one is known to have the event first, the share with the higher risk for it."""
-    risk, (time, event) = seen.output.double().reshape(-1).numpy(), seen.target.double().T.numpy()
+    risk, (time, event) = pred.output.double().reshape(-1).numpy(), pred.target.double().T.numpy()
     pairs = right = 0.0
     for i in np.flatnonzero(event > 0):
         later = (time > time[i]) | ((time == time[i]) & (event <= 0))
@@ -241,27 +241,27 @@ def _concordance(seen: Seen) -> float:
     return right / pairs if pairs else math.nan
 
 
-def _over_tokens(each: Tensor, seen: Seen) -> np.ndarray:
+def _over_tokens(each: Tensor, pred: Predictions) -> np.ndarray:
     """Terms of the mean over all tokens that count: each sequence's share. each: [b, T]"""
-    known = seen.target >= 0
-    if not bool(known.any()):
-        return np.full(len(known), math.nan)
-    return terms.ratio((each.double() * known).sum(1).numpy(), known.sum(1).double().numpy())
+    counted = pred.target >= 0
+    if not bool(counted.any()):
+        return np.full(len(counted), math.nan)
+    return terms.ratio((each.double() * counted).sum(1).numpy(), counted.sum(1).double().numpy())
 
 
-def _perplexity_terms(seen: Seen) -> np.ndarray:
+def _perplexity_terms(pred: Predictions) -> np.ndarray:
     """exp of the mean cross-entropy over all tokens that count, with each sequence's share to first order."""
     import torch.nn.functional as F
 
-    classes, ignored = seen.output.double().transpose(1, 2), seen.target.long().where(seen.target >= 0, -100)
-    entropy = _over_tokens(F.cross_entropy(classes, ignored, reduction="none"), seen)
+    classes, ignored = pred.output.double().transpose(1, 2), pred.target.long().where(pred.target >= 0, -100)
+    entropy = _over_tokens(F.cross_entropy(classes, ignored, reduction="none"), pred)
     mean = entropy.mean()
     return np.exp(mean) * (1 + entropy - mean)
 
 
-def _tokens_right_terms(seen: Seen) -> np.ndarray:
+def _tokens_right_terms(pred: Predictions) -> np.ndarray:
     """The share of right classes among the tokens that count."""
-    return _over_tokens(seen.output.argmax(2) == seen.target, seen)
+    return _over_tokens(pred.output.argmax(2) == pred.target, pred)
 
 
 # by name
@@ -294,9 +294,9 @@ _ALL = (
            decimals=2, lacks=ONE),
     Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3, least=0.0, most=1.0),
     RMSE,
-    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE",
+    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda pred: 2 * _pinball_terms(pred), title="MAE",
            least=0.0),
-    Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda seen: terms.r2(*seen.numbers), title="R²", decimals=3,
+    Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda pred: terms.r2(*pred.numbers), title="R²", decimals=3,
            lacks="targets that are all equal", most=1.0),
     Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss",
            least=0.0),
@@ -308,9 +308,9 @@ _ALL = (
            most=1.0),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
            decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
-    Metric("perplexity", "", "lower", lambda seen: float(_perplexity_terms(seen).mean()), kind="tokens",
+    Metric("perplexity", "", "lower", lambda pred: float(_perplexity_terms(pred).mean()), kind="tokens",
            terms=_perplexity_terms, decimals=2, lacks="no token that counts", least=1.0),
-    Metric("token-accuracy", "%", "higher", lambda seen: float(_tokens_right_terms(seen).mean()), kind="tokens",
+    Metric("token-accuracy", "%", "higher", lambda pred: float(_tokens_right_terms(pred).mean()), kind="tokens",
            terms=_tokens_right_terms, lacks="no token that counts", least=0.0, most=1.0),
     LOSS,
 )  # fmt: skip
@@ -339,11 +339,11 @@ def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
     if isinstance(given, str):
         given = given.split(",")
     listed = cast("Sequence[Any]", given if isinstance(given, Sequence) else [given])
-    asked = tuple(_one(item) for item in listed)
-    names = [m.name for m in asked]
-    if not asked or len(set(names)) < len(names):
+    metrics = tuple(_one(item) for item in listed)
+    names = [m.name for m in metrics]
+    if not metrics or len(set(names)) < len(names):
         raise ConfigError(f"metrics: {found(names, 'one metric or more, each once')}")
-    return asked
+    return metrics
 
 
 def _one(item: Any) -> Metric:
@@ -375,8 +375,8 @@ def _scorer(item: Any) -> Metric:
     return Metric(name, compute=partial(_scored, item), decimals=3, lacks=UNDEFINED)
 
 
-def _called(function: Callable[[Tensor, Tensor], Any], seen: Seen) -> Any:
-    return function(seen.output, seen.target)
+def _called(function: Callable[[Tensor, Tensor], Any], pred: Predictions) -> Any:
+    return function(pred.output, pred.target)
 
 
 def named(text: str) -> Metric:
@@ -387,13 +387,12 @@ def named(text: str) -> Metric:
     if name in ("pinball", "ece") and len(values) == 1 and not settings:
         return _set(name, values[0], text)
     if name in KNOWN:
-        takes = "pinball:0.9 and ece:15 take one number, the others none"
-        raise ConfigError(f"metrics: found {shown(text)}; {takes}")
+        raise ConfigError(f"metrics: found {shown(text)}; pinball:0.9 and ece:15 take one number, the others none")
     if text in (scorers := _module().get_scorer_names()):
         return Metric(text, compute=partial(_scored, text), decimals=3, lacks=UNDEFINED)
     names = dict.fromkeys([*KNOWN, *KNOWN.names()])
-    near, known = closest(text, [*names, *scorers]), ", ".join(names)
-    raise ConfigError(f"metrics: found {shown(text)}{near}, expected one of {known}, or a scikit-learn scorer")
+    near, choices = closest(text, [*names, *scorers]), ", ".join(names)
+    raise ConfigError(f"metrics: found {shown(text)}{near}, expected one of {choices}, or a scikit-learn scorer")
 
 
 def known(name: str) -> Metric | None:
@@ -423,26 +422,26 @@ def _set(name: str, value: str, text: str) -> Metric:
     return dataclasses.replace(base, name=text, title=title, compute=compute, terms=added)
 
 
-def _scored(scorer: Any, seen: Seen) -> float:
+def _scored(scorer: Any, pred: Predictions) -> float:
     """A scikit-learn scorer's value, by the model's answers as an estimator gives them. scorer: itself, or its name"""
     with _quiet, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of scores that are not defined
-        return _answered(_module().get_scorer(scorer), seen)
+        return _answered(_module().get_scorer(scorer), pred)
 
 
-def _answered(scorer: Any, seen: Seen) -> float:
+def _answered(scorer: Any, pred: Predictions) -> float:
     base = _module("sklearn.base")
-    if seen.kind in ("numbers", "labels"):
-        predicted, true = seen.numbers
+    if pred.kind in ("numbers", "labels"):
+        predicted, true = pred.numbers
         return float(scorer(_estimator(base.RegressorMixin, {"predict": predicted}), predicted, true))
-    if len(np.unique(seen.classes)) < 2:
+    if len(np.unique(pred.classes)) < 2:
         return math.nan
-    rank = seen.ranking
+    rank = pred.ranking
     decision = rank[:, 1] if rank.shape[1] == 2 else rank
-    answers = {"predict": seen.guess, "predict_proba": seen.probabilities, "decision_function": decision}
+    answers = {"predict": pred.guess, "predict_proba": pred.probabilities, "decision_function": decision}
     model = _estimator(base.ClassifierMixin, answers)
     model.classes_ = np.arange(rank.shape[1])
-    return float(scorer(model, rank, seen.classes))
+    return float(scorer(model, rank, pred.classes))
 
 
 def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
@@ -463,21 +462,21 @@ def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
 # what fits
 
 
-def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, ...]:
+def fitting(requested: Sequence[Metric], tried: Predictions, labels: int) -> tuple[Metric, ...]:
     """The metrics of a task, by a few of its samples: those asked for, or the default. labels: classes, or 0"""
-    if not asked:
+    if not requested:
         return (next(m for m in DEFAULT if m.fits(tried)),)
     shapes = f"outputs are {list(tried.output.shape[1:])} and targets {list(tried.target.shape[1:])} per sample"
-    for m in asked:
+    for m in requested:
         if not m.fits(tried):
             needs = "targets (time, event) and one output" if m.kind == "survival" else m.kind
-            what = {"survival": "times and events", "numbers": "numbers", "labels": "labels"}.get(
+            kind = {"survival": "times and events", "numbers": "numbers", "labels": "labels"}.get(
                 str(tried.kind), f"{labels} classes"
             )
-            raise ConfigError(f"metrics: {m.name} needs {needs}; {f'the targets are {what}' if tried.kind else shapes}")
+            raise ConfigError(f"metrics: {m.name} needs {needs}; {f'the targets are {kind}' if tried.kind else shapes}")
         if m.kind is None and m.compute is not None:
             m.computed(tried, needed=True)
-    return tuple(asked)
+    return tuple(requested)
 
 
 def leading(columns: Iterable[str]) -> Metric:

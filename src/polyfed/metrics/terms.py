@@ -83,11 +83,11 @@ def average_precision(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 def balanced_accuracy(right: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Terms of the mean over classes of the share of their samples that are right."""
-    out, known = np.empty(len(right)), np.unique(classes)
-    recalls = [right[classes == k].mean() for k in known]
-    for k, recall in zip(known, recalls, strict=True):
+    out, present = np.empty(len(right)), np.unique(classes)
+    recalls = [right[classes == k].mean() for k in present]
+    for k, recall in zip(present, recalls, strict=True):
         m = int((classes == k).sum())
-        scale = math.sqrt(len(right) * (len(right) - 1) / (m * max(m - 1, 1))) / len(known)
+        scale = math.sqrt(len(right) * (len(right) - 1) / (m * max(m - 1, 1))) / len(present)
         out[classes == k] = (right[classes == k] - recall) * scale
     return out + np.mean(recalls)
 

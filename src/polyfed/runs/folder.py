@@ -33,7 +33,7 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.messages import size
-from polyfed.metrics.metric import Seen, mean_of
+from polyfed.metrics.metric import Predictions, mean_of
 from polyfed.native import kernel
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
@@ -264,7 +264,7 @@ def scores(run: Result) -> dict[str, Tensor]:
             lost = math.isnan(run.final["test"][name][i])  # an attacker's
             values = torch.full_like(values, math.nan) if lost else values
             parts.setdefault(name, []).append(values.cpu())
-        exact = Seen(outputs.cpu().double(), test.client(i)[1].cpu(), task.threshold)
+        exact = Predictions(outputs.cpu().double(), test.client(i)[1].cpu(), task.threshold)
         if exact.kind == "two classes":
             known = math.nan if math.isnan(run.final["test"]["loss"][i]) else 1.0  # an attacker's is not
             parts.setdefault("probability", []).append(known * torch.as_tensor(exact.probabilities[:, 1]))

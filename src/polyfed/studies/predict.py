@@ -23,7 +23,7 @@ from polyfed.compute.split import restored
 from polyfed.data.csv_files import Sheet, sheet_of
 from polyfed.data.preparation import UNSEEN, Preparation
 from polyfed.data.raw import Images, Text, following
-from polyfed.metrics.metric import Seen
+from polyfed.metrics.metric import Predictions
 from polyfed.metrics.scores import named
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Where, model_of
@@ -159,7 +159,7 @@ def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
             output: Tensor = by.model(one).cpu().double()
         n = int(one[0, 1].sum())
         after = raw.word(int(output[0, n - 1].argmax()))
-        score = named("perplexity").of(Seen(output, target))
+        score = named("perplexity").of(Predictions(output, target))
         rows.append({"row": k + 1, "prediction": after, "perplexity": score, "tokens": n})
     return pd.DataFrame(rows)
 
