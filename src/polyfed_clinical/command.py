@@ -233,7 +233,7 @@ def _references(table: Table, labels: list[str] | None) -> str:
     said = f": {labels[-1]}, against {', '.join(labels[:-1])}" if labels else ""
     if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
         said += f"; categories against {', '.join(references)}"
-    return said + "".join(f"; {c.name} is {gone}" for c in table.found.values() if ROWS in (gone := table.becomes(c)))
+    return said + "".join(f"; {c.name} is {gone}" for c in table.survey.values() if ROWS in (gone := table.becomes(c)))
 
 
 def whole(sheet: Sheet, needed: Sequence[str], gaps: Sequence[str]) -> Sheet:

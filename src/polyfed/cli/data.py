@@ -90,12 +90,12 @@ def columns_of(table: Table) -> Grid:
     shown = grid("column", "type", "values", tight=("column", "type"))
     shown.add_column("gaps", justify="right", no_wrap=True)
     shown.add_column("becomes")
-    for c in list(table.found.values())[:MANY]:
+    for c in list(table.survey.values())[:MANY]:
         gaps, becomes = f"{c.gaps / c.cells:.0%}" if c.gaps else "", table.becomes(c)
         style = "red" if becomes.startswith("refused") else "dim" if becomes.startswith("left out") else ""
         shown.add_row(Text(c.name, "cyan"), c.kind, Text(c.shown), gaps, Text(becomes, style))
-    if len(table.found) > MANY:
-        shown.add_row(f"... and {len(table.found) - MANY} more", "", "", "", "")
+    if len(table.survey) > MANY:
+        shown.add_row(f"... and {len(table.survey) - MANY} more", "", "", "", "")
     return shown
 
 

@@ -46,10 +46,10 @@ class Flag(NamedTuple):
 
     site: str
     column: str | None
-    said: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.site}: {self.said}"
+        return f"{self.site}: {self.text}"
 
 
 class Units(NamedTuple):
@@ -79,19 +79,19 @@ UNITS = (
 
 def described(sheet: Sheet, name: str, columns: Columns) -> Part:
     """A column of a site's file in counts and quantiles."""
-    found = sheet.texts(name)
-    missing = found.missing(columns.gaps)
+    cells = sheet.texts(name)
+    missing = cells.missing(columns.gaps)
     left = ~missing
-    there = found.rows[left]
-    numeric = len(there) > 0 and not (found.odd & left).any()
-    size, at = found.sized
+    there = cells.rows[left]
+    numeric = len(there) > 0 and not (cells.odd & left).any()
+    size, at = cells.sized
     if numeric and len(there) < len(left):
-        size, at = np.unique(found.numbers[left], return_inverse=True)
+        size, at = np.unique(cells.numbers[left], return_inverse=True)
     counts: dict[str, int] = {}
     if not numeric or len(size) <= FEW:  # reading every text of a column of numbers would take most of the time
         for k in left.nonzero()[0].tolist():
-            text = found.key(found.all[k])
-            counts[text] = counts.get(text, 0) + int(found.rows[k])
+            text = cells.key(cells.all[k])
+            counts[text] = counts.get(text, 0) + int(cells.rows[k])
     distinct = len(size) if numeric else len(counts)
     looks = bool(NAMED.search(name)) or (not numeric and distinct > FEW and all(map(NUMBERED.fullmatch, counts)))
     gaps, values = len(sheet.lines) - int(there.sum()), counts if distinct <= FEW else None
@@ -126,9 +126,9 @@ def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
     if not there:
         return {}
     rest = size[~np.isin(size, BELOW)]
-    found: dict[str, int] = {}
+    codes: dict[str, int] = {}
     if len(rest) and rest[0] >= 0:
-        found |= {str(s): there[s] for s in BELOW if s in there and (s < -1 or rest[0] >= 1)}
+        codes |= {str(s): there[s] for s in BELOW if s in there and (s < -1 or rest[0] >= 1)}
     for s in (0, *ABOVE):
         others, often = size[size != s], rows[size != s]
         if s not in there or often.sum() < 2 * LEAST or (s and others[-1] > s):
@@ -141,8 +141,8 @@ def _sentinels(size: np.ndarray, rows: np.ndarray) -> dict[str, int]:
             alone = s >= 2 * others[-1] and s - others[-1] > 2
         else:
             alone = s > 1.5 * others[-1] and s > others[-1] + 3 * (high - low)
-        found |= {str(s): there[s]} if alone else {}
-    return found
+        codes |= {str(s): there[s]} if alone else {}
+    return codes
 
 
 def withheld(part: Part, least: int, quantiles: bool) -> Part:
@@ -184,49 +184,49 @@ def parts_of(sheets: Sequence[Sheet], columns: Columns) -> dict[str, dict[str, P
 
 def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
     """The differences between sites to look at before anything is trained."""
-    said: list[Flag] = []
+    raised: list[Flag] = []
     apart = columns.apart
     for name, at in parts.items():
-        said += [] if name == columns.group else _repeated(name, at)
+        raised += [] if name == columns.group else _repeated(name, at)
         if name in apart:
             continue
-        said += _odd(name, at)
+        raised += _odd(name, at)
         if len(at) > 1:
             strange = [*_codes(name, at)]
             piled = [] if name in columns.limits else [*_piled(name, at)]
-            said += strange or [*_units(name, at), *piled]
-            said += [] if strange or name not in outcome else _rates(name, at)
-    return said
+            raised += strange or [*_units(name, at), *piled]
+            raised += [] if strange or name not in outcome else _rates(name, at)
+    return raised
 
 
-def flagged(found: Sequence[Flag]) -> dict[str, list[str]]:
+def flagged(flags: Sequence[Flag]) -> dict[str, list[str]]:
     """Columns, and the sites where each is flagged."""
     sites: dict[str, list[str]] = {}
-    for flag in found:
+    for flag in flags:
         if flag.column and flag.site != EVERY and flag.site not in sites.setdefault(flag.column, []):
             sites[flag.column].append(flag.site)
     return sites
 
 
-def kept(parts: Parts, found: Sequence[Flag]) -> dict[str, Any]:
+def kept(parts: Parts, flags: Sequence[Flag]) -> dict[str, Any]:
     """The flagged columns at every site, as a run folder keeps them for the report's figure."""
     return {
         name: {"flagged": sites, "sites": {site: part.model_dump() for site, part in parts[name].items()}}
-        for name, sites in flagged(found).items()
+        for name, sites in flagged(flags).items()
         if not any(part.repeats for part in parts[name].values())  # identifiers
     }
 
 
 def doubled(sheets: Sequence[Sheet], columns: Columns) -> list[Flag]:
     """Files that hold rows twice."""
-    found = {s.name: (doubles(s, columns), len(s.lines)) for s in sheets} if columns.group is None else {}
+    repeats = {s.name: (doubles(s, columns), len(s.lines)) for s in sheets} if columns.group is None else {}
     return [
         Flag(
             site,
             None,
             f"{n} of {rows} rows repeat another row in every column; drop them, or name the patient as group",
         )
-        for site, (n, rows) in found.items()
+        for site, (n, rows) in repeats.items()
         if n >= max(3, REPEATED * rows)
     ]
 
@@ -243,30 +243,30 @@ def copied(sheets: Sequence[Sheet], used: Sequence[str], gaps: Sequence[str]) ->
     shared = np.bincount(ids)[ids] > 1
     each = np.zeros((len(np.unique(ids[shared])), n_sites), dtype=np.int64)
     each[np.unique(ids[shared], return_inverse=True)[1], site[shared]] = rows[shared]
-    found: list[Flag] = []
+    flags: list[Flag] = []
     for a, b in combinations(range(n_sites), 2):
         k, n, m = int(np.minimum(each[:, a], each[:, b]).sum()), int(sizes[a]), int(sizes[b])
         like = n * m * (twins[a] + twins[b] + COPIED) / max(n * (n - 1) / 2 + m * (m - 1) / 2, 1)
         whole = k == n == m and kinds[b] >= SAME_FILE
         if whole or k >= max(COPIED, REPEATED * min(n, m), COPIED * like):
             then = f"the same {'file' if whole else 'patients'} twice"
-            found.append(Flag(sheets[b].name, None, f"{k} of {m} rows are at {sheets[a].name} too: {then}?"))
-    return found
+            flags.append(Flag(sheets[b].name, None, f"{k} of {m} rows are at {sheets[a].name} too: {then}?"))
+    return flags
 
 
 def _coded(sheets: Sequence[Sheet], name: str, gaps: Sequence[str]) -> np.ndarray:
     """[N] codes of a column's cells, one after the other site, by which cells are matched; 0 for a gap."""
-    known, parts = dict[float | str, int](), list[np.ndarray]()
+    code_of, parts = dict[float | str, int](), list[np.ndarray]()
     for t in (s.texts(name) for s in sheets):
         keys = [v if v == v else t.key(text) for v, text in zip(t.numbers.tolist(), t.all, strict=True)]  # NaN: a text
-        codes = np.array([known.setdefault(key, 1 + len(known)) for key in keys])
+        codes = np.array([code_of.setdefault(key, 1 + len(code_of)) for key in keys])
         parts.append(np.where(t.missing(gaps), 0, codes)[t.at])
     return np.concatenate(parts)
 
 
 def telling(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, gaps: Sequence[str]) -> list[Flag]:
     """Inputs that tell the class alone: such are often known only after it."""
-    found, classes = list[Flag](), target.values
+    flags, classes = list[Flag](), target.values
     y = np.concatenate([s.positions(target.name, classes) for s in sheets])
     site = np.repeat(np.arange(len(sheets)), [len(s.lines) for s in sheets])
     pairs = [*combinations(range(len(classes)), 2)]
@@ -283,20 +283,20 @@ def telling(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, g
                 text = "a gap" if v == 0 else cells[row][:20] if several else "any value"
                 rule += f"{', ' * bool(rule)}{text} is {classes[k]} in every row"
         if rule:
-            said = f"{c.name} alone predicts {target.name} ({rule}); if it is known only after the outcome, drop it"
-            found.append(Flag(EVERY, c.name, said))
-    return found
+            warning = f"{c.name} alone predicts {target.name} ({rule}); if it is known only after the outcome, drop it"
+            flags.append(Flag(EVERY, c.name, warning))
+    return flags
 
 
 def _apart(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
     """True where numbers part two classes, (those of one, of the other), at every site with rows enough to tell."""
-    found: list[float] = []
+    aucs: list[float] = []
     for low, high in pairs:
         n, m = len(low), len(high)
         if math.lgamma(n + m + 1) - math.lgamma(n + 1) - math.lgamma(m + 1) > -math.log(RARE):  # orders by chance
             auc = sum(np.sort(low).searchsorted(high, side).sum() for side in ("left", "right")) / 2 / (n * m)
-            found.append(max(auc, 1 - auc))
-    return bool(found) and min(found) > ALONE
+            aucs.append(max(auc, 1 - auc))
+    return bool(aucs) and min(aucs) > ALONE
 
 
 def _only(codes: np.ndarray, site: np.ndarray, y: np.ndarray, rare: float) -> Iterator[tuple[int, int, int]]:
@@ -313,8 +313,8 @@ def _only(codes: np.ndarray, site: np.ndarray, y: np.ndarray, rare: float) -> It
 def _repeated(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         if p.repeats >= max(2, REPEATED * p.there) and p.distinct > FEW:
-            what = f"{p.distinct} different values of {name} in {p.there} rows, so rows repeat patients"
-            yield Flag(site, name, f'{what}; group = "{name}" keeps them together')
+            text = f"{p.distinct} different values of {name} in {p.there} rows, so rows repeat patients"
+            yield Flag(site, name, f'{text}; group = "{name}" keeps them together')
 
 
 def _odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
@@ -338,11 +338,11 @@ def _odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
 
 
 def _units(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
-    known = {s: p for s, p in at.items() if p.quantiles and p.quantiles[0] > 0 and p.there >= LEAST and p.distinct > 2}
-    of = {s: p.quantiles for s, p in known.items() if p.quantiles}
-    medians, errors = {s: q[2] for s, q in of.items()}, {s: _error(q, known[s].there) for s, q in of.items()}
+    sites = {s: p for s, p in at.items() if p.quantiles and p.quantiles[0] > 0 and p.there >= LEAST and p.distinct > 2}
+    of = {s: p.quantiles for s, p in sites.items() if p.quantiles}
+    medians, errors = {s: q[2] for s, q in of.items()}, {s: _error(q, sites[s].there) for s, q in of.items()}
     for site, mine in of.items():
-        others = sorted((s for s in known if s != site), key=lambda s: medians[s])
+        others = sorted((s for s in sites if s != site), key=lambda s: medians[s])
         if not others:
             continue
         like = others[(len(others) - 1) // 2]
@@ -360,8 +360,8 @@ def _units(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
         times = f"{math.exp(abs(ratio)):.3g} times" if ratio > 0 else f"1/{math.exp(abs(ratio)):.3g} of"
         whose = "other sites" if len(others) > 1 else like
         fitting = _fitting(name, site, mine, theirs, abs(ratio), error, ratio > 0)
-        said = f"the median of {name} is {mine[2]:.4g}, {times} that of {whose} ({theirs[2]:.4g}){fitting}"
-        yield Flag(site, name, said)
+        text = f"the median of {name} is {mine[2]:.4g}, {times} that of {whose} ({theirs[2]:.4g}){fitting}"
+        yield Flag(site, name, text)
 
 
 def _error(q: Sequence[float], n: int) -> float:
@@ -391,8 +391,8 @@ def _fitting(
         return f', as °F and °C would; {_key(site)} {name} = "{repair}"'
     far = {u: abs(math.log(u.factor) - ratio) for u in UNITS}
     named = [u for u in UNITS if any(part in name.casefold() for part in u.of) and far[u] < max(0.35, 3 * error)]
-    known = named or [u for u in UNITS if not u.of and far[u] < 0.1]
-    best = sorted(known, key=lambda u: far[u])[:2]
+    likely = named or [u for u in UNITS if not u.of and far[u] < 0.1]
+    best = sorted(likely, key=lambda u: far[u])[:2]
     if not best:
         return ", in other units?"
     words = " or ".join(f"{u.words} ({u.factor:.5g})" for u in best)
@@ -400,14 +400,14 @@ def _fitting(
 
 
 def _codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
-    known = {s: p.values for s, p in at.items() if p.values}
-    every = {t for values in known.values() for t in values}
+    values_at = {s: p.values for s, p in at.items() if p.values}
+    every = {t for values in values_at.values() for t in values}
     if len(every) > CODED and all(number(t) is not None for t in every):
         return
-    for site, mine in known.items():
+    for site, mine in values_at.items():
         others: dict[str, int] = {}
-        for s in known:
-            for text, rows in (known[s] if s != site else {}).items():
+        for s in values_at:
+            for text, rows in (values_at[s] if s != site else {}).items():
                 others[text] = others.get(text, 0) + rows
         own, lacking = ({t: n for t, n in a.items() if t not in b} for a, b in ((mine, others), (others, mine)))
         rows, total = sum(own.values()), sum(mine.values())
@@ -420,18 +420,18 @@ def _codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
         spelt = all(number(a) is None and _folded(a) == _folded(b) for a, b in pairs.items()) and len(pairs) == len(own)
         if not much and not spelt:
             continue
-        if len(known) == 2 and (total, site) > (elsewhere, max(known)):
+        if len(values_at) == 2 and (total, site) > (elsewhere, max(values_at)):
             continue  # said of the smaller one
         has, lacks = few([t[:20] for t in own]), few([t[:20] for t in lacking])
-        said = ", ".join(f'"{a}" = "{b}"' for a, b in pairs.items())
-        then = f"; the same? {_key(site)} {name} = {{{said}}}" if pairs else ""
-        what = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}{then}"
-        yield Flag(site, name, what)
+        table = ", ".join(f'"{a}" = "{b}"' for a, b in pairs.items())
+        then = f"; the same? {_key(site)} {name} = {{{table}}}" if pairs else ""
+        finding = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}{then}"
+        yield Flag(site, name, finding)
 
 
 def _paired(own: Mapping[str, int], lacking: Mapping[str, int]) -> dict[str, str]:
     """Values that may mean the same: by their spelling, by dictionary, by their first letter, or the only ones left."""
-    left, found = dict(lacking), dict[str, str]()
+    left, pairs = dict(lacking), dict[str, str]()
 
     def meaning(text: str) -> int:
         return next((k for k, words in enumerate(SAME) if text.casefold() in words), -1)
@@ -444,13 +444,13 @@ def _paired(own: Mapping[str, int], lacking: Mapping[str, int]) -> dict[str, str
     for alike in rules:
         for a in own:
             fits = [b for b in left if alike(a, b)]
-            if a not in found and len(fits) == 1:
-                found[a] = fits[0]
+            if a not in pairs and len(fits) == 1:
+                pairs[a] = fits[0]
                 del left[fits[0]]
-    rest = [a for a in own if a not in found]
-    if len(rest) == len(left) == 1 and found:
-        found[rest[0]] = next(iter(left))
-    return found
+    rest = [a for a in own if a not in pairs]
+    if len(rest) == len(left) == 1 and pairs:
+        pairs[rest[0]] = next(iter(left))
+    return pairs
 
 
 def _folded(text: str) -> str:
@@ -472,8 +472,8 @@ def _piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
             share = under if word == "least" else 1 - under
             inside = middle[0] < value if word == "least" else middle[4] > value
             if inside and share >= max(PILED, rows / p.there / 2):
-                said = f"{rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which other sites have "
-                yield Flag(site, name, f"{said}{share:.0%} of theirs: a limit of detection?")
+                text = f"{rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which other sites have "
+                yield Flag(site, name, f"{text}{share:.0%} of theirs: a limit of detection?")
 
 
 def _rates(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:

@@ -55,10 +55,10 @@ LISTED, SHORT = 6, 20  # texts that may stand for a gap, and characters of one
 
 def canonical(text: str) -> str:
     """Canonical form for matching: 1, 1.0, 01 and +1 are equal, and TRUE and True; other texts stay as written."""
-    if found := DECIMAL.fullmatch(text):
-        whole, part = found[2].lstrip("0") or "0", (found[3] or "").rstrip("0")
+    if match := DECIMAL.fullmatch(text):
+        whole, part = match[2].lstrip("0") or "0", (match[3] or "").rstrip("0")
         number = f"{whole}.{part}" if part else whole
-        return f"-{number}" if found[1] == "-" and number != "0" else number
+        return f"-{number}" if match[1] == "-" and number != "0" else number
     return text.lower() if text.lower() in ("true", "false") else text
 
 
@@ -74,21 +74,21 @@ def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str
     if len(set(numbers.tolist())) == len(texts) and not np.isnan(numbers).any():
         return [*texts]
     _, at, count = np.unique(numbers, return_inverse=True, return_counts=True)
-    found: dict[str, str] = {}
+    spelling: dict[str, str] = {}
     alone = (count[at] == 1).tolist()
     for text in sorted((t for t, one in zip(texts, alone, strict=True) if not one), key=lambda t: (len(t), t)):
-        found.setdefault(canonical(text), text)
-    return [*(t for t, one in zip(texts, alone, strict=True) if one), *found.values()]
+        spelling.setdefault(canonical(text), text)
+    return [*(t for t, one in zip(texts, alone, strict=True) if one), *spelling.values()]
 
 
 def numbers_of(texts: Sequence[str]) -> np.ndarray:
     """[N] the finite numbers of texts, NaN for what is none, and for codes: whole numbers too long for a float."""
-    found = floats(texts)
-    if found is None:
-        found = np.array([math.nan if (v := number(t)) is None else v for t in texts])
-    for k in np.flatnonzero(np.abs(found) >= LARGEST).tolist():
-        found[k] = math.nan if WHOLE.fullmatch(texts[k]) else found[k]
-    return np.where(np.isfinite(found), found, np.nan)
+    values = floats(texts)
+    if values is None:
+        values = np.array([math.nan if (v := number(t)) is None else v for t in texts])
+    for k in np.flatnonzero(np.abs(values) >= LARGEST).tolist():
+        values[k] = math.nan if WHOLE.fullmatch(texts[k]) else values[k]
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def places(values: Sequence[str]) -> dict[str, int]:
@@ -182,7 +182,7 @@ class Sheet:
     least: int = 1  # errors name no text of a gap or repair that fewer rows hold
     # orders of values that columns bring along, as an ordered Categorical does
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
+    cache: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -201,8 +201,8 @@ class Sheet:
 
     def lacks(self, column: str, role: str = "") -> str:
         """The line that names a column which is not there."""
-        known = f"{closest(column, self.columns)}; it has {', '.join(self.columns)}"
-        return f"{self.where}: no column {column!r}{role}{known}"
+        hint = f"{closest(column, self.columns)}; it has {', '.join(self.columns)}"
+        return f"{self.where}: no column {column!r}{role}{hint}"
 
     def need(self, column: str, role: str = "") -> None:
         """Raise DataError unless the column is there."""
@@ -218,35 +218,35 @@ class Sheet:
 
     def texts(self, column: str) -> Texts:
         """The distinct cells of a column."""
-        if column not in self.known:
-            self.known[column] = Texts(self.columns[column], self.comma)
-        return self.known[column]
+        if column not in self.cache:
+            self.cache[column] = Texts(self.columns[column], self.comma)
+        return self.cache[column]
 
     def numbers(self, column: str) -> np.ndarray:
         """[N] the numbers of a column; NaN for what is no finite one."""
-        found = self.texts(column)
-        return found.numbers[found.at]
+        texts = self.texts(column)
+        return texts.numbers[texts.at]
 
     def positions(self, column: str, values: Sequence[str]) -> np.ndarray:
         """[N] where the cells of a column stand among values; -1 for what is none of them."""
-        found, at = self.texts(column), places(values)
-        return np.array([at.get(t, at.get(found.key(t), -1)) for t in found.all], dtype=np.int64)[found.at]
+        texts, at = self.texts(column), places(values)
+        return np.array([at.get(t, at.get(texts.key(t), -1)) for t in texts.all], dtype=np.int64)[texts.at]
 
     def missing(self, column: str, gaps: Collection[str] = ()) -> np.ndarray:
         """[N] mask of the cells of a column that stand for a missing value; `gaps` are further texts that do."""
-        found = self.texts(column)
-        return found.missing(gaps, self.least)[found.at]
+        texts = self.texts(column)
+        return texts.missing(gaps, self.least)[texts.at]
 
     def only(self, rows: np.ndarray) -> "Sheet":
         """Some of its rows, their cells read as in the whole."""
         at = rows.tolist()
-        found = replace(
+        sheet = replace(
             self,
             lines=[self.lines[k] for k in at],
             columns={n: [cells[k] for k in at] for n, cells in self.columns.items()},
         )
-        found.__dict__["comma"] = self.comma
-        return found
+        sheet.__dict__["comma"] = self.comma
+        return sheet
 
 
 def read(
@@ -290,45 +290,45 @@ def repaired(
         if name == ENCODING:
             continue
         sheet.need(name, ", which columns.site repairs")
-        found, repair = sheet.texts(name), repairs.get(name)
-        texts = _mapped(sheet, name, repair, strict) if isinstance(repair, Mapping) else found.all
+        cells, repair = sheet.texts(name), repairs.get(name)
+        texts = _mapped(sheet, name, repair, strict) if isinstance(repair, Mapping) else cells.all
         if name in limits:
-            texts = [_limit(found, t) for t in texts]
+            texts = [_limit(cells, t) for t in texts]
         if isinstance(repair, str):
-            known = Texts(texts, found.comma)
-            new = formula(repair)(known.numbers)
-            gone = known.odd | known.missing(gaps, sheet.least)
+            mapped = Texts(texts, cells.comma)
+            new = formula(repair)(mapped.numbers)
+            gone = mapped.odd | mapped.missing(gaps, sheet.least)
             fine = np.isfinite(new) & ~gone
             if (wrong := ~fine & ~gone).any():
-                cell = known.all[int(wrong.argmax())]
+                cell = mapped.all[int(wrong.argmax())]
                 raise DataError(f"{sheet.where}, column {name!r}: {repair} of {cell} is no finite number", name)
-            written = [_written(v, found.comma) if ok else t for v, ok, t in zip(new, fine, known.all, strict=True)]
-            texts = [written[k] for k in known.at]
-        changed[name] = [texts[k] for k in found.at.tolist()]
+            written = [_written(v, cells.comma) if ok else t for v, ok, t in zip(new, fine, mapped.all, strict=True)]
+            texts = [written[k] for k in mapped.at]
+        changed[name] = [texts[k] for k in cells.at.tolist()]
     orders = {name: order for name, order in sheet.orders.items() if name not in changed}
     return replace(sheet, columns={**sheet.columns, **changed}, orders=orders) if changed else sheet
 
 
 def _mapped(sheet: Sheet, name: str, repair: Mapping[str, str | float], strict: bool) -> list[str]:
     """The distinct cells of a column with those that a table names as it has them."""
-    found = sheet.texts(name)
-    there, at = {*found.all, *map(found.key, found.all)}, {canonical(k): v for k, v in repair.items()} | {**repair}
+    cells = sheet.texts(name)
+    there, at = {*cells.all, *map(cells.key, cells.all)}, {canonical(k): v for k, v in repair.items()} | {**repair}
     for text in repair if strict else ():
         if text not in there and canonical(text) not in there:
-            has = ", ".join(t[:20] for t in found.all[:5])
-            what = f"no cell {text!r}, which columns.site repairs; found {has}"
-            raise DataError(f"{sheet.where}, column {name!r}: {what}", name)
-    often = (found.rows >= sheet.least).tolist()
-    new = [at.get(t, at.get(found.key(t), t)) if some else t for t, some in zip(found.all, often, strict=True)]
-    return [v if isinstance(v, str) else _written(v, found.comma) for v in new]
+            has = ", ".join(t[:20] for t in cells.all[:5])
+            problem = f"no cell {text!r}, which columns.site repairs; found {has}"
+            raise DataError(f"{sheet.where}, column {name!r}: {problem}", name)
+    often = (cells.rows >= sheet.least).tolist()
+    new = [at.get(t, at.get(cells.key(t), t)) if some else t for t, some in zip(cells.all, often, strict=True)]
+    return [v if isinstance(v, str) else _written(v, cells.comma) for v in new]
 
 
-def _limit(found: Texts, text: str) -> str:
+def _limit(cells: Texts, text: str) -> str:
     """A number below or above a limit of detection as a value: <5 is 5/√2, >200 is 200."""
     if not (match := LIMIT.fullmatch(text)):
         return text
-    value = number(found.plain(match[2]))
-    return text if value is None else _written(value / math.sqrt(2) if match[1] in "<≤" else value, found.comma)
+    value = number(cells.plain(match[2]))
+    return text if value is None else _written(value / math.sqrt(2) if match[1] in "<≤" else value, cells.comma)
 
 
 def _written(value: float, comma: bool) -> str:
@@ -366,9 +366,9 @@ def sheet_of(
         cells = column.tolist()
         if (row := next((i for i, v in enumerate(cells) if hasattr(v, "__len__") and not isinstance(v, str)), -1)) >= 0:
             if name not in unread:
-                what = f"found a {type(cells[row]).__name__}, expected a number, a text or a gap"
+                problem = f"found a {type(cells[row]).__name__}, expected a number, a text or a gap"
                 raise DataError(
-                    f"{where}, line {row + 2}, column {name!r}: {what}; drop the column, or spread it", name
+                    f"{where}, line {row + 2}, column {name!r}: {problem}; drop the column, or spread it", name
                 )
             cells = [""] * len(cells)
         text[name] = ["" if pd.isna(v) else _text(v) for v in cells]
@@ -476,47 +476,47 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
 
 def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     """Survey a column of one file."""
-    found, cells, least = sheet.texts(name), sheet.columns[name], sheet.least
-    missing, odd = found.missing(columns.gaps, least), found.odd
+    column, cells, least = sheet.texts(name), sheet.columns[name], sheet.least
+    missing, odd = column.missing(columns.gaps, least), column.odd
     whole, declared_values = not missing.any(), declared(columns, name)
-    written = found.all if whole else [*compress(found.all, ~missing)]
-    numbers, strange = found.numbers[~missing & ~odd], ~missing & odd
-    if found.comma:
-        texts = matched([*dict.fromkeys(map(found.plain, written))])
-    elif whole and len(found.sized[0]) == len(written):
+    written = column.all if whole else [*compress(column.all, ~missing)]
+    numbers, strange = column.numbers[~missing & ~odd], ~missing & odd
+    if column.comma:
+        texts = matched([*dict.fromkeys(map(column.plain, written))])
+    elif whole and len(column.sized[0]) == len(written):
         texts = written
     else:
-        texts = matched(written, found.numbers[~missing])
+        texts = matched(written, column.numbers[~missing])
 
     def first(which: np.ndarray, cut: int | None) -> tuple[str, str] | None:
-        row = cells.index(found.all[int(which.argmax())]) if which.any() else None
+        row = cells.index(column.all[int(which.argmax())]) if which.any() else None
         return None if row is None else (sheet.at(row, name), cells[row][:cut])
 
     def held(fits: Callable[[str], object]) -> bool:
         """True if all texts fit, except those of too few rows for settings to ask for."""
         if least == 1:
             return all(map(fits, written))
-        rows = found.rows[~missing].tolist()
+        rows = column.rows[~missing].tolist()
         return sum(n for t, n in zip(written, rows, strict=True) if not fits(t)) < least
 
     unmatched = 0
     if declared_values:
         unmatched = int(
-            ((sheet.positions(name, declared_values) < 0) & (~missing & (found.rows >= least))[found.at]).sum()
+            ((sheet.positions(name, declared_values) < 0) & (~missing & (column.rows >= least))[column.at]).sum()
         )
     return Seen(
         cells=len(cells),
-        gaps=(gaps := 0 if whole else int(found.rows[missing].sum())),
-        numbers=len(cells) if whole and not odd.any() else int(found.rows[~missing & ~odd].sum()),
+        gaps=(gaps := 0 if whole else int(column.rows[missing].sum())),
+        numbers=len(cells) if whole and not odd.any() else int(column.rows[~missing & ~odd].sum()),
         texts=texts,
         range=(float(numbers.min()), float(numbers.max())) if len(numbers) else (math.inf, -math.inf),
-        whole=int(found.rows[~missing & ~((np.mod(found.numbers, 1) == 0) & (abs(found.numbers) < LARGEST))].sum())
+        whole=int(column.rows[~missing & ~((np.mod(column.numbers, 1) == 0) & (abs(column.numbers) < LARGEST))].sum())
         < least,
         dates=held(lambda t: DATE.fullmatch(t) or _compact(t)),
         distinct=(distinct := len(cells) - gaps - len(texts) < least),
         numbered=distinct and _numbered(name, numbers, texts, least),
-        notation=int(found.rows[strange].sum()) >= least
-        and _notation([*compress(found.all, strange)], len(numbers) > 0),
+        notation=int(column.rows[strange].sum()) >= least
+        and _notation([*compress(column.all, strange)], len(numbers) > 0),
         unmatched=unmatched,
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(strange, 40),

@@ -175,10 +175,10 @@ class Dataset:
             indices["test"] = how.assign(self._source(official=True), len(everyone), other, 1).among(kept).indices
         parts, prepared = data._prepared(indices, dealt, names, seed, official=not own)
         notes += [*uneven, *([WEIGHTED] if self.weights is not None else [])]
-        said = f":{test_fraction:g}" if own else f":{test_samples}" if "ratio" in test else ""
+        amount = f":{test_fraction:g}" if own else f":{test_samples}" if "ratio" in test else ""
         meta = {
             **self.meta, **prepared, "dataset": self.name, "options": dict(self.options), "partition": str(how),
-            "seed": int(seed), "test": f"{test}{said}", "notes": notes,
+            "seed": int(seed), "test": f"{test}{amount}", "notes": notes,
         }  # fmt: skip
         if self.preparation is None or not self.preparation.packed:
             meta |= {"indices": dealt.indices, "split_indices": indices}
@@ -217,8 +217,8 @@ class Dataset:
         """The parts that these samples make, and what was learnt of the training part to prepare them."""
         if self.texts is not None:
             assert self.preparation is not None
-            found, parts = self.preparation.of_texts(self.texts, indices)
-            return parts, {"preparation": found.dump(), "inputs": []}
+            prepared, parts = self.preparation.of_texts(self.texts, indices)
+            return parts, {"preparation": prepared.dump(), "inputs": []}
         parts: dict[str, Any] = {
             "train": self._gather(indices["train"], dealt, seed),
             "validation": self._gather(indices["validation"], dealt, seed) if "validation" in indices else None,
@@ -229,8 +229,8 @@ class Dataset:
             parts["train"] = replace(parts["train"], weight=weight)
         if self.preparation is None:
             return parts, self._scale(parts, dealt, len(names))
-        found, parts = self.preparation.fitted(parts, names)
-        return parts, {"preparation": found.dump(), "inputs": found.names}
+        prepared, parts = self.preparation.fitted(parts, names)
+        return parts, {"preparation": prepared.dump(), "inputs": prepared.names}
 
     def _test_mode(self, test: str | None, how: Partitioner) -> str:
         natural = isinstance(how, Natural) and self.test_groups is not None
@@ -349,7 +349,7 @@ class Dataset:
         else:
             scopes = [np.flatnonzero(dealt.clusters == c) for c in np.unique(dealt.clusters)]
         constant = (train.x.amax(0) == train.x.amin(0)).numpy()
-        known = {"scope": self.standardise, "method": self.scaling, "constant": constant.tolist()}
+        scaling = {"scope": self.standardise, "method": self.scaling, "constant": constant.tolist()}
         for scope in scopes:
             rows = {
                 key: torch.from_numpy(np.concatenate([np.arange(s.offsets[i], s.offsets[i + 1]) for i in scope]))
@@ -360,9 +360,9 @@ class Dataset:
             others = [inputs[key] for key in inputs if key != "train"]
             shift, scale = prepare.standardise(inputs["train"], others, constant, self.scaling)
             if self.standardise == "pooled":
-                known |= {"shift": shift.tolist(), "scale": scale.tolist()}
+                scaling |= {"shift": shift.tolist(), "scale": scale.tolist()}
             for key, scaled in inputs.items():
                 split = parts[key]
                 assert split is not None
                 split.x[rows[key]] = scaled
-        return {"scaling": known}
+        return {"scaling": scaling}

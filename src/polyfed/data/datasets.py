@@ -129,11 +129,11 @@ def _snake(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedError]) -> Columns:
     """The settings of `Columns` among a folder's options. Raises `refusal` for an unknown one, ConfigError else."""
-    known = list(DEFAULTS)
+    options = list(DEFAULTS)
     for key in given:
-        if key not in known:
+        if key not in options:
             raise refusal(
-                f"data.options.{key}: a folder has no such option{closest(key, known)}; known: {', '.join(known)}"
+                f"data.options.{key}: a folder has no such option{closest(key, options)}; known: {', '.join(options)}"
             )
     return Columns(**given)
 
@@ -181,11 +181,11 @@ def digits(data_dir: Path, flat: bool = False) -> Dataset:
     """Digits of scikit-learn: 1,797 grey images, [1, 8, 8] in [0, 1] (flat: [64]), 10 classes; no file needed."""
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
-    x = (found.images / 16).astype(np.float32)
+    bunch: Any = load_digits()
+    x = (bunch.images / 16).astype(np.float32)
     notes = ("digits: E. Alpaydin, C. Kaynak, UCI (test part of Optical Recognition of Handwritten Digits), CC BY 4.0",)
     x = x.reshape(len(x), -1) if flat else x[:, None]
-    return Dataset("digits", x, found.target.astype(np.int64), classes=10, notes=notes)
+    return Dataset("digits", x, bunch.target.astype(np.int64), classes=10, notes=notes)
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

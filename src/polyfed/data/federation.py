@@ -87,11 +87,11 @@ class Federation:
 
     def __repr__(self) -> str:
         sizes = {"training": self.train, "validation": self.validation, "test": self.test}
-        found = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
+        counts = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
         target = f"{self.outputs} {'numbers to predict' if self.classes is None else 'classes'}"
         target = target if self.tokens is None else f"{self.tokens} classes at every token"
         shape = " x ".join(map(str, self.input_shape)) or "1"
-        return f"<Federation of {self.n} clients ({few(self.names)}): {found} samples; inputs {shape}; {target}>"
+        return f"<Federation of {self.n} clients ({few(self.names)}): {counts} samples; inputs {shape}; {target}>"
 
     def _repr_html_(self) -> str:
         """Show in a notebook what the federation is, a row per client, and the caveats of its data."""
@@ -352,8 +352,8 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
-        named, known, said = _by_name({"train": train, "test": test, "validation": validation}, who)
-        classes = classes or (len(known) if known else None)
+        named, class_names, label_notes = _by_name({"train": train, "test": test, "validation": validation}, who)
+        classes = classes or (len(class_names) if class_names else None)
         parts, layout = _parts(named, who, integer_inputs)
         tokens = _tokens(parts, who, classes) if task == "tokens" else None
         classes, labels, notes = _targets(parts, who, classes, task) if tokens is None else (None, None, [])
@@ -364,8 +364,8 @@ class Federation:
 
         meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
         base: dict[str, Any] = {"dataset": "arrays", "partition": "natural", "seed": seed}
-        base |= {"labels": known or labels} if known or labels is not None else {}
-        meta["notes"] = [*meta.get("notes", ()), *said, *notes]
+        base |= {"labels": class_names or labels} if class_names or labels is not None else {}
+        meta["notes"] = [*meta.get("notes", ()), *label_notes, *notes]
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
@@ -373,8 +373,8 @@ class Federation:
             meta["notes"] += uneven
             kept, held = (_rows(train_split, base["split_indices"][part]) for part in ("train", "test"))
             train_split, test_split = kept, replace(held, weight=None)
-        found, clusters = splits.get("validation"), _clusters(clusters, n)
-        federation = cls(train_split, test_split, who, found, classes, clusters, base | meta, tokens)
+        validation_split, clusters = splits.get("validation"), _clusters(clusters, n)
+        federation = cls(train_split, test_split, who, validation_split, classes, clusters, base | meta, tokens)
         if "validation" not in parts and validation_fraction:
             federation = federation.with_validation(validation_fraction, seed)
         return federation
@@ -505,11 +505,11 @@ class Outline(Federation):
     digest: str = ""  # of the names, numbers and facts
 
     @classmethod
-    def of(cls, names: Sequence[str], counts: Mapping[str, Sequence[int]], s: Settled, **known: Any) -> "Outline":
+    def of(cls, names: Sequence[str], counts: Mapping[str, Sequence[int]], s: Settled, **facts: Any) -> "Outline":
         """From numbers of samples [n] by split, and what is settled."""
         split = {key: _hollow(each, s) for key, each in counts.items()}
         train, test, validation = split["train"], split["test"], split.get("validation")
-        return cls(train, test, tuple(names), validation, s.classes, tokens=s.tokens, **known)
+        return cls(train, test, tuple(names), validation, s.classes, tokens=s.tokens, **facts)
 
     def _labels(self) -> np.ndarray | None:
         return None if self.labels is None else np.array(self.labels)
@@ -557,8 +557,8 @@ class Named(NamedTuple):
         """The names among labels; None for numbers. Raises DataError for a label that is neither."""
         if isinstance(y, Named | Tensor):
             return y if isinstance(y, Named) else None
-        known = getattr(y, "dtype", None)
-        order = tuple(map(str, known.categories)) if getattr(known, "ordered", False) else None  # pyrefly: ignore[missing-attribute]
+        dtype = getattr(y, "dtype", None)
+        order = tuple(map(str, dtype.categories)) if getattr(dtype, "ordered", False) else None  # pyrefly: ignore[missing-attribute]
         try:
             cells = [*y] if order or np.asarray(y).dtype.kind in "OUS" else []
         except (TypeError, ValueError):  # ragged, or a single number, which is refused later
@@ -579,26 +579,26 @@ def _by_name(
     Names that are all numbers count as these numbers.
     """
     pairs = {split: None if given is None else [*given] for split, given in parts.items()}
-    found: dict[tuple[str, int], Named] = {}
+    named: dict[tuple[str, int], Named] = {}
     plain: dict[str, Any] = {}  # labels that have no names
     for split, i, pair in ((s, i, p) for s, given in pairs.items() for i, p in enumerate(given or ())):
         if isinstance(pair, tuple | list) and len(pair) == 2:
             where = f"client {names[i] if i < len(names) else i!r}, {split}"
             if (labels := Named.of(pair[1], where)) is not None:
-                found[split, i] = labels
+                named[split, i] = labels
             else:
                 plain[where] = pair[1]
-    if not found:
+    if not named:
         return pairs, None, []
-    texts = [*dict.fromkeys(t for labels in found.values() for t in (*(labels.order or ()), *labels.texts))]
-    orders = [labels.order for labels in found.values() if labels.order]
+    texts = [*dict.fromkeys(t for labels in named.values() for t in (*(labels.order or ()), *labels.texts))]
+    orders = [labels.order for labels in named.values() if labels.order]
     numbers = not orders and not np.isnan(numbers_of(texts)).any()
     classes, agreed = in_order(matched(texts), orders)
     if not numbers and not (orders and agreed) and (where := next((w for w, y in plain.items() if len(y)), "")):
-        _, i = next(iter(found))
+        _, i = next(iter(named))
         raise DataError(f"{where}: labels are numbers, those of client {names[i]!r} are names; give names everywhere")
     at = places(classes)
-    for (split, i), labels in found.items():
+    for (split, i), labels in named.items():
         y = [t if numbers else at[t] for t in map(canonical, labels.texts)]
         whole = not numbers or all(map(WHOLE.fullmatch, map(str, y)))
         pairs[split][i] = (pairs[split][i][0], np.array([int(v) if whole else float(v) for v in y]))  # pyrefly: ignore[unsupported-operation]
@@ -613,13 +613,13 @@ def _by_name(
 def _weights(weights: Sequence[Any], names: tuple[str, ...], counts: np.ndarray) -> Tensor:
     if len(weights) != len(names):
         raise DataError(f"weights: found {len(weights)} entries for {len(names)} clients, expected one for each")
-    found = [_tensor(w, f"client {name!r}", "weights").double() for w, name in zip(weights, names, strict=True)]
-    for w, name, count in zip(found, names, counts, strict=True):
+    tensors = [_tensor(w, f"client {name!r}", "weights").double() for w, name in zip(weights, names, strict=True)]
+    for w, name, count in zip(tensors, names, counts, strict=True):
         if w.shape != (count,):
             raise DataError(f"client {name!r}: found weights of shape {list(w.shape)}, expected [{count}]")
         if bad := w[~(w >= 0) | w.isinf()].tolist():
             raise DataError(f"client {name!r}: found the weight {bad[0]:g}, expected numbers of 0 or more")
-    return torch.cat(found)
+    return torch.cat(tensors)
 
 
 def _clusters(clusters: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray | None:
@@ -633,31 +633,31 @@ def _clusters(clusters: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray
     return out.astype(np.int64)
 
 
-def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> Tensor:
+def _tensor(value: Any, where: str, role: str, integers: bool | None = True) -> Tensor:
     """`value` as a tensor of floats or int64, unscaled; see `from_arrays` for what becomes of integers."""
     if isinstance(value, Tensor):
         t = value.detach().cpu()
     else:
         if np.ma.is_masked(value):
-            raise DataError(f"{where}: {np.ma.count_masked(value)} numbers in the {what} are masked; fill them first")
+            raise DataError(f"{where}: {np.ma.count_masked(value)} numbers in the {role} are masked; fill them first")
         try:
             array = np.asarray(value)
         except ValueError:
-            raise DataError(f"{where}: found ragged {what}, expected the same shape for every sample") from None
+            raise DataError(f"{where}: found ragged {role}, expected the same shape for every sample") from None
         if array.dtype.kind not in "fiub":
-            raise DataError(f"{where}: found {what} of dtype {array.dtype}, expected numbers")
+            raise DataError(f"{where}: found {role} of dtype {array.dtype}, expected numbers")
         if array.dtype.kind == "f":
             array = array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
         elif array.dtype.kind == "b":
             array = array.astype(np.uint8)
         t = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
     if t.is_complex():
-        raise DataError(f"{where}: found complex {what}, expected real numbers")
+        raise DataError(f"{where}: found complex {role}, expected real numbers")
     if not t.is_floating_point():
         whole = t.long()
         if t.dtype == torch.uint64 and (whole < 0).any():
             largest = int(whole[whole < 0].flatten()[0]) + 2**64
-            raise DataError(f"{where}: found {largest} in the {what}, expected integers below 2^63")
+            raise DataError(f"{where}: found {largest} in the {role}, expected integers below 2^63")
         small = t.dtype in (torch.uint8, torch.int8, torch.bool)
         return whole if integers or (integers is None and not small) else whole.float()
     return t if t.dtype == torch.float64 else t.float()
@@ -667,10 +667,10 @@ Layout = dict[str, tuple[tuple[int, ...], bool]]  # of named inputs: shape, and 
 
 
 def _unnamed(
-    pairs: Sequence[Pair | None], names: Sequence[str], split: str, known: Layout | None
+    pairs: Sequence[Pair | None], names: Sequence[str], split: str, default: Layout | None
 ) -> tuple[list[Pair | None], Layout | None]:
-    """Inputs given by name, side by side in one array, and its layout: None without names, `known` without samples."""
-    found: list[Pair | None] = []
+    """Inputs given by name, side by side in one array, and its layout: None without names, `default` without any."""
+    plain: list[Pair | None] = []
     layouts: list[Layout | None] = []
     for pair, name in zip(pairs, names, strict=True):
         if isinstance(pair, tuple | list) and len(pair) == 2:
@@ -680,8 +680,8 @@ def _unnamed(
             if layout != layouts[0]:
                 which = f"those of client {names[0]!r} {_named(layouts[0])}"
                 raise DataError(f"client {name!r}, {split}: inputs are {_named(layout)}, {which}")
-        found.append(pair)
-    return found, layouts[0] if layouts else known
+        plain.append(pair)
+    return plain, layouts[0] if layouts else default
 
 
 def _parts(
@@ -742,10 +742,10 @@ def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None
         raise DataError(f"{where}: x and y differ in length: {length[0]} against {length[1]}")
     if x.dim() == 1 and len(x):
         raise DataError(f"{where}: found inputs of shape {list(x.shape)}, expected [samples, features, ...]")
-    for t, what in ((x, "inputs"), (y, "targets")):
+    for t, role in ((x, "inputs"), (y, "targets")):
         bad = int((~torch.isfinite(t)).sum()) if t.is_floating_point() else 0
         if bad:
-            raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {what} are NaN or infinite")
+            raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {role} are NaN or infinite")
     return x, y
 
 
@@ -827,8 +827,8 @@ def token_labels(y: Tensor, classes: int | None, where: str) -> Tensor:
         return y.long()
     whole = y.long()
     if y.dim() != 2 or (whole != y).any():
-        found = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
-        raise DataError(f"{where}: found targets {found}, expected integers [{len(y)}, tokens]")
+        odd = f"of shape {list(y.shape)}" if y.dim() != 2 else "that are no integers"
+        raise DataError(f"{where}: found targets {odd}, expected integers [{len(y)}, tokens]")
     highest = classes or MOST
     if len(wrong := whole[((whole < 0) & (whole != IGNORED)) | (whole >= highest)]):
         allowed = f"0 to {highest - 1}, or {IGNORED} for a token that does not count"
@@ -838,9 +838,9 @@ def token_labels(y: Tensor, classes: int | None, where: str) -> Tensor:
 
 def _whole(y: Tensor) -> list[str]:
     """A note on float targets that look like labels."""
-    found = y.unique()
-    few = 1 < len(found) <= MANY and bool((found == torch.arange(len(found))).all())
-    note = f"targets 0 to {len(found) - 1} are floats and taken as numbers; task='classification' makes them labels"
+    values = y.unique()
+    few = 1 < len(values) <= MANY and bool((values == torch.arange(len(values))).all())
+    note = f"targets 0 to {len(values) - 1} are floats and taken as numbers; task='classification' makes them labels"
     return [note] if few else []
 
 
@@ -848,25 +848,25 @@ def _labels(
     parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None, task: str
 ) -> tuple[int, list[int] | None, list[str]]:
     """Number the labels 0 to C-1 and check them; what `_targets` returns."""
-    seen = np.unique(np.concatenate([y.unique().numpy() for _, y in parts["train"]])).tolist()
-    if len(seen) < 2:
-        raise DataError(f"found label {seen[0]} on every training sample, expected at least two classes")
-    if task == "binary" and (len(seen) != 2 or classes not in (None, 2)):
-        raise DataError(f"found {len(seen)} different labels, from {seen[0]} to {seen[-1]}, expected two")
+    used = np.unique(np.concatenate([y.unique().numpy() for _, y in parts["train"]])).tolist()
+    if len(used) < 2:
+        raise DataError(f"found label {used[0]} on every training sample, expected at least two classes")
+    if task == "binary" and (len(used) != 2 or classes not in (None, 2)):
+        raise DataError(f"found {len(used)} different labels, from {used[0]} to {used[-1]}, expected two")
     labels, notes = None, []
-    pair = task == "binary" and seen != [0, 1]
-    codes = seen[-1] >= readers.LARGEST and len(seen) <= MANY
-    if pair or codes or (classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1])):
-        labels = seen
-        shown = few(seen) if codes else f"{seen[0]} and {seen[1]}" if pair or seen[0] < 0 else f"1 to {len(seen)}"
-        notes.append(f"labels {shown} are numbered 0 to {len(seen) - 1}")
-    highest = len(seen) if labels else int(classes) if classes is not None else seen[-1] + 1
+    pair = task == "binary" and used != [0, 1]
+    codes = used[-1] >= readers.LARGEST and len(used) <= MANY
+    if pair or codes or (classes is None and used in (list(range(1, len(used) + 1)), [-1, 1])):
+        labels = used
+        shown = few(used) if codes else f"{used[0]} and {used[1]}" if pair or used[0] < 0 else f"1 to {len(used)}"
+        notes.append(f"labels {shown} are numbered 0 to {len(used) - 1}")
+    highest = len(used) if labels else int(classes) if classes is not None else used[-1] + 1
     stated = classes is not None or task in ("binary", "classification")
-    if not stated and highest > max(MANY, len(seen)):
-        who = next(name for name, (_, y) in zip(names, parts["train"], strict=True) if (y == seen[-1]).any())
+    if not stated and highest > max(MANY, len(used)):
+        who = next(name for name, (_, y) in zip(names, parts["train"], strict=True) if (y == used[-1]).any())
         raise DataError(
-            f"client {who!r}, train: target {seen[-1]}, in all {len(seen)} different integers from {seen[0]} to "
-            f"{seen[-1]}; expected labels 0 to C-1, or task='regression' (numbers) or task='classification' (labels)"
+            f"client {who!r}, train: target {used[-1]}, in all {len(used)} different integers from {used[0]} to "
+            f"{used[-1]}; expected labels 0 to C-1, or task='regression' (numbers) or task='classification' (labels)"
         )
     if highest > MOST:
         raise DataError(f"found labels up to {highest - 1}, so {highest} classes, expected labels 0 to C-1")
@@ -875,7 +875,7 @@ def _labels(
     for split, pairs in parts.items():
         for i, (x, y) in enumerate(pairs):
             pairs[i] = (x, numbered(y, labels, highest, f"client {names[i]!r}, {split}"))
-    empty = [] if labels else sorted(set(range(highest)) - set(seen))
+    empty = [] if labels else sorted(set(range(highest)) - set(used))
     if empty:
         notes.append(f"no training sample has label {few(empty)}, of {highest} classes")
     return highest, labels, notes
@@ -898,10 +898,10 @@ def _split(
     for (x, y), name in zip(pairs, names, strict=True):
         if not len(x):
             x, y = first[0][:0], first[1][:0]
-        for t, wanted, what in ((x, first[0], "inputs"), (y, first[1], "targets")):
+        for t, wanted, role in ((x, first[0], "inputs"), (y, first[1], "targets")):
             if t.shape[1:] != wanted.shape[1:]:
                 raise DataError(
-                    f"client {name!r}, {split}: {what} are of shape {list(t.shape[1:])} per sample, "
+                    f"client {name!r}, {split}: {role} are of shape {list(t.shape[1:])} per sample, "
                     f"those of client {names[0]!r} are {list(wanted.shape[1:])}"
                 )
         out.append((x, y))
@@ -922,15 +922,15 @@ def _rows(split: Split, rows: list[np.ndarray]) -> Split:
 
 def _keyed(item: Mapping[str, Any], keys: tuple[str | None, str | None], where: str) -> tuple[Any, Any]:
     """Input and target of a dict; an image becomes an array, channels first."""
-    found = []
+    values = []
     for word, key in zip(("input", "target"), keys, strict=True):
         if key is None or key not in item:
-            known = f"{closest(key, item) if key else ''}; it has {', '.join(map(str, item))}"
-            what = f"no key {key!r}, which {word} names" if key else f"found a dict, expected {word}= to name its key"
-            raise DataError(f"{where}: {what}{known}")
+            hint = f"{closest(key, item) if key else ''}; it has {', '.join(map(str, item))}"
+            lack = f"no key {key!r}, which {word} names" if key else f"found a dict, expected {word}= to name its key"
+            raise DataError(f"{where}: {lack}{hint}")
         value = item[key]
-        found.append(readers.images(np.asarray(value)[None])[0] if hasattr(value, "getbands") else value)
-    return found[0], found[1]
+        values.append(readers.images(np.asarray(value)[None])[0] if hasattr(value, "getbands") else value)
+    return values[0], values[1]
 
 
 def _materialise(dataset: Any, name: str, split: str, keys: tuple[str | None, str | None]) -> Any:
@@ -974,6 +974,6 @@ def _class_names(dataset: Any, key: str | None, where: str, ys: list[Any]) -> Na
     if labels.dim() != 1 or labels.is_floating_point():
         return None
     if (wrong := labels[(labels < 0) | (labels >= len(order))]).numel():
-        known = f"the data set names {len(order)} classes ({few(order)})"
-        raise DataError(f"{where}: found label {int(wrong[0])}, where {known}")
+        has = f"the data set names {len(order)} classes ({few(order)})"
+        raise DataError(f"{where}: found label {int(wrong[0])}, where {has}")
     return Named([order[k] for k in labels.tolist()], order)

@@ -20,14 +20,14 @@ def total(sums: Sequence[np.ndarray]) -> np.ndarray:
 
 def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The deviation of every column; that of a constant one is 1."""
-    found = np.sqrt(variance)
-    return np.where(found <= 1e-12 * np.abs(mean), 1.0, found)
+    std = np.sqrt(variance)
+    return np.where(std <= 1e-12 * np.abs(mean), 1.0, std)
 
 
 def filling(rows: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
-    found = total([np.where(np.isnan(x), 0.0, x).sum(0) for x in rows])
-    return found / np.maximum(sum(((~np.isnan(x)).sum(0) for x in rows), start=np.zeros(rows[0].shape[1])), 1)
+    sums = total([np.where(np.isnan(x), 0.0, x).sum(0) for x in rows])
+    return sums / np.maximum(sum(((~np.isnan(x)).sum(0) for x in rows), start=np.zeros(rows[0].shape[1])), 1)
 
 
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -54,13 +54,13 @@ def medians(count: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], column
             for r in range(2)
             for j in range(1, ways + 1)
         ]
-        there, found = count(np.array(at, dtype=np.int64))
+        there, counts = count(np.array(at, dtype=np.int64))
         for r in range(2):
             for c in range(columns):
                 rank = (int(there[c]) - 1) // 2 if r == 0 else int(there[c]) // 2
                 for j in range(ways):
                     k = r * ways + j
-                    if found[k, c] > rank:
+                    if counts[k, c] > rank:
                         high[r][c] = min(high[r][c], at[k][c])
                         break
                     low[r][c] = max(low[r][c], min(at[k][c] + 1, high[r][c]))

@@ -104,9 +104,9 @@ class Preparation:
         if ALL in self.sites:
             return self.sites[ALL]
         if client not in self.sites:
-            known = ", ".join(self.sites)
+            names = ", ".join(self.sites)
             raise DataError(
-                f"client {client!r}: has no statistics of its own{closest(client, self.sites)}; has {known}"
+                f"client {client!r}: has no statistics of its own{closest(client, self.sites)}; has {names}"
             )
         return self.sites[client]
 
@@ -130,21 +130,21 @@ class Preparation:
         """
         if self.raw is not None:
             sheet.need(name := self.raw.column)
-            found = self.raw.codes(sheet.columns[name], sheet.folder).reshape(len(sheet.lines), -1)
-            return found if found.dtype.kind == "f" else found.astype(np.float64)
+            codes = self.raw.codes(sheet.columns[name], sheet.folder).reshape(len(sheet.lines), -1)
+            return codes if codes.dtype.kind == "f" else codes.astype(np.float64)
         return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
 
     def _coded(self, sheet: Sheet, column: Input) -> np.ndarray:
         sheet.need(name := column.name)
         missing = sheet.missing(name, self.gaps)
         if column.values is None:
-            found = sheet.numbers(name)
-            odd = np.isnan(found)
+            codes = sheet.numbers(name)
+            odd = np.isnan(codes)
             if not odd.any() and not missing.any():
-                return found
+                return codes
         else:
-            found = sheet.positions(name, column.values).astype(np.float64)
-            odd = (found < 0) & (self.unseen == "refuse")
+            codes = sheet.positions(name, column.values).astype(np.float64)
+            odd = (codes < 0) & (self.unseen == "refuse")
         wrong = np.flatnonzero(np.where(missing, self.missing == "refuse", odd))
         if len(wrong):
             row = int(wrong[0])
@@ -153,22 +153,22 @@ class Preparation:
                 raise DataError(f'{where}: found {cell!r}, a gap; missing = "median" fills gaps', name)
             if column.values is None:
                 raise DataError(f"{where}: found {cell[:40]!r}, expected a number", name)
-            near, known = closest(cell, column.values), ", ".join(column.values)
-            raise DataError(f"{where}: found {cell[:40]!r}{near}, expected one of {known}", name)
-        return np.where(missing, np.nan, found)
+            near, choices = closest(cell, column.values), ", ".join(column.values)
+            raise DataError(f"{where}: found {cell[:40]!r}{near}, expected one of {choices}", name)
+        return np.where(missing, np.nan, codes)
 
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
         """Targets [N], int64 positions among the classes or float64 numbers, from the column `name`."""
         sheet.need(name := name or self.target)
-        found = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
-        wrong = np.isnan(found) if self.labels is None else found < 0
+        targets = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
+        wrong = np.isnan(targets) if self.labels is None else targets < 0
         if wrong.any():
             row = int(wrong.argmax())
             expected = "a number" if self.labels is None else f"one of {', '.join(self.labels)}"
             raise DataError(
                 f"{sheet.at(row, name)}: found {sheet.columns[name][row][:40]!r}, expected {expected}", name
             )
-        return found
+        return targets
 
     def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
         """A client's `codes` [N, columns] as inputs [N, inputs] float32 in the order of `names`, by scikit-learn.
@@ -213,7 +213,7 @@ class Preparation:
         assert train is not None
         x, n = train.x.numpy(), train.n
         scaled = self.labels is None and self.standardise != "none" and train.y.dim() == 1  # so is the target
-        inputs, found = (self.inputs, None) if self.sites else self._seen(x)
+        inputs, recoded = (self.inputs, None) if self.sites else self._seen(x)
         sites, numbers = self.sites, [k for k, i in enumerate(self.inputs) if i.values is None]
         if ALL not in sites:
             rows = [x[a:b][:, numbers] for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
@@ -236,7 +236,7 @@ class Preparation:
         done: dict[str, Any] = dict.fromkeys(parts)
         for key, split in parts.items():
             if split is not None:
-                done[key] = replace(split, x=prepared._applied(self, split, names, found), unit=unit)
+                done[key] = replace(split, x=prepared._applied(self, split, names, recoded), unit=unit)
         return prepared, done
 
     def of_texts(
@@ -260,8 +260,8 @@ class Preparation:
             kept = np.arange(len(values))
             if not column.declared:
                 kept = np.unique(x[:, k][x[:, k] >= 0]).astype(int) if column.values is not None else kept
-            found = None if column.values is None else tuple(values[j] for j in kept)
-            inputs.append(replace(column, values=found, gap=gap))
+            present = None if column.values is None else tuple(values[j] for j in kept)
+            inputs.append(replace(column, values=present, gap=gap))
             new = np.full(len(values) + 1, UNSEEN, dtype=float)  # the last one is that of UNSEEN itself
             new[kept] = np.arange(len(kept))
             recoded.append(new)
@@ -305,19 +305,19 @@ class Preparation:
     def dump(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
         keys = ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
-        found = {k: getattr(self, k) for k in keys}
-        found |= {k: value for k in ("repairs", "limits") if (value := getattr(self, k))}
+        fields = {k: getattr(self, k) for k in keys}
+        fields |= {k: value for k in ("repairs", "limits") if (value := getattr(self, k))}
         inputs = [
             {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
         ]
-        found |= {} if self.raw is None else {"raw": vars(self.raw)}
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+        fields |= {} if self.raw is None else {"raw": vars(self.raw)}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
         return plain | {"inputs": inputs, "sites": {name: vars(s) for name, s in self.sites.items()}}
 
     @classmethod
-    def read(cls, found: Any, where: str) -> "Preparation":
+    def read(cls, dumped: Any, where: str) -> "Preparation":
         """Read back what `dump` returned; `where` names the file in errors."""
-        return read_dump(PREPARATION, found, f"{where}: its preparation")
+        return read_dump(PREPARATION, dumped, f"{where}: its preparation")
 
     @model_validator(mode="after")
     def _fits(self) -> "Preparation":
@@ -369,13 +369,13 @@ class Settled:
 PREPARATION, SETTLED = TypeAdapter(Preparation), TypeAdapter(Settled)
 
 
-def read_dump(kind: TypeAdapter[T], found: Any, what: str) -> T:
+def read_dump(kind: TypeAdapter[T], dumped: Any, subject: str) -> T:
     """The object that a `dump` holds. Raises DataError, in one line, for anything else."""
     try:
-        return kind.validate_python(found)
+        return kind.validate_python(dumped)
     except ValidationError as e:
         first = e.errors()[0]
-        raise DataError(f"{what} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+        raise DataError(f"{subject} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
 
 
 def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:

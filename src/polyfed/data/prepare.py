@@ -28,19 +28,19 @@ def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
     return np.random.default_rng([int(seed), purpose, word])
 
 
-def check_fraction(value: float, what: str) -> float:
-    """`value` as a float in [0, 1), or DataError naming `what`."""
+def check_fraction(value: float, name: str) -> float:
+    """`value` as a float in [0, 1), or DataError naming `name`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise DataError(f"{what}: found {value!r}, expected a number from 0 to below 1")
+        raise DataError(f"{name}: found {value!r}, expected a number from 0 to below 1")
     return float(value)
 
 
-def positions(given: Iterable[SupportsInt], n: int, what: str) -> list[int]:
+def positions(given: Iterable[SupportsInt], n: int, subject: str) -> list[int]:
     """Positions of some of n clients. Raises DataError for none, and for one that there is not."""
-    found = [int(i) for i in given]
-    if not found or not all(-n <= i < n for i in found):
-        raise DataError(f"{what}: found {shown(found)}, expected positions of the {n} clients, one or more")
-    return found
+    chosen = [int(i) for i in given]
+    if not chosen or not all(-n <= i < n for i in chosen):
+        raise DataError(f"{subject}: found {shown(chosen)}, expected positions of the {n} clients, one or more")
+    return chosen
 
 
 def held_out(
@@ -72,11 +72,11 @@ def uneven(names: Sequence[str], rows: Sequence[int], held: Sequence[int], fract
     """A note on clients with more than twice or less than half of `fraction` held out; `rows` and `held` are [n]."""
     each = [*zip(names, rows, held, strict=True)] if fraction else []
     wrong = [f"{name} {k} of {n}" for name, n, k in each if not fraction / 2 <= k / max(n, 1) <= 2 * fraction]
-    asked = f"{part} fraction: {fraction:g} of each client's rows"
+    wanted = f"{part} fraction: {fraction:g} of each client's rows"
     if each and not any(held) and max(rows) > 1:
         then = "a client needs two groups, or two times, to hold one out"
-        raise DataError(f"{asked} cannot be held out ({few(wrong)}); {then}")
-    return [f"{CHECK}{asked} were to be held out, and are not: {few(wrong)}"] if wrong else []
+        raise DataError(f"{wanted} cannot be held out ({few(wrong)}); {then}")
+    return [f"{CHECK}{wanted} were to be held out, and are not: {few(wrong)}"] if wrong else []
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class Cut:
         return {"train": train} | {part: parts[part] for part in ("validation", "test") if part in parts}
 
     def each(
-        self, names: Sequence[str], rows: Sequence[np.ndarray], held: bool = True, **known: np.ndarray | None
+        self, names: Sequence[str], rows: Sequence[np.ndarray], held: bool = True, **columns: np.ndarray | None
     ) -> tuple[dict[str, list[np.ndarray]], list[str]]:
-        """Every client's `rows` by part, and notes by `uneven`; `known` has times and groups of all rows there are."""
+        """Every client's `rows` by part, and notes by `uneven`; `columns` has times and groups of all rows."""
         cuts: list[dict[str, np.ndarray]] = []
         for name, mine in zip(names, rows, strict=True):
-            some = {key: None if of is None else of[mine] for key, of in known.items()}
+            some = {key: None if of is None else of[mine] for key, of in columns.items()}
             cuts.append({part: mine[at] for part, at in self.of(len(mine), name, held, **some).items()})
         parts = {part: [cut[part] for cut in cuts] for part in cuts[0]}
         counts, notes = np.array([*map(len, rows)]), list[str]()

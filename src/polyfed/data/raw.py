@@ -65,10 +65,10 @@ class Text:
 
     @property
     def _own(self) -> Any:
-        found, digest = _read(Path(self.tokenizer).expanduser().resolve())
+        tokenizer, digest = _read(Path(self.tokenizer).expanduser().resolve())
         if digest != self.digest:
             raise DataError(f"columns.tokenizer: {self.tokenizer}: found digest {digest}, expected {self.digest}")
-        return found
+        return tokenizer
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,23 @@ def raw_of(columns: Columns) -> Text | Images | None:
     if columns.text is None or columns.tokenizer is None:
         return None
     path = Path(columns.tokenizer).expanduser().resolve()
-    found, digest = _read(path)
+    tokenizer, digest = _read(path)
     plain = Text(columns.text, columns.length, str(path), digest)
     if columns.task != NEXT:
         return plain
-    known: Mapping[str, int] = found.get_vocab()
-    if columns.end is not None and columns.end not in known:
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    if columns.end is not None and columns.end not in vocabulary:
         raise ConfigError(
-            f"columns.end: found {columns.end!r}, expected a token of {path}{closest(columns.end, known)}"
+            f"columns.end: found {columns.end!r}, expected a token of {path}{closest(columns.end, vocabulary)}"
         )
-    end = None if columns.end is None else known[columns.end]
+    end = None if columns.end is None else vocabulary[columns.end]
     return replace(plain, following=True, pack=columns.pack, end=end, words=words(path))
 
 
 def encoder(tokenizer: str | Path) -> Callable[[Sequence[str]], list[list[int]]]:
     """(texts) -> the ids of each, by a tokenizer.json. Raises DataError where it cannot be read."""
-    found = _read(Path(tokenizer).expanduser().resolve())[0]
-    return lambda texts: [encoded.ids for encoded in found.encode_batch_fast([*texts])]
+    loaded = _read(Path(tokenizer).expanduser().resolve())[0]
+    return lambda texts: [encoded.ids for encoded in loaded.encode_batch_fast([*texts])]
 
 
 def words(tokenizer: str | Path) -> int:
@@ -136,11 +136,11 @@ def words(tokenizer: str | Path) -> int:
 
 def closed(ids: Sequence[Sequence[int]], end: int | None, at: Callable[[int], str]) -> list[Array]:
     """The ids of each text, closed by `end`; `at` says where a text is. Raises DataError for a text without tokens."""
-    found = [np.asarray(of, dtype=np.int64).reshape(-1) for of in ids]
-    empty = next((k for k, of in enumerate(found) if not len(of)), None)
+    arrays = [np.asarray(of, dtype=np.int64).reshape(-1) for of in ids]
+    empty = next((k for k, of in enumerate(arrays) if not len(of)), None)
     if empty is not None:
         raise DataError(f"{at(empty)} has no token")
-    return found if end is None else [np.append(of, end) for of in found]
+    return arrays if end is None else [np.append(of, end) for of in arrays]
 
 
 def following(texts: Sequence[Array], length: int, pack: bool) -> tuple[Array, Array]:
@@ -194,9 +194,9 @@ def _loaded(path: Path, changed: int, size: int) -> tuple[Any, str]:
         raise DataError("columns.text: tokenizers is not installed; pip install 'polyfed[transformers]'") from None
     try:
         data = path.read_bytes()
-        found = maker.from_str(data.decode())
+        tokenizer = maker.from_str(data.decode())
     except Exception as e:  # the library has errors of its own
         raise DataError(f"columns.tokenizer: {path}: not a tokenizer.json ({reason(e)})") from None
-    found.no_padding()
-    found.no_truncation()
-    return found, hashlib.sha256(data).hexdigest()[:16]
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer, hashlib.sha256(data).hexdigest()[:16]

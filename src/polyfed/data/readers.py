@@ -73,8 +73,8 @@ def read_npz(path: str | Path, required: Sequence[str] = ()) -> dict[str, np.nda
             members = {m.filename.removesuffix(".npy"): m for m in z.infolist()}
             missing = [name for name in required if name not in members]
             if missing:
-                found = ", ".join(members) or "none"
-                raise DataError(f"{path}: array {missing[0]!r} is missing; it has {found}")
+                names = ", ".join(members) or "none"
+                raise DataError(f"{path}: array {missing[0]!r} is missing; it has {names}")
             most = unpacked_at_most(Path(path).stat().st_size)
             if (size := sum(m.file_size for m in members.values())) > most:
                 raise DataError(f"{path}: unpacks to {size:,} bytes; save it with numpy.savez if that is right")
@@ -110,7 +110,7 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray]:
     """A comma-separated file of numbers with one header line: (column names, values [N, columns] float64)."""
     header, lines, columns, _ = read_cells(path)
     values = [floats(cells) for cells in columns]
-    bad = [(_first_odd(columns[k]), k) for k, found in enumerate(values) if found is None]
+    bad = [(_first_odd(columns[k]), k) for k, column in enumerate(values) if column is None]
     if bad:
         row, k = min(bad)
         cell = columns[k][row][:40]
@@ -241,9 +241,9 @@ def files_of(place: Path) -> list[Path]:
 
 def inside(folder: Path, pattern: str = "*") -> list[Path]:
     """The files of a folder by name, without those of systems and office programs: hidden files, locks, ..."""
-    found = sorted(folder.glob(pattern))
-    of = {f: f.relative_to(folder).parts for f in found}
-    return [f for f in found if not any(n[0] in ".~" or n[-1] == "~" or n.lower() in LEFT for n in of[f])]
+    files = sorted(folder.glob(pattern))
+    of = {f: f.relative_to(folder).parts for f in files}
+    return [f for f in files if not any(n[0] in ".~" or n[-1] == "~" or n.lower() in LEFT for n in of[f])]
 
 
 def pictures(folder: Path) -> list[Path]:

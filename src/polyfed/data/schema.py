@@ -119,28 +119,28 @@ class File:
             "unmatched": self._coarse(mine.unmatched, mine.cells),
             "respelt": mine.respelt if mine.respelt >= self.least else 0,
         }
-        known = places(self.columns.labels or ()) if outcome else {}
+        listed = places(self.columns.labels or ()) if outcome else {}
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
         if name == self.columns.raw or (outcome and _task(self.columns) == "regression"):
-            said = False
+            sent = False
         elif outcome and numeric:  # labels
-            said = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
+            sent = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
         elif numeric and name not in self.columns.categories:
-            said = len(texts) == 1 < c.there  # so that a column is known for constant
+            sent = len(texts) == 1 < c.there  # so that a column is known for constant
         else:
-            said = declared(self.columns, name) is None and len(texts) <= FEW and not c.distinct
+            sent = declared(self.columns, name) is None and len(texts) <= FEW and not c.distinct
         train = self.rows["train"]
-        there = {*self.sheet.positions(name, texts)[train].tolist()} if said and not outcome else set[int]()
+        there = {*self.sheet.positions(name, texts)[train].tolist()} if sent and not outcome else set[int]()
         missing = self.sheet.missing(name, self.columns.gaps)[train]
-        if said and known:  # what [columns] lists is said where many rows have it, and what it does not is held to that
+        if sent and listed:  # what [columns] lists is sent where many rows have it; what it does not is held to that
             rows = np.bincount(self.sheet.positions(name, texts) + 1, minlength=len(texts) + 1)[1:].tolist()
             texts = [
-                t for t, n in zip(texts, rows, strict=True) if n >= self.least or {t, canonical(t)}.isdisjoint(known)
+                t for t, n in zip(texts, rows, strict=True) if n >= self.least or {t, canonical(t)}.isdisjoint(listed)
             ]
         return Column(
-            **facts(c, **counts, texts=texts if said else None),
-            one=c.range[0] if said and c.range[0] == c.range[1] else None,
-            train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
+            **facts(c, **counts, texts=texts if sent else None),
+            one=c.range[0] if sent and c.range[0] == c.range[1] else None,
+            train=[t for k, t in enumerate(texts) if k in there] if sent and not outcome else None,
             gap=bool(missing.any()),
             some=c.gaps > 0,
         )
@@ -157,12 +157,12 @@ class File:
 
     def _arrays(self) -> Npz:
         x, y = self.train
-        known = not y.is_floating_point() and y.dim() == 1
-        labels: list[int] = y.unique().tolist() if known else []
+        labelled = not y.is_floating_point() and y.dim() == 1
+        labels: list[int] = y.unique().tolist() if labelled else []
         few = len(labels) <= FEW or _task(self.columns) == "classification" or self.columns.classes is not None
         return Npz(
             inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
-            numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
+            numbers=y.is_floating_point(), given=self.test is not None, labels=labels if labelled and few else None,
         )  # fmt: skip
 
     def parts(self) -> dict[str, Part]:
@@ -173,13 +173,13 @@ class File:
             left = [name for name in left if name in self.columns.outcome]
         return {name: described(self.sheet, name, self.columns) for name in left}
 
-    def rarest(self, said: Csv | Npz) -> dict[str, int]:
+    def rarest(self, schema: Csv | Npz) -> dict[str, int]:
         """Fewest rows of a value, for every column whose values it says; of values that [columns] lists, none."""
-        if isinstance(said, Npz) or self.sheet is None:
-            counts = self.train[1].unique(return_counts=True)[1] if isinstance(said, Npz) and said.labels else None
+        if isinstance(schema, Npz) or self.sheet is None:
+            counts = self.train[1].unique(return_counts=True)[1] if isinstance(schema, Npz) and schema.labels else None
             return {} if counts is None else {"targets": int(counts.min())}
         listed, fewest = places(self.columns.labels or ()), dict[str, int]()
-        for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
+        for name, texts in ((name, c.texts or []) for name, c in schema.used.items()):
             if any({t, canonical(t)}.isdisjoint(listed) for t in texts):
                 at = self.sheet.positions(name, texts)
                 fewest[name] = int(np.unique(at[at >= 0], return_counts=True)[1].min())
@@ -203,9 +203,9 @@ class File:
         if self.language is not None:
             return self._following(blank)
         blank, parts = self._coded(blank)
-        known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
+        sites = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         mine = {name: how for name, how in self.columns.site.items() if name == self.name}
-        prepared, done = dataclasses.replace(blank, sites=known, repairs=mine).fitted(parts, [self.name])
+        prepared, done = dataclasses.replace(blank, sites=sites, repairs=mine).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return prepared, done
@@ -244,17 +244,17 @@ class File:
 
     # sums over its training rows, for "standardise = pooled"
 
-    def sums(self, blank: Preparation, what: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def sums(self, blank: Preparation, kind: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Sums over a site's rows of each column of numbers, the target last if it is one; the server adds them up."""
         train = self._coded(blank)[1]["train"]
         x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
         there = ~np.isnan(x)
-        if what == "counts":  # values at most the thresholds `at` [k, columns], as ordered integers
+        if kind == "counts":  # values at most the thresholds `at` [k, columns], as ordered integers
             keys = moments.ordered(x)
             return {"n": there.sum(0), "counts": np.array([((keys <= at) & there).sum(0) for at in given["at"]])}
         y = train.y.double().numpy()[:, None] if blank.labels is None else np.zeros((len(x), 0))
         x, d = np.where(np.isnan(x), given["fill"], x), x.shape[1]
-        if what == "sums":
+        if kind == "sums":
             return {"n": there.sum(0), "sums": np.concatenate([x.sum(0), y.sum(0)])}
         mean = given["mean"]
         return {"squares": np.concatenate([np.square(x - mean[:d]).sum(0), np.square(y - mean[d:]).sum(0)])}
@@ -263,8 +263,8 @@ class File:
 def _check_folder(folder: Path, columns: Columns) -> None:
     """Raise DataError unless a site may say what it has to of a folder of images: no name of a folder or of a file."""
     if columns.image != IMAGE or columns.target != LABEL:
-        what = f'image = "{IMAGE}" and target = "{LABEL}" in [columns]'
-        raise DataError(f"{folder}: is a folder of images, and the experiment has not {what}")
+        expected = f'image = "{IMAGE}" and target = "{LABEL}" in [columns]'
+        raise DataError(f"{folder}: is a folder of images, and the experiment has not {expected}")
     if columns.labels is None:
         raise DataError(f"{folder}: its labels are names of folders, which are not said; expected labels in [columns]")
     inside = folder.resolve()
@@ -272,42 +272,42 @@ def _check_folder(folder: Path, columns: Columns) -> None:
         if not file.resolve().is_relative_to(inside):
             raise DataError(f"{file}: is a link out of the folder of images")
         if file.parent.name not in columns.labels:
-            known = f"{closest(file.parent.name, columns.labels)}, expected one of {', '.join(columns.labels)}"
-            raise DataError(f"{file.parent}: found the label {file.parent.name!r}{known}", LABEL)
+            hint = f"{closest(file.parent.name, columns.labels)}, expected one of {', '.join(columns.labels)}"
+            raise DataError(f"{file.parent}: found the label {file.parent.name!r}{hint}", LABEL)
 
 
-def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
+def settle(schemas: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
     """Facts that follow from all sites' descriptions. Raises DataError, with site and column, where they do not fit."""
-    tables = {name: file for name, file in said.items() if isinstance(file, Csv)}
-    arrays = {name: file for name, file in said.items() if isinstance(file, Npz)}
-    words, first = {"table": "a CSV file", "arrays": "an npz file"}, next(iter(said))
+    tables = {name: file for name, file in schemas.items() if isinstance(file, Csv)}
+    arrays = {name: file for name, file in schemas.items() if isinstance(file, Npz)}
+    words, first = {"table": "a CSV file", "arrays": "an npz file"}, next(iter(schemas))
     if tables and arrays:
-        name = next(name for name, file in said.items() if file.kind != said[first].kind)
-        there = f"site {first!r} has {words[said[first].kind]}"
-        raise DataError(f"site {name!r}: has {words[said[name].kind]}, {there}")
+        name = next(name for name, file in schemas.items() if file.kind != schemas[first].kind)
+        there = f"site {first!r} has {words[schemas[first].kind]}"
+        raise DataError(f"site {name!r}: has {words[schemas[name].kind]}, {there}")
     try:
         return _table(tables, columns) if tables else _arrays(arrays, columns)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise DataError(f"a site's schema is damaged ({type(e).__name__}: {e})") from None
 
 
-def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
+def _table(schemas: Mapping[str, Csv], columns: Columns) -> Settled:
     for column in columns.drop:
-        if not any(column in s.columns for s in said.values()):
+        if not any(column in s.columns for s in schemas.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
     sheets: list[Sheet] = []
-    for site, s in said.items():
+    for site, s in schemas.items():
         names = [c for c in (s.columns if columns.raw is None else s.used) if c not in columns.apart]
         sheets.append(Sheet(f"site {site!r}", [], {name: [] for name in names}))
     if columns.target is None and columns.task != NEXT:
-        first, target = next((site, s.target) for site, s in said.items())
-        for site, s in said.items():
+        first, target = next((site, s.target) for site, s in schemas.items())
+        for site, s in schemas.items():
             if s.target != target:
                 last = f"its last column is {s.target!r}, that of site {first!r} {target!r}"
                 raise DataError(f"site {site!r}: {last}; name the target in [columns]")
         columns = dataclasses.replace(columns, target=target)
     parts: dict[str, dict[str, Column]] = {name: {} for sheet in sheets for name in sheet.columns}
-    for site, s in said.items():
+    for site, s in schemas.items():
         for name, column in s.used.items():
             parts[name][site] = column
     survey = {
@@ -323,18 +323,18 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     if problems := table.problems():
         raise DataError("; ".join(problems))
     settled, _ = table.settled({"all sites": _values(table)})
-    prepared, weighted = settled.preparation, any(s.weighted for s in said.values())
+    prepared, weighted = settled.preparation, any(s.weighted for s in schemas.values())
     assert prepared is not None
     inputs = tuple(_trained(i, list(parts[i.name].values())) for i in prepared.inputs)
     prepared = dataclasses.replace(prepared, raw=read_by(prepared.raw), inputs=inputs)
     notes = (*settled.notes, *([WEIGHTED] if weighted else []))
-    known = {"inputs": prepared.shape, "numbered": None, "weighted": weighted}  # the labels are in the preparation
-    return dataclasses.replace(settled, **known, notes=notes, preparation=prepared)
+    fields = {"inputs": prepared.shape, "numbered": None, "weighted": weighted}  # the labels are in the preparation
+    return dataclasses.replace(settled, **fields, notes=notes, preparation=prepared)
 
 
 def _values(table: Table) -> np.ndarray:
     """Each value of the target; of one that is a number any."""
-    c, task = table.found[table.outcome[-1]], table.columns.kind
+    c, task = table.survey[table.outcome[-1]], table.columns.kind
     if table.labels is not None:
         return np.arange(len(table.labels))
     if task == "regression" or not (c.whole or task in CLASSES):
@@ -360,15 +360,15 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str
     lines: list[str] = []
     labels = table.columns.labels
     for site, p in parts[table.outcome[-1]].items():
-        known = places(labels or ())
-        wrong = [t for t in p.texts or () if {t, canonical(t)}.isdisjoint(known)]
+        listed = places(labels or ())
+        wrong = [t for t in p.texts or () if {t, canonical(t)}.isdisjoint(listed)]
         if labels is not None and wrong:
             target = table.outcome[-1]
             lines.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
     for name, at in parts.items():
         if name == table.columns.raw:
             continue
-        c = table.found[name]
+        c = table.survey[name]
         texts = c.kind in ("category", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
         for site, p in at.items():
@@ -393,18 +393,18 @@ def _trained(column: Input, at_sites: Sequence[Column]) -> Input:
     return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if canonical(v) in there))
 
 
-def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
-    first, one = next(iter(said.items()))
+def _arrays(schemas: Mapping[str, Npz], columns: Columns) -> Settled:
+    first, one = next(iter(schemas.items()))
     for name, value in columns.given.items():
         if name not in ARRAYS:
             raise DataError(f"columns.{name.replace('_', '-')}: found {value!r}, expected none for npz files at sites")
     if columns.standardise not in (None, "none"):
         then = "expected none for npz files at sites, which are trained on as they are; scale them beforehand"
         raise DataError(f"columns.standardise: found {columns.standardise!r}, {then}")
-    for name, s in said.items():
-        for what, mine, others in (("inputs", s.inputs, one.inputs), ("targets", s.targets, one.targets)):
+    for name, s in schemas.items():
+        for role, mine, others in (("inputs", s.inputs, one.inputs), ("targets", s.targets, one.targets)):
             if mine != others:
-                raise DataError(f"site {name!r}: {what} are of shape {mine} per sample, those of {first!r} {others}")
+                raise DataError(f"site {name!r}: {role} are of shape {mine} per sample, those of {first!r} {others}")
         for mine, others, yes, no in (
             (s.integers, one.integers, "inputs are integers", "inputs are floats"),
             (s.numbers, one.numbers, "targets are floats", "targets are integers"),
@@ -426,17 +426,17 @@ def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
         return Settled(shape, outputs, None, one.integers)
     if task == "regression":
         return Settled(shape, outputs, None, one.integers)
-    for name, s in said.items():
+    for name, s in schemas.items():
         if s.labels is None:
             then = "state the task in [columns]: classification or regression"
             raise DataError(f"site {name!r}: targets are more than {FEW} different integers; {then}")
-    y = np.array(sorted({v for s in said.values() for v in s.labels or ()}))
-    known = Federation.from_arrays(
+    y = np.array(sorted({v for s in schemas.values() for v in s.labels or ()}))
+    federation = Federation.from_arrays(
         [(np.zeros((len(y), 1)), y)], names=["all sites"], classes=columns.classes, test_fraction=0.0, task=columns.kind
     )
-    classes, numbered = known.classes, known.meta.get("labels")
+    classes, numbered = federation.classes, federation.meta.get("labels")
     assert classes is not None
-    return Settled(shape, classes, classes, one.integers, numbered and tuple(numbered), known.notes)
+    return Settled(shape, classes, classes, one.integers, numbered and tuple(numbered), federation.notes)
 
 
 def _task(columns: Columns) -> str:

@@ -41,8 +41,8 @@ def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Datas
     for sheet in sheets:
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
-    found = survey(sheets, columns)
-    table = Table(sheets, found, columns)
+    surveyed = survey(sheets, columns)
+    table = Table(sheets, surveyed, columns)
     if problems := table.problems():
         raise DataError(f"{table.where}: {'; '.join(problems)}")
     return table.dataset(single)
@@ -105,8 +105,8 @@ def check_sites(columns: Columns, names: Sequence[str]) -> None:
     names = [*map(nfc, names)]
     for site in columns.site:
         if site not in names:
-            known = f"{closest(site, names)}; there are {few(names)}"
-            raise ConfigError(f"columns.site: found repairs of {site!r}, expected those of a site{known}")
+            hint = f"{closest(site, names)}; there are {few(names)}"
+            raise ConfigError(f"columns.site: found repairs of {site!r}, expected those of a site{hint}")
 
 
 class Table:
@@ -114,8 +114,8 @@ class Table:
 
     advice = 'missing = "median" fills gaps'  # to those whose data have some
 
-    def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
-        self.sheets, self.found, self.columns = sheets, found, columns
+    def __init__(self, sheets: Sequence[Sheet], surveyed: Mapping[str, Column], columns: Columns):
+        self.sheets, self.survey, self.columns = sheets, surveyed, columns
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
@@ -124,9 +124,9 @@ class Table:
         for key in NAMING:
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
-                if name not in found:
-                    known = f"{closest(name, found)}; the files have {', '.join(found)}"
-                    raise DataError(f"{self.where}: no column {name!r}, which columns.{key} names{known}")
+                if name not in surveyed:
+                    hint = f"{closest(name, surveyed)}; the files have {', '.join(surveyed)}"
+                    raise DataError(f"{self.where}: no column {name!r}, which columns.{key} names{hint}")
                 if key != "drop" and name in columns.drop:
                     raise ConfigError(f"columns.drop: found {name!r}, which columns.{key} names too")
 
@@ -136,7 +136,7 @@ class Table:
         if self.columns.raw is not None:
             return []
         out = {*self.columns.apart, *self.outcome}
-        left = [c for c in self.found.values() if c.name not in out and not c.numbers_rows]
+        left = [c for c in self.survey.values() if c.name not in out and not c.numbers_rows]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
@@ -170,25 +170,25 @@ class Table:
 
     def problems(self) -> list[str]:
         """List what stands in the way, a part of a line each."""
-        said = [line for name in self.outcome for line in self._of_target(self.found[name])]
-        said += [line for c in self.inputs for line in self._of_input(c)]
+        lines = [line for name in self.outcome for line in self._of_target(self.survey[name])]
+        lines += [line for c in self.inputs for line in self._of_input(c)]
         if drop := [c.name for c in self.inputs if c.kind not in USABLE]:
             listed = ", ".join(f'"{name}"' for name in drop)
-            said.append(f"leave columns out with drop = [{listed}] in [columns], or --drop {','.join(drop)}")
+            lines.append(f"leave columns out with drop = [{listed}] in [columns], or --drop {','.join(drop)}")
         if not self.inputs and self.columns.raw is None:
-            said.append("found no column to learn from, expected one or more beside the target")
-        return said
+            lines.append("found no column to learn from, expected one or more beside the target")
+        return lines
 
     def _of_input(self, c: Column) -> Iterator[str]:
         if c.lacking:
             has = next(s for s in self.sheets if c.name in s.columns)
             files = ", ".join(Path(s.where).name for s in c.lacking)
             then = "add it there (empty cells are gaps), or drop it"
-            known = closest(c.name, c.lacking[0].columns)
-            yield f"{files}: no column {c.name!r}{known}, which {Path(has.where).name} has; {then}"
+            near = closest(c.name, c.lacking[0].columns)
+            yield f"{files}: no column {c.name!r}{near}, which {Path(has.where).name} has; {then}"
         if c.kind not in USABLE:
-            what, semicolon, then = c.hint.partition(";")
-            yield f"column {c.name!r} holds {what}{_odd(c)}{semicolon and ','}{then}"
+            held, semicolon, then = c.hint.partition(";")
+            yield f"column {c.name!r} holds {held}{_odd(c)}{semicolon and ','}{then}"
         elif c.gap and self.columns.missing == "refuse":
             where, cell = c.gap
             yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
@@ -202,17 +202,17 @@ class Table:
             yield from (sheet.lacks(c.name, ", the target") for sheet in c.lacking)
         elif c.gap:
             where, cell = c.gap
-            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
+            line = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
             then = (
                 ', as missing-target = "drop" does)' if self.columns.outcome else "); name another column with --target"
             )
-            yield f"{said}{then}"
+            yield f"{line}{then}"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
                 if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
                     cell = sheet.columns[c.name][wrong[0]]
-                    known = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
-                    yield f"{sheet.at(wrong[0], c.name)}: found {cell[:40]!r}{known}"
+                    near = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
+                    yield f"{sheet.at(wrong[0], c.name)}: found {cell[:40]!r}{near}"
                     return
         elif task in ("regression", "survival") and c.odd is not None:
             expected = EVENT if c.name == self.columns.event else "a number"
@@ -224,14 +224,14 @@ class Table:
         elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
             hint, odd = c.hint.partition(";")[0], _odd(c)
             yield f"target {c.name!r} holds {hint}{odd}; name another column with --target, or state the task"
-        elif (found := self.labels) is not None and self.columns.classes not in (None, len(found)):
+        elif (classes := self.labels) is not None and self.columns.classes not in (None, len(classes)):
             expected = f"{self.columns.classes}, as columns.classes says"
-            yield f"target {c.name!r}: found {len(found)} classes ({c.shown}), expected {expected}"
+            yield f"target {c.name!r}: found {len(classes)} classes ({c.shown}), expected {expected}"
 
     @property
     def labels(self) -> list[str] | None:
         """The classes in their order, where they are stated or texts; None for numbers."""
-        c, columns = self.found[self.outcome[-1]], self.columns
+        c, columns = self.survey[self.outcome[-1]], self.columns
         numeric = not c.order and c.range is not None and c.kind in ("number", "binary", "constant")
         if columns.labels is not None or numeric or columns.task in ("regression", "survival", NEXT):
             return columns.labels
@@ -242,15 +242,15 @@ class Table:
         """Differences between the sites; none for files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
             return []
-        parts = {name: at for name, at in self.parts.items() if not self.found[name].numbers_rows}
-        found, sheets, gaps = flags(parts, self.columns, self.outcome), self.sheets, self.columns.gaps
-        found += doubled(sheets, self.columns)
-        inputs, outcome = [c for c in self.inputs if c.kind in USABLE], [self.found[name] for name in self.outcome]
+        parts = {name: at for name, at in self.parts.items() if not self.survey[name].numbers_rows}
+        raised, sheets, gaps = flags(parts, self.columns, self.outcome), self.sheets, self.columns.gaps
+        raised += doubled(sheets, self.columns)
+        inputs, outcome = [c for c in self.inputs if c.kind in USABLE], [self.survey[name] for name in self.outcome]
         if any(c.lacking or (c in outcome and c.gaps) for c in (*inputs, *outcome)):
-            return found
-        found += copied(sheets, [c.name for c in (*inputs, *outcome)], gaps)
+            return raised
+        raised += copied(sheets, [c.name for c in (*inputs, *outcome)], gaps)
         classes = self.columns.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW
-        return found + telling(sheets, inputs, outcome[-1], gaps) if classes else found
+        return raised + telling(sheets, inputs, outcome[-1], gaps) if classes else raised
 
     @cached_property
     def parts(self) -> dict[str, dict[str, Part]]:
@@ -326,7 +326,7 @@ class Table:
 
     def targets(self) -> list[np.ndarray]:
         """The targets of every site; of classes that are texts their positions."""
-        c, columns, labels = self.found[self.outcome[-1]], self.columns, self.labels
+        c, columns, labels = self.survey[self.outcome[-1]], self.columns, self.labels
         if columns.task == "survival":
             return [self._survival(sheet) for sheet in self.sheets]
         if labels is not None:
@@ -351,44 +351,44 @@ class Table:
 
     def notes(self, prepared: Preparation, classes: int | None) -> tuple[str, ...]:
         """Decisions, for the report."""
-        c, said = self.columns, self._aim(prepared, classes)
+        c, notes = self.columns, self._aim(prepared, classes)
         if prepared.raw is not None:
-            said.append(str(prepared.raw))
-        said += [repairs_said(site, columns) for site, columns in c.site.items()]
+            notes.append(str(prepared.raw))
+        notes += [repairs_said(site, columns) for site, columns in c.site.items()]
         if c.limits:
             where = few(c.limits, LISTED)
-            said.append(f"below a limit of detection, <a stands for a/√2, and above one >a for a: {where}")
+            notes.append(f"below a limit of detection, <a stands for a/√2, and above one >a for a: {where}")
         if gone := {sheet.name: sheet.dropped for sheet in self.sheets if sheet.dropped}:
-            said.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
+            notes.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
         if c.group is not None:
-            said.append(f"rows of one {c.group} are held out together, and count as one in the intervals")
+            notes.append(f"rows of one {c.group} are held out together, and count as one in the intervals")
         gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
         if gaps:
             cells = sum(i.cells for i in self.inputs)
             whose = "all clients'" if prepared.standardise == "pooled" else "the client's own"
-            said.append(
+            notes.append(
                 f"{sum(gaps.values())} of {cells} cells are missing ({few(gaps, LISTED)}): numbers are filled with the "
                 f"median of {whose} training rows, and an input says which were missing"
             )
         if lost := [f"{i.name} {i.unmatched} of {i.cells}" for i in self.inputs if i.unmatched]:
-            said.append(f"cells that match none of the declared values: {few(lost, LISTED)}")
-        outs = [i.name for i in self.found.values() if i.kind in ("constant", "empty") and i.name not in self.outcome]
+            notes.append(f"cells that match none of the declared values: {few(lost, LISTED)}")
+        outs = [n for n, i in self.survey.items() if i.kind in ("constant", "empty") and n not in self.outcome]
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:
-                said.append(f"left out {why}: {few(names, LISTED)}")
-        said += [f"{CHECK}{i.name} is left out: {ROWS}" for i in self.found.values() if ROWS in self.becomes(i)]
+                notes.append(f"left out {why}: {few(names, LISTED)}")
+        notes += [f"{CHECK}{i.name} is left out: {ROWS}" for i in self.survey.values() if ROWS in self.becomes(i)]
         if any(i.values is not None for i in prepared.inputs):
             then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
-            said.append(f"a category that no training row has {then}")
+            notes.append(f"a category that no training row has {then}")
         if prepared.standardise != "none":
             target = " and the target are" if classes is None and c.task != "survival" else " are"
-            said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
+            notes.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
         elif c.raw is None:
-            said.append("inputs are not standardised")
-        said += [f"{CHECK}{flag}" for flag in self.audit]
-        for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
-            said += self._odd_values(i)
-        return tuple(said)
+            notes.append("inputs are not standardised")
+        notes += [f"{CHECK}{flag}" for flag in self.audit]
+        for i in (*self.inputs, *(self.survey[name] for name in self.outcome)):
+            notes += self._odd_values(i)
+        return tuple(notes)
 
     def _aim(self, prepared: Preparation, classes: int | None) -> list[str]:
         """What is predicted, and how its classes are matched."""
@@ -396,12 +396,12 @@ class Table:
         if prepared.tokens is not None:
             return [f"{AIM}{target}, the token that follows each, of {prepared.tokens}"]
         last = "" if c.outcome else " (the last column)"
-        what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
+        kind = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
-        order = self.found[self.outcome[-1]].order if free else None
-        said = [f"{AIM}{target}{last}, {what}{named}{', in the order of the data' if order else ''}"]
+        order = self.survey[self.outcome[-1]].order if free else None
+        notes = [f"{AIM}{target}{last}, {kind}{named}{', in the order of the data' if order else ''}"]
         match = f"sites have the classes of {target} in different orders; they match by name, see labels"
-        return [*said, match] if order == () else said
+        return [*notes, match] if order == () else notes
 
     def _odd_values(self, i: Column) -> Iterator[str]:
         """What a reader may want to correct in a column's values."""
@@ -435,8 +435,8 @@ def whose_of(sheet: Sheet, column: str) -> np.ndarray:
     sheet.need(column, ", the groups")
     if (gone := sheet.missing(column)).any():
         raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
-    found, known = sheet.texts(column), dict[str, int]()
-    return np.array([known.setdefault(found.key(t), len(known)) for t in found.all], dtype=np.int64)[found.at]
+    texts, groups = sheet.texts(column), dict[str, int]()
+    return np.array([groups.setdefault(texts.key(t), len(groups)) for t in texts.all], dtype=np.int64)[texts.at]
 
 
 def _odd(c: Column) -> str:
@@ -447,8 +447,8 @@ def _odd(c: Column) -> str:
 def weights_of(sheet: Sheet, column: str) -> np.ndarray:
     """[N] the weights of a site's rows. Raises DataError for one that is no number of 0 or more."""
     sheet.need(column, ", the weights")
-    found = sheet.numbers(column)
-    if len(wrong := np.flatnonzero(~(found >= 0))):
+    weights = sheet.numbers(column)
+    if len(wrong := np.flatnonzero(~(weights >= 0))):
         cell = sheet.columns[column][wrong[0]][:40]
         raise DataError(f"{sheet.at(wrong[0], column)}: found {cell!r}, expected a weight of 0 or more", column)
-    return found
+    return weights

@@ -63,8 +63,8 @@ def from_texts(
         raise DataError(f"length: found {length}, expected at least 2 tokens")
     if pack and end is None:
         raise DataError("end: found none, expected the id of the token that closes a text, for pack=True")
-    for what, share in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
-        check_fraction(share, what)
+    for key, share in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
+        check_fraction(share, key)
     who = names_of([*texts], len(texts))
     if not who:
         raise DataError("texts: found none, expected some for each client")
@@ -77,33 +77,33 @@ def from_texts(
         pairs = zip(coded, cut.get(name, [()] * len(who)), strict=True)
         return [following([ids[k] for k in rows], length, pack) if len(rows) else None for ids, rows in pairs]
 
-    known = words(tokenizer) if isinstance(tokenizer, str | Path) else None
+    n_words = words(tokenizer) if isinstance(tokenizer, str | Path) else None
     meta = {"length": length, "packed": pack, "notes": notes}
     return Federation.from_arrays(
-        part("train"), part("test"), part("validation"), who, known, meta=meta, task="tokens", integer_inputs=True
+        part("train"), part("test"), part("validation"), who, n_words, meta=meta, task="tokens", integer_inputs=True
     )
 
 
 def _texts(given: Any, column: str, where: str) -> list[str]:
     if isinstance(given, list | tuple):
-        found: list[Any] = [*given]
+        texts: list[Any] = [*given]
     else:
         (sheet := sheet_of(given, where)).need(column)
-        found = [*sheet.columns[column]]
-    odd = next((t for t in found if not isinstance(t, str)), None)
-    if odd is not None or not found:
-        what = "no texts" if odd is None else f"a {type(odd).__name__}"
-        raise DataError(f"{where}: found {what}, expected texts")
-    return found
+        texts = [*sheet.columns[column]]
+    odd = next((t for t in texts if not isinstance(t, str)), None)
+    if odd is not None or not texts:
+        kind = "no texts" if odd is None else f"a {type(odd).__name__}"
+        raise DataError(f"{where}: found {kind}, expected texts")
+    return texts
 
 
 def _coded(texts: list[str], encode: Callable[[list[str]], Ids], end: int | None, where: str) -> list[Array]:
     """The ids of each text, closed."""
     made = answer("tokenizer", encode, texts)
     try:
-        found = closed(made, end, lambda k: f"{where}: text {k + 1}")
+        ids = closed(made, end, lambda k: f"{where}: text {k + 1}")
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"tokenizer: made a {type(made).__name__}, expected a list of ids for each text") from None
-    if len(found) != len(texts):
-        raise DataError(f"tokenizer: found ids of {len(found)} texts, expected {len(texts)}")
-    return found
+    if len(ids) != len(texts):
+        raise DataError(f"tokenizer: found ids of {len(ids)} texts, expected {len(texts)}")
+    return ids
