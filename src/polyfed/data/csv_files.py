@@ -48,7 +48,8 @@ HINTS = {
     "text": "too many texts; name it in categories if it is one",
     "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
     "in limits for such as <5",
-    "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
+    "notation": "numbers in another notation than 1.5 (1,5 where the file has decimal commas); write them so, or "
+    "name the column in categories",
 }
 LISTED, SHORT = 6, 20  # texts that may stand for a gap, and characters of one
 
@@ -211,7 +212,7 @@ class Sheet:
 
     @cached_property
     def comma(self) -> bool:
-        """True where numbers are written 1,5: then 1.234 is no number, for it may be a thousand."""
+        """True for a file of decimal commas, 1,5: then 1.234 is no number in it, for it may be a thousand."""
         return self.delimiter != "," and any(
             COMMA.fullmatch(c) and c[-1] != "," for cells in self.columns.values() for c in set(cells) if "," in c
         )
