@@ -10,17 +10,9 @@ from small import batches, split_of
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.runs.steps import Listed
 
 SIZES = (10, 3, 8, 17)
 SPLIT = split_of(*SIZES)
-
-
-def listed(*steps: int) -> Listed:
-    return Listed({f"client-{i}": n for i, n in enumerate(steps)})
-
-
-UNEVEN = listed(1, 10, 4, 7)
 
 
 def seen(data, s: int) -> list[list[list[int]]]:
@@ -85,14 +77,6 @@ def test_rounds_seeds_epochs_and_purposes_have_their_own_order():
     assert sorted(r for step in again[:5] for r in step) == sorted(r for step in base[:5] for r in step)
 
 
-def test_again_changes_the_amount_of_work():
-    data = batches(SPLIT, epochs=1, batch_size=4)
-    assert data.again("x", epochs=3).steps.tolist() == [9, 3, 6, 15]
-    assert data.again("x", steps=2).steps.tolist() == [2] * 4
-    assert data.again("x", batch_size=None).steps.tolist() == [1] * 4
-    assert batches(SPLIT, steps=5, batch_size=4).again("x", epochs=1).steps.tolist() == [3, 1, 2, 5]
-
-
 @pytest.mark.parametrize("clients", [[3, 0, 2, 1], [0, 1, 2, 3], [1, 3, 0, 2]])
 @pytest.mark.parametrize("batch_size", [4, 16])
 def test_rows_reach_to_the_last_client_at_work(clients, batch_size):
@@ -103,33 +87,6 @@ def test_rows_reach_to_the_last_client_at_work(clients, batch_size):
         assert batch.rows == at_work[-1] + 1
         live = np.ones(batch.rows) if batch.live is None else batch.live[:, 0].numpy()
         assert np.flatnonzero(live).tolist() == at_work.tolist()
-
-
-def test_whole_is_everything():
-    whole = batches(SPLIT, [1, 3]).whole()
-    assert whole.sizes == [3, 17]
-    assert torch.equal(whole.x[0, :3], SPLIT.client(1)[0])
-    assert torch.equal(whole.x[1], SPLIT.client(3)[0])
-    assert whole.weight.sum(1).tolist() == pytest.approx([1, 1])
-    assert batches(SPLIT, [3]).whole().weight is None
-
-
-def test_listed_steps_belong_to_the_client_not_to_its_place():
-    for batch_size in (4, None):
-        work = {"steps": UNEVEN, "batch_size": batch_size, "round": 2}
-        together = batches(SPLIT, **work)
-        for clients in ([3, 1], [0], [2, 0, 1, 3]):
-            some = batches(SPLIT, clients, **work)
-            assert some.steps.tolist() == [[1, 10, 4, 7][i] for i in clients]
-            assert seen(some, len(clients)) == [seen(together, len(SIZES))[i] for i in clients]
-
-
-def test_equal_steps_is_said_by_how_the_work_is_stated():
-    for work in ({"steps": 3}, {"steps": lambda t: t // 20 + 1}, {"steps": listed(7, 7, 7, 7)}, {"batch_size": None}):
-        assert batches(SPLIT, **work).equal_steps
-    for work in ({"epochs": 1}, {"steps": UNEVEN}, {"steps": UNEVEN, "batch_size": None}):
-        assert not batches(SPLIT, **work).equal_steps
-    assert batches(SPLIT, steps=UNEVEN).again("start", steps=2).equal_steps
 
 
 COUNTS = [1, 10, 4, 7, 2, 9]

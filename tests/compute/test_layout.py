@@ -34,26 +34,6 @@ def test_convolution_weights_lie_channels_last():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_flatten_and_load_are_inverse():
-    module, other = network(), network()
-    layout = Layout(module)
-    w = layout.flatten(module)
-    layout.load_(other, w)
-    x = torch.randn(2, 2, 3, 3)
-    assert torch.equal(module(x), other(x))
-    assert torch.equal(layout.flatten(other), w)
-    w.zero_()
-    assert not torch.equal(layout.flatten(other), w), "load_ copies"
-
-
-def test_frozen_parameters_are_no_part_of_the_vector():
-    module = network()
-    module[0].weight.requires_grad_(False)
-    layout = Layout(module)
-    assert layout.p == sum(q.numel() for q in module.parameters()) - module[0].weight.numel()
-    assert "0.weight" not in [e.name for e in layout.entries]
-
-
 def test_masks_partition_the_vector():
     layout = Layout(network())
     head, body, norm = (layout.mask(part) for part in ("head", "body", "norm"))
@@ -67,16 +47,6 @@ def test_masks_partition_the_vector():
     assert torch.equal(w.bool(), layout.mask("4.bias"))
     with pytest.raises(KeyError, match=r"no layer 'fc'; the model has 0\.weight"):
         layout.mask("fc")
-
-
-def test_the_head_is_two_views_of_the_last_layer():
-    layout = Layout(network())
-    w = torch.zeros(2, 3, layout.p)
-    W, b = layout.head(w)
-    assert (W.shape, b.shape) == ((2, 3, 4, 5), (2, 3, 4))
-    W.fill_(1)
-    b.fill_(1)
-    assert torch.equal(w.bool(), layout.mask("head").expand_as(w))
 
 
 @pytest.mark.parametrize(

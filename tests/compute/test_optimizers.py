@@ -118,18 +118,6 @@ def test_what_is_not_trained_stays(name, work):
     assert torch.allclose(w[:, body == 1], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_plain_sgd_is_asked_for_nothing(path, monkeypatch):
-    """Its fused descent is the one that it had: no optimiser is started, and no gradient made where none is needed."""
-    split, task = split_of(*sorted(SIZES, reverse=True)), task_of(path, Optimizer())
-    monkeypatch.setattr(Optimizer, "start", lambda *_: pytest.fail("started"))
-    if path == "closed form":
-        for name in ("passed", "gradient_on"):
-            monkeypatch.setattr(f"polyfed.compute.solvers.{name}", lambda *_, **__: pytest.fail("a gradient was made"))
-    for work in WORK.values():
-        local_sgd(task, task.w0.expand(4, -1), batches(split, **work), LR)
-
-
 def test_proximal_steps_are_those_of_plain_sgd():
     task = task_of("closed form", Optimizer("adam"))
     with pytest.raises(ConfigError, match=r"optimizer: found 'adam', expected plain sgd for a method's proximal steps"):

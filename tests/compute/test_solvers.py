@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,10 +153,3 @@ def test_curvature_on_a_quadratic(batch_size, lr):
         assert low - 1e-9 <= found[i] <= high * (1 + 1e-9)
         if batch_size is None and lr * high > 3:
             assert found[i] == pytest.approx(float(high), rel=1e-3)
-
-
-def test_soft_threshold_minimises_its_objective():
-    w, amount = torch.tensor([-2.0, -0.3, 0.0, 0.5, 1.7], dtype=torch.float64), 0.5
-    grid = torch.tensor(np.linspace(-3, 3, 60001))
-    best = grid[(0.5 * (grid[None] - w[:, None]) ** 2 + amount * grid.abs()[None]).argmin(1)]
-    assert (soft_threshold(w, amount) - best).abs().max() < 1e-4

@@ -11,7 +11,6 @@ from polyfed.base.errors import ConfigError, ModelError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
-from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
 
 SIZES = (10, 3, 8)
@@ -22,19 +21,6 @@ def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(3, 3)
     ).double()
-
-
-@pytest.mark.parametrize("build", [mlp, lambda: Wrapped(mlp())], ids=["closed form", "module"])
-def test_weight_decay_is_half_the_squared_norm(build):
-    plain, decayed = Task(build()), Task(build(), weight_decay=0.3)
-    w = torch.randn(3, plain.p, dtype=torch.float64)
-    whole = batches(CLASSES).whole()
-    (g, loss), (g2, loss2) = plain.gradient(w, whole), decayed.gradient(w, whole)
-    assert torch.allclose(g2, g + 0.3 * w, atol=1e-14)
-    assert torch.allclose(loss2, loss + 0.15 * w.square().sum(1), atol=1e-12)
-    x = w.clone()
-    decayed.descend_(x, whole, 0.1)
-    assert torch.allclose(x, w - 0.1 * g2, atol=1e-14)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own models", "one model"])
@@ -110,15 +96,6 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(build, loss, split, wo
     assert "\n" not in str(error.value)
 
 
-def test_the_model_given_is_not_touched():
-    model = mlp()
-    before = [q.clone() for q in model.parameters()]
-    task = Task(model, dtype=torch.float32)
-    local_sgd(task, task.w0.expand(3, -1), batches(CLASSES.to("cpu", torch.float32), epochs=1, batch_size=4), 0.1)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert next(model.parameters()).dtype == torch.float64
-
-
 def test_an_activation_that_stands_in_two_places_acts_in_both():
     act = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 5), act, nn.Linear(5, 6), act, nn.Linear(6, 2))
@@ -135,10 +112,3 @@ def test_losses_of_samples_have_the_loss_as_their_mean(build, loss):
     found = task.losses(w, batch)
     assert found.shape == (2, 3, 6)
     assert torch.allclose(found.mean(2), task.loss_of(w, batch), atol=1e-12)
-
-
-def test_classes_and_width_are_those_of_the_last_layer():
-    task = Task(mlp(outputs=7))
-    assert (task.classes, task.width) == (7, 5)
-    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
-        _ = Task(mlp(), "mse").classes

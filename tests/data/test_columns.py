@@ -12,7 +12,6 @@ from doors import settled
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.data import csv_files
 from polyfed.data.csv_files import canonical, read, sheet_of, spelt
 
 N = 12
@@ -339,11 +338,3 @@ def test_a_file_in_another_encoding_is_the_file_in_utf_8(tmp_path, refused, enco
 def test_names_of_no_text_encoding_are_refused(name):
     with pytest.raises(ConfigError, match=r"columns\.encoding"):
         Columns(encoding=name)
-
-
-def test_what_a_cell_means_is_worked_out_once_for_each_distinct_text(monkeypatch):
-    asked = []
-    monkeypatch.setattr(csv_files, "canonical", lambda text: asked.append(text) or canonical(text))
-    sheet = csv_files.Sheet("a.csv", list(range(9000)), {"sex": ["1", "2", "1.0"] * 3000})
-    assert sheet.positions("sex", ["1", "2"]).tolist() == [0, 1, 0] * 3000
-    assert len(asked) <= 8

@@ -253,6 +253,7 @@ def test_the_other_test_sets():
         (("number of clients",), lambda: toy().partition("iid")),
         (("test: unknown 'ration'", "did you mean 'ratio'"), lambda: toy().partition("iid", clients=2, test="ration")),
         (("natural clients",), lambda: toy().partition("iid", clients=2, test="given")),
+        (("official test set",), lambda: Dataset("n", np.zeros((9, 2)), np.zeros(9)).partition("iid", 2, test="ratio")),
         (("validation fraction",), lambda: toy().partition("iid", clients=2, validation_fraction=-0.1)),
         (("data.name: unknown 'fashion-minst'", "did you mean 'fashion-mnist'"), lambda: load("fashion-minst")),
         (("data.options.flats: digits has no such option", "mean 'flat'"), lambda: load("digits", flats=True)),
@@ -263,11 +264,6 @@ def test_the_other_test_sets():
 def test_partition_refuses(refused, words, do):
     with refused(*words):
         do()
-
-
-def test_a_test_set_in_ratio_needs_an_official_one(refused):
-    with refused("official test set", "numbers"):
-        Dataset("numbers", np.zeros((10, 2)), np.zeros(10)).partition("iid", clients=2, test="ratio")
 
 
 def test_registry_and_what_needs_no_file():

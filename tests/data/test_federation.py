@@ -238,20 +238,6 @@ def write_csv(path, rows, header="a,b,target"):
     path.write_text("\n".join([header, *rows]) + "\n")
 
 
-def test_folder_of_csv_files(tmp_path):
-    write_csv(tmp_path / "north.csv", ["1,2,0", "3,4,1", "5,6,1"])
-    write_csv(tmp_path / "south.csv", ["7,8.5,1", "9,1e1,0"])
-    how = {"test_fraction": 0.0, "standardise": "none"}
-    fed = Federation.from_folder(tmp_path, **how)
-    assert (fed.names, fed.classes) == (("north", "south"), 2)
-    assert fed.train.client(1)[0].tolist() == [[7, 8.5], [9, 10]]
-    other = Federation.from_folder(tmp_path, target="b", **how)
-    assert other.classes is None
-    assert other.train.client(0)[1].tolist() == [2, 4, 6]
-    numbers = Federation.from_folder(tmp_path, task="regression")
-    assert (numbers.classes, numbers.meta["dataset"]) == (None, tmp_path.name)
-
-
 def test_a_folder_is_what_the_command_line_makes_of_it(tmp_path):
     rows = [
         f"{'icu' if i % 3 else 'ward'},{i % 13 if i % 5 else ''},{'ill' if i % 2 else 'well'},x{i}" for i in range(20)

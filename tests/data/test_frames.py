@@ -32,16 +32,6 @@ def test_frames_are_prepared_as_their_csv_files_are(tmp_path):
     assert len(run.predict("north", made["north"].head(3))) == 3
 
 
-def test_a_repair_and_rows_without_a_target():
-    made = frames()
-    made["south"]["chol"] *= 38.67
-    made["south"].loc[3, "ill"] = None
-    how = {"site": {"south": {"chol": "x / 38.67"}}, "missing_target": "drop", "standardise": "none"}
-    fed = pf.data.from_frames(made, target="ill", **how)
-    assert fed.train.counts.sum() + fed.test.counts.sum() == 59
-    assert fed.train.client(1)[0][:, 1].max() < 10
-
-
 @pytest.mark.parametrize(
     ("made", "given", "said"),
     [

@@ -10,7 +10,6 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.data import (
     IID,
-    Assignment,
     Corruption,
     Dataset,
     Dirichlet,
@@ -224,21 +223,6 @@ def test_dirichlet_of_pfllib():
     assert 0 < len(short) < 20
 
 
-def test_label_swap_clusters():
-    """Ten classes: 0/8, 1/7, 2/6, 3/5, contiguous blocks, on top of the base's own partition."""
-    base = Dirichlet(1.0).assign(source(), 20, 3)
-    dealt = LabelSwap(Dirichlet(1.0)).assign(source(), 20, 3)
-    assert all(np.array_equal(a, b) for a, b in zip(base.indices, dealt.indices, strict=True))
-    assert dealt.clusters.tolist() == np.repeat([0, 1, 2, 3], 5).tolist()
-    for i in range(20):
-        p = i // 5
-        expected = np.arange(10)
-        expected[[p, 8 - p]] = [8 - p, p]
-        assert dealt.relabel[i].tolist() == expected.tolist()
-    swapped = LabelSwap(pairs=((0, 1), (2, 3))).assign(source(), 4).relabel
-    assert swapped[[0, 3], :4].tolist() == [[1, 0, 2, 3], [0, 1, 3, 2]]
-
-
 def test_steps_compose_and_their_clusters_multiply():
     both = LabelSwap(Rotation(degrees=(0, 90)), clusters=4).assign(source(), 8)
     assert both.turns.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -300,14 +284,6 @@ def test_natural_clients(refused):
     Natural().assign(data, 3)
     with refused("toy has 3 natural clients", "5"):
         Natural().assign(data, 5)
-
-
-def test_a_client_keeps_its_name_and_samples_among_some():
-    all_ = Assignment([np.arange(2), np.arange(2, 5), np.arange(5, 9)], np.array([7, 8, 9]), ("a", "b", "c"))
-    some = all_.among([2, 0])
-    assert some.names == ("c", "a")
-    assert [index.tolist() for index in some.indices] == [[5, 6, 7, 8], [0, 1]]
-    assert some.clusters.tolist() == [9, 7]
 
 
 @pytest.mark.parametrize(
