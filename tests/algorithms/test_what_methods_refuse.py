@@ -106,7 +106,6 @@ def test_a_mixture_has_a_net_and_a_memory_a_linear_end():
 
 @pytest.mark.parametrize("method", [pf.FedPer(), pf.FedRep(), pf.FedBABU(), pf.LGFedAvg(top="")], ids=lambda m: m.name)
 def test_sharing_nothing_is_refused_before_training(method, tmp_path):
-    with pytest.raises(ConfigError, match=r"would share nothing .*\(weight, bias\) stays with the client") as found:
+    with pytest.raises(ConfigError, match=r"would share nothing .*\(weight, bias\) stays with the client"):
         fit_labels(labelled(), method, 1, nn.Linear(4, 3).double(), out=tmp_path / "run")
-    assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()

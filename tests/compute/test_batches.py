@@ -139,9 +139,8 @@ PAPERS = pf.FedCET(lr="paper", smoothness=10.0, convexity=0.1)
     ],
 )  # fmt: skip
 def test_what_is_no_number_of_steps_is_refused(steps, words, method):
-    with pytest.raises(ConfigError, match=words) as caught:
+    with pytest.raises(ConfigError, match=words):
         run(method, steps)
-    assert "\n" not in str(caught.value)
     run(method, [2] * 6, rounds=1)
 
 

@@ -154,9 +154,8 @@ REFUSED = {
 
 
 def refused(words, do):
-    with pytest.raises(ModelError, match=words) as error:
+    with pytest.raises(ModelError, match=words):
         do()
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", F.cross_entropy], ids=["named", "callable"])

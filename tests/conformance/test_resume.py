@@ -64,7 +64,6 @@ def test_other_delays_of_one_of_many_clients_are_not_continued(tmp_path):
 def test_another_experiment_is_not_continued(word, change, tmp_path):
     begun = {"method": METHODS["fedavg"], "optimizer": "adam", "clip_norm": 0.5, "lr_schedule": "cosine:6,warmup=2"}
     train(**begun, out=tmp_path, rounds=1)
-    with pytest.raises(RunError, match=f"cannot resume .*{word}") as error:
+    with pytest.raises(RunError, match=f"cannot resume .*{word}"):
         train(**(begun | change), out=tmp_path, rounds=2, resume=True)
-    assert "\n" not in str(error.value)
     assert checkpoint.load(tmp_path / "checkpoint")[1]["t"] == 1

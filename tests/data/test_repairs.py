@@ -111,9 +111,8 @@ def test_a_prediction_takes_the_same_repair(tmp_path):
 def test_a_repair_that_does_not_fit_is_named(tmp_path, site, said):
     hospitals(tmp_path / "h")
     said = said.replace("1 / (x - x)", r"1 / \(x - x\)")
-    with pytest.raises((ConfigError, DataError), match=said) as error:
+    with pytest.raises((ConfigError, DataError), match=said):
         pf.data.load(tmp_path / "h", site=site, target="ill", limits=["crp"])
-    assert "\n" not in str(error.value)
 
 
 def test_rows_without_a_target_are_dropped_when_asked(tmp_path):

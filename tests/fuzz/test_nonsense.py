@@ -243,4 +243,3 @@ def test_refused_or_right(case, tmp_path):
     with pytest.raises(PolyfedError) as caught:
         attempt(tmp_path)
     assert re.search(expected, str(caught.value)), str(caught.value)
-    assert "\n" not in str(caught.value)

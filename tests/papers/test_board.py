@@ -281,4 +281,3 @@ def test_the_natural_board_of_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(DataError) as caught:
         find("board/natural").run(Bench(tmp_path / "out", data_dir=tmp_path, rehearse=True))
     assert all(f"{name}: no " in str(caught.value) for name in NATURAL)
-    assert "\n" not in str(caught.value)

@@ -29,9 +29,8 @@ def test_a_sealed_file_is_read_and_any_cut_or_edit_is_seen(tmp_path):
     assert files.unsealed(path) == tomllib.loads(SEALED)
     for end in range(len(SEALED) - 1):  # all but the last line's end
         path.write_text(SEALED[:end])
-        with pytest.raises(RunError) as e:
+        with pytest.raises(RunError):
             files.unsealed(path)
-        assert "\n" not in str(e.value)
     path.write_text(SEALED.replace("[0]", "[1]"))
     with pytest.raises(RunError, match=r"edited after it was written .* polyfed run copy\.toml"):
         files.unsealed(path)

@@ -200,9 +200,8 @@ def cox(output, target):
     ],
 )
 def test_weights_that_are_none_are_refused(weights, said):
-    with pytest.raises(DataError, match=said) as e:
+    with pytest.raises(DataError, match=said):
         pf.Federation.from_arrays(sites(True), weights=weights)
-    assert "\n" not in str(e.value)
 
 
 def test_a_loss_that_is_no_mean_over_samples_refuses_them_by_name():

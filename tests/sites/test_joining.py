@@ -55,7 +55,6 @@ def test_files_that_do_not_fit_are_refused_naming_site_and_column(change, column
     changed(data, "riga", change)
     with pytest.raises(PolyfedError, match=said) as error:
         at_sites(file, sites)
-    assert "\n" not in str(error.value)
     assert str(tmp_path) not in str(error.value)
     assert not [*(tmp_path / "vaults").glob("[!r]*/*")], "no vault, but what was asked of the rows"
 

@@ -67,9 +67,8 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_anything_else_is_refused_in_one_line_that_says_who_sent_it(data):
-    with pytest.raises(RunError, match=r"^oslo: not a message \(.+\)$") as error:
+    with pytest.raises(RunError, match=r"^oslo: not a message \(.+\)$"):
         unpack(data, MOST, "oslo")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("seed", range(200))
