@@ -4,8 +4,7 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 `make test` leaves to `make test-long` some of what nightly.txt names, with the seconds that it takes: a function whose
 cases take ALONE seconds each, and of others all but every STRIDE-th case; what is marked `daily` stays. `--all`, -k and
 names of tests run everything. `--fast` is what `make fast-test` runs: the first case of every function that slow.txt
-does not name. `--measure` writes both files anew. Nothing is believed because it passed before.
-"""
+does not name. `--measure` writes both files anew. Nothing is believed because it passed before."""
 
 import os
 import sys
@@ -146,8 +145,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def no_methods_of_other_tests(request):
-    """Of the methods that files of tests define, a test sees its own; a user's file registers its methods under names
-    that a file of another test may take again."""
+    """A test sees the methods of its own file; names of a user's file may be taken again by another test."""
     from polyfed.core.algorithm import REGISTRY
 
     own = ("polyfed", request.module.__name__)
@@ -203,7 +201,6 @@ def refused():
         with pytest.raises(DataError) as caught:
             yield caught
         line = str(caught.value)
-        assert "\n" not in line
         assert line
         for word in words:
             assert str(word) in line, line
@@ -212,11 +209,20 @@ def refused():
 
 
 class Said(NamedTuple):
-    """What one command did."""
-
     status: int
     out: str
     err: str
+
+    def done(self) -> "Said":
+        """Itself, if it has succeeded."""
+        assert self.status == 0, self.err
+        return self
+
+    def line(self, status: int | tuple[int, ...], *facts: str) -> None:
+        """It has failed with this status, or one of these, and with a line that holds the facts."""
+        assert self.status in (status if isinstance(status, tuple) else (status,)), self
+        assert self.err.count("\n") == 1, self.err
+        assert all(fact in self.err for fact in facts), self.err
 
 
 @pytest.fixture
@@ -261,7 +267,6 @@ class Stopper(Personal):
 
 @pytest.fixture
 def stopper(tmp_path):
-    """The file of a method that interrupts itself."""
     path = tmp_path / "stopper.py"
     path.write_text(STOPPER)
     return path

@@ -84,7 +84,6 @@ def test_what_may_publish_runs_no_code_of_ours():
 
 
 def script(name: str) -> str:
-    """What a step of the release runs."""
     return next(s["run"] for s in steps(FORGE / "workflows" / "release.yml") if s.get("name") == name)
 
 

@@ -31,8 +31,7 @@ UNDER = {  # may import
 def modules(path: Path, root: Path = ROOT, of: tuple[str, ...] = ("polyfed",)) -> set[str]:
     """Modules of polyfed, and names in its packages, that a file imports, also inside functions and for types.
 
-    of: other packages than polyfed
-    """
+    of: other packages than polyfed"""
     names, tree = [], ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -123,8 +122,7 @@ def test_one_paper_one_file():
 
 
 def test_nothing_is_unpickled():
-    """No file and no message; Ray's own processes pass each other the objects of one run, which is how Ray works.
-    torch reads tensors alone where it is asked to."""
+    """No file and no message; Ray's own processes pass each other a run's objects, and torch reads tensors alone."""
     for path in sorted(path for package in ("polyfed", *BESIDE) for path in (ROOT.parent / package).rglob("*.py")):
         text = path.read_text().replace('torch.load(path, map_location="cpu", weights_only=True)', "")
         for word in ("import pickle", "torch.load(", "allow_pickle=True", "joblib.load", "cloudpickle"):

@@ -1,6 +1,5 @@
 """Tests are laid out like src, so that the tests of a file are found without looking for them: a folder for every room
-of polyfed, and one for every package beside it, such as `papers` for polyfed_papers.
-"""
+of polyfed, and one for every package beside it, such as `papers` for polyfed_papers."""
 
 from collections import Counter
 from pathlib import Path

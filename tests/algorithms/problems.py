@@ -52,8 +52,7 @@ def centres(points: np.ndarray) -> pf.Federation:
 class LeastSquares:
     """f_i(w) = mean_j (x_ij . w - y_ij)^2, with unlike Hessians and unlike solutions: clients drift.
 
-    The optimum of the plain mean of the f_i, and every Hessian, are computed with numpy alone.
-    """
+    The optimum of the plain mean of the f_i, and every Hessian, are computed with numpy alone."""
 
     def __init__(self, seed: int, clients: int = 10, dim: int = 8, spread: float = 1.0, curvature: float = 4.0):
         rng = np.random.default_rng(seed)
@@ -130,7 +129,6 @@ def two_layers(dim: int = 4, outputs: int = 3, norm: bool = False) -> nn.Module:
 def fit_labels(
     federation: pf.Federation, algorithm, rounds: int = 3, model: nn.Module | None = None, **kwargs
 ) -> pf.Run:
-    """Train a classifier by full-batch steps."""
     settings = {"local_steps": 2, "batch_size": None, "evaluate_every": 0} | kwargs
     return pf.fit(model or two_layers(), federation, algorithm, rounds=rounds, **settings)
 

@@ -2,8 +2,7 @@
 
 Clients are of equal sizes and have all classes: of what docs/released.md names as not taken over, four readings are
 left to make a difference, and are ours here: FedProto's class means are of the trained model, FedRep's decay is of
-biases too, APFL's mixture is of parameters, and pFedMe's inner solve begins at w_i.
-"""
+biases too, APFL's mixture is of parameters, and pFedMe's inner solve begins at w_i."""
 
 import copy
 import subprocess
@@ -111,7 +110,6 @@ def averaged(train):
 
 
 def slope(net, x, y):
-    """The gradient as a vector."""
     grads = torch.autograd.grad(cross_entropy(net, x, y), [*net.parameters()])
     return torch.cat([g.reshape(-1) for g in grads])
 

@@ -17,8 +17,7 @@ STEPS = np.array([1, 6, 3])
 
 @certifies(pf.FedNova, by="the fixed point in closed form")
 def test_fixed_point_under_unequal_steps():
-    """For f_i = 1/2 ||w - c_i||^2 a move is (1 - (1 - lr)^tau_i) (c_i - x). As lr falls, FedNova's point is the
-    optimum, the mean of the c_i, and FedAvg's is weighted by tau_i."""
+    """As lr falls FedNova's point is the optimum, the mean of the c_i, and FedAvg's is weighted by tau_i."""
     share, apart = 1 - (1 - 0.1) ** STEPS, []
     for method, weight in ((pf.FedNova(0.1), share / STEPS), (pf.FedAvg(0.1), share)):
         found = fit_points(centres(THREE), method, 100, 2, local_steps=STEPS.tolist()).server["w"].numpy()
@@ -43,8 +42,7 @@ def test_a_round_with_the_proximal_term(effective):
 
 @certifies(pf.FedExP, by="closed form: m orthogonal moves of one length")
 def test_orthogonal_moves_are_stretched_by_half_their_number():
-    """m moves lr e_i have the mean (lr/m) sum e_i, and sum ||D_i||^2 / (2 m ||D||^2) = m / 2. Deployed is the mean of
-    the two common models, before and after."""
+    """m moves lr e_i: sum ||D_i||^2 / (2 m ||D||^2) = m / 2. Deployed is the mean of two common models."""
     for m in (1, 2, 6):
         for averaged in (True, False):
             run = fit_points(centres(3 * np.eye(m)), pf.FedExP(0.5, eps=0.0, averaged=averaged), 1, m)

@@ -99,8 +99,7 @@ def test_the_gamma_test(slack, parts):
 @certifies(pf.CFL, by="eps2 and the longest update")
 @pytest.mark.parametrize(("eps2", "parts"), [(1.4, 2), (1.6, 1)])
 def test_one_client_that_would_still_move_is_enough(eps2, parts):
-    """The second criterion is the longest update, here 1.5 (two of four clients; the mean length is .8), not the mean
-    length nor the shortest."""
+    """The second criterion is the longest update, 1.5 here, neither the mean length, .8, nor the shortest."""
     points = np.array([[3.0, 0], [-3, 0], [0.2, 0], [-0.2, 0]])
     run = fit_points(centres(points), pf.CFL(0.5, eps1=0.1, eps2=eps2, gamma_max=None), rounds=1, dim=2)
     assert len(set(run.clusters)) == parts

@@ -1,6 +1,5 @@
 """The device-dual form of FPFC's server: its prox against rule (6), brute vectors and its own unmerged form; its fixed
-points against minimisers of objective (1) in closed form; and plain FPFC on the same problems.
-"""
+points against minimisers of objective (1) in closed form; and plain FPFC on the same problems."""
 
 import re
 
@@ -271,8 +270,7 @@ def quadratics(problem):
     ],
 )  # fmt: skip
 def test_synthetic_problems_as_plain_fpfc(task, lam, rounds, accuracy):
-    """The true clusters, one each in S1, S3, S4 and S5 (small), and the accuracy of pairs, or of an independent
-    implementation, within 0.01."""
+    """The true clusters (small); the accuracy of pairs, or of an independent implementation, within 0.01."""
     pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
     fed, found = pf.data.load(f"fpfc-{task}", scale="small", seed=0).partition(seed=0), []
     for solver in ("device-dual", "pairs") if accuracy is None else ("device-dual",):

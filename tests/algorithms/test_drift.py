@@ -24,8 +24,7 @@ def gradients(problem):
 @certifies(pf.Scaffold, by="the centralised optimum and the clients' gradients there, both options")
 @pytest.mark.parametrize("option", [1, 2])
 def test_scaffolds_optimum_under_drift(problem, option):
-    """Full-batch SCAFFOLD converges to the optimum of the mean loss, where FedAvg with the same steps stalls; c_i ->
-    grad f_i(w*) and c -> 0: wrong sign, scale or step count would show here."""
+    """FedAvg with the same steps stalls; c_i -> grad f_i(w*) and c -> 0: wrong sign, scale or step count would show."""
     run = problem.fit(pf.Scaffold(0.02, option=option), rounds=300)
     assert problem.error(run.server["w"]) < 1e-10
     assert problem.error(problem.fit(pf.FedAvg(0.02, weighted=False), rounds=100).server["w"]) > 1e-3

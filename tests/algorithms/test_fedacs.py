@@ -33,8 +33,7 @@ def test_mixtures_of_three_clients(quantile, rows):
 
 
 def test_without_a_threshold_all_clients_enter_but_not_with_fedamps_weights():
-    """2.3 says that with delta at infinity, a misprint of minus infinity, U is FedAMP's: as there every similar client
-    enters, but by its cosine; with an infinite delta every client would keep to itself."""
+    """2.3 calls U FedAMP's at infinite delta, a misprint of minus infinity: all enter, but by their cosines."""
     rows, amp = mixing(THREE, None), messages(THREE, 0.5, 1.0)
     assert torch.allclose(rows[0], torch.tensor([5 / 9, 4 / 9, 0], dtype=torch.float64), atol=1e-15)
     assert torch.allclose(rows[1], torch.tensor([0.8, 1, 0.6], dtype=torch.float64) / 2.4, atol=1e-15)
@@ -106,8 +105,7 @@ def test_refreshed_similarities_are_fresh_ones(dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_models_near_their_common_start_are_told_apart(dtype):
-    """Two groups at 1e-4 of the start: all cosines round to 1 in float32. Ours are exact to 1e-14, against
-    1 - |x_i - x_j|^2 / 2 for unit vectors, which has no cancellation."""
+    """At 1e-4 of the start all cosines are 1 in float32. Ours are exact, by 1 - |x_i - x_j|^2 / 2 of unit vectors."""
     rng = np.random.default_rng(0)
     start, apart = rng.normal(size=(2, 2000))
     W = start + 1e-4 * np.repeat([[1.0], [-1.0]], 5, axis=0) * apart + 1e-5 * rng.normal(size=(10, 2000))

@@ -25,7 +25,6 @@ def fixed_point(problem, lr, steps, weights):
 
 @certifies(pf.FedAvg, by="identity with centralised descent")
 def test_one_full_step_is_gradient_descent(problem):
-    """With one full-batch step, FedAvg is gradient descent on the sample-weighted loss."""
     counts = np.array([len(y) for _, y in problem.data])
     p, w = counts / counts.sum(), np.zeros(problem.dim)
     for _ in range(7):

@@ -82,8 +82,7 @@ EQUAL = np.stack([4 * np.eye(1)] * CLIENTS)  # the axes decouple, so one stands 
     ("method", "digits"), list(zip(ROUNDS, (0.886, 0.945, 0.988), strict=True)), ids=[m.name for m in ROUNDS]
 )
 def test_contraction_on_the_papers_problem(method, digits):
-    """e(k + 1) / e(k) is the eigenvalue that belongs to the mean, of the method's own iteration matrix in numpy: with
-    equal Hessians the mean of the models goes its own way, whatever the clients' differences are."""
+    """e(k + 1) / e(k) is the mean's eigenvalue in the iteration matrix: with equal Hessians it goes its own way."""
     step, parts = ROUNDS[method]
     M = iteration_matrix(step, EQUAL, parts)
     mean = np.zeros(len(M))
@@ -99,8 +98,7 @@ def test_contraction_on_the_papers_problem(method, digits):
 @certifies(pf.FedCET, by="its powers, in numpy")
 @pytest.mark.parametrize(("tau", "rounds"), [(2, 30), (5, 30), (10, 30), (10, 2)])
 def test_unlike_hessians_follow_the_iteration_matrix(tau, rounds):
-    """The whole course of models and duals: the start, then powers of the matrix, whose radius on sum_i d_i = 0 is
-    below one; few rounds show the weight's own rounding, which later ones forget."""
+    """All models and duals: the start, then powers of the matrix. Few rounds show the weight's own rounding."""
     problem = LeastSquares(seed=7, clients=6, dim=5)
     a, H, n, dim = 0.9 / (tau * problem.smoothness), np.stack(problem.H), 6, 5
     ca = min(1 / 2, 3.5 / (tau + 2))

@@ -76,9 +76,7 @@ def test_rounds_in_numpy(problem, method, weighted):
 @certifies(pf.FedAdagrad, pf.FedAdam, pf.FedYogi, by="an invariance, without tau")
 @pytest.mark.parametrize("cls", ADAPTIVE)
 def test_the_scale_of_the_moves_cancels(cls):
-    """Targets ten times as large make gradients and moves ten times as large: without tau the steps are the same, so
-    that ten times the server's step size gives ten times the model.
-    """
+    """Targets ten times as large make moves so: without tau ten times the server's step gives ten times the model."""
     small, large = LeastSquares(seed=8, clients=4, dim=5), LeastSquares(seed=8, clients=4, dim=5)
     large.data = [(X, 10 * y) for X, y in large.data]
     large.federation = pf.Federation.from_arrays(large.data, test=large.data)

@@ -66,8 +66,7 @@ each_cohort = pytest.mark.parametrize("who", COHORTS, ids=["all", "some", "rando
 @certifies(pf.FedSLR, by="identity at lam = 0")
 @each_cohort
 def test_biases_and_norms_have_duals_too(who):
-    """Without the nuclear norm it is FedDyn, also on convolutions, norms and biases: what is no matrix is in (4), (5)
-    and the dual of (6) all the same. Averaged alone, it would be off by eta_g times its mean dual."""
+    """Without the nuclear norm it is FedDyn; what is no matrix, averaged alone, would be off by eta_g its dual."""
     rng, settings = np.random.default_rng(0), {"rounds": 10, "batch_size": 4, "evaluate_every": 0}
     data = [(rng.normal(size=(n, 2, 4, 4)), rng.integers(3, size=n)) for n in (9, 12, 5, 8, 6)]
     fed = pf.Federation.from_arrays(data, test=data, classes=3)
@@ -386,8 +385,7 @@ def test_one_round_of_gpgd(problem, factor):
 @certifies(pf.GPGD, pf.LPGD, by="against FedSLR on the same problem")
 @pytest.mark.parametrize("method", [pf.LPGD(0.2, lam=0.1), pf.GPGD(0.2, lam=0.1), pf.GPGD(0.2, lam=0.1, steps=5)])
 def test_neither_solves_p1(problem, method):
-    """Clients that take several steps drift: at rest LPGD and GPGD are off by percents, where FedSLR is exact after as
-    many. GPGD's printed threshold fits one step: with K of them it is nearer to the solution for lam / K."""
+    """After several steps LPGD and GPGD rest off by percents; GPGD is nearer to the solution for lam / K."""
     last = [matrix(problem.fit(method, rounds)) for rounds in (149, 150)]
     assert np.abs(last[1] - last[0]).max() < 1e-7, "not at rest"
     error = np.abs(last[1] - problem.solution(0.1)).max()

@@ -1,6 +1,5 @@
 """FPFC: its proximal step against brute force, its dual-only storage against the plain (theta, v) loop, its limits, and
-the clusters it must find.
-"""
+the clusters it must find."""
 
 import numpy as np
 import pytest
@@ -173,8 +172,7 @@ def test_stationarity_of_objective_1(penalty, xi, late):
     with replies up to many turns late, all clients at work.
 
     xi is not tiny for late SCAD: duals that cancel along cycles of fused pairs die out by lam / (lam + xi rho) per
-    update only, and where pairs are not updated in step they do not cancel exactly.
-    """
+    update only, and where pairs are not updated in step they do not cancel exactly."""
     points, how = two_groups(), {"schedule": Asynchronous(Delays("uniform", 0, 20))} if late else {}
     fpfc = pf.FPFC(0.3, lam=1.0, xi=xi, penalty=penalty, merge=False)
     run = fit_points(centres(points), fpfc, rounds=800 if late else 300, dim=3, local_steps=10, **how)
@@ -184,7 +182,6 @@ def test_stationarity_of_objective_1(penalty, xi, late):
 
 
 def test_cluster_models_are_weighted_means():
-    """Remark 2: the deployed model is the sample-weighted mean of the cluster's models."""
     rng = np.random.default_rng(0)
     sizes = [1, 2, 5, 1, 4, 3]
     axes = [np.tile(np.eye(2), (n, 1)) for n in sizes]
@@ -219,8 +216,7 @@ def test_from_local_models_zeta_is_the_clients_own_model():
 @certifies(pf.FPFC, by="a path continued with the same lam, bit for bit")
 @pytest.mark.parametrize("settings", [{}, {"shared_layers": "bias"}, {"solver": "device-dual"}], ids=str)
 def test_two_legs_are_one(settings):
-    """w, v, clusters, cohorts and batches of 9 + 11 rounds with the same lam are those of 20 rounds, bit for bit; the
-    run that is set out from stays as it was."""
+    """9 + 11 rounds with the same lam are 20, bit for bit; the run that is set out from stays as it was."""
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(n, 4)), rng.normal(size=n)) for n in (9, 14, 11, 20, 8)]
     fed = pf.Federation.from_arrays(data, test=data)
@@ -311,8 +307,7 @@ PAIRS = [[0.0, 0.0], [0.4, 0.0], [9.0, 9.0], [9.0, 9.6]]  # two groups of two
 
 
 def test_the_window_is_exact_for_groups_of_two():
-    """Gradients of 0.2 and 0.3 among four clients: fused models are stationary from lam = 4 * 0.3 up, and unbiased
-    until a lam reaches the distance of the groups; brute force is the method itself, set out from the fused models."""
+    """Of gradients 0.2 and 0.3: stationary from lam = 4 * 0.3 up, unbiased up to the distance of the groups."""
     window = window_of(PAIRS, [0, 0, 1, 1])
     assert window.necessary == pytest.approx(1.2)
     assert window.sufficient == pytest.approx(1.2)
@@ -348,8 +343,7 @@ def test_the_sufficient_bound_is_never_below_what_is_needed():
 
 
 def test_one_common_model_is_excluded_below_the_cut_bound():
-    """Two tight groups at distance 2: every client's gradient at the common mean is 1, and the pull of a merged group
-    of g can hold it only from lam = m / (m - g) on; brute force is the method with everybody at the common mean."""
+    """Two tight groups at distance 2, gradients 1 at the mean: a group of g is held from lam = m / (m - g) on."""
     points, labels = [[-1.0], [-1.0], [1.0], [1.0]], [0, 0, 1, 1]
     window = window_of(points, labels)
     assert window.excluded == pytest.approx(2.0)
@@ -399,8 +393,7 @@ def test_s1_finds_its_four_clusters(rounds, accuracy):
 
 @pytest.mark.long
 def test_the_released_curve():
-    """S1 in full, data seed 1, lambda 0.6, 2000 rounds: test 0.864 within 0.005 (released 0.8633, an independent
-    implementation 0.8640), in seven clusters of ARI 0.961."""
+    """S1, data seed 1, lambda 0.6: test 0.864 (released 0.8633, independent 0.8640), seven clusters of ARI 0.961."""
     pytest.importorskip("polyfed_papers", reason="its data set is the papers'")
     fed = pf.data.load("fpfc-s1", seed=1).partition(seed=1, validation_fraction=0.0)
     run = pf.fit(

@@ -65,8 +65,7 @@ def test_clients_met_later_join_the_centre_that_they_move_towards():
 @certifies(pf.StoCFL, by="planted directions")
 @pytest.mark.parametrize("fraction", [1.0, 0.34])
 def test_planted_clusters_under_any_participation(fraction):
-    """With mu = 0 the clusters' models go to the means of their clients' optima. The first client is one of them: the
-    released FEMNIST script never observes client 0."""
+    """The means of their clients' optima, client 0 among them, whom the released FEMNIST script never observes."""
     run = fit_points(centres(POINTS), pf.StoCFL(0.5, tau=0.5, mu=0.0), 12, 2, fraction=fraction)
     assert adjusted_rand_score(GROUP, run.clusters) == 1
     if fraction == 1:
@@ -201,8 +200,7 @@ def mixtures(shares, n=20, dim=3, seed=0):
 
 @certifies(pf.FedSoft, by="mixtures with known shares")
 def test_importances_are_counted_sample_by_sample():
-    """Not by mean losses, which would give a client of 0.3 and 0.7 wholly to one centre. Here the centres are the two
-    sources: one of them is the start, the other is put in its place in the server's state."""
+    """Not by mean losses, which would give a client of 0.3 and 0.7 wholly to one centre; centres are the sources."""
     shares = (0.1, 0.3, 0.5, 0.9)
     fed, a, b = mixtures(shares)
     task = pf.Task(zero_linear(3), "mse")
@@ -229,8 +227,7 @@ def first_round():
 
 @certifies(pf.FedSoft, by="its equations in numpy")
 def test_rounds_of_fedsoft_by_hand():
-    """Two centres, counts in rounds 0 and 2, centres weighted by importance times samples: the last client has its
-    samples three times over."""
+    """Centres weighted by importance times samples: the last client has its samples three times over."""
     lr, lam, steps = 0.2, 0.8, 3
     method = pf.FedSoft(lr, k=2, lam=lam, tau=2, init_scale=4.0, seed=5)
     pairs = [centres(FOUR).train.client(i) for i in range(4)]

@@ -81,8 +81,7 @@ def test_a_round_by_hand(averaging, weighted, k):
 @certifies(pf.IFCA, by="the planted one, and numpy")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_start_nearest_to_the_clients_is_kept(weighted):
-    """Of six sets of starts the one whose best points are nearest to the clients'; then it is that seed's run,
-    after one exchange of six times k models down and six numbers up."""
+    """Of six sets of starts; then it is that seed's run, after an exchange of six times k models and six numbers."""
     points = 5.0 * np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])[np.arange(12) % 4]
     sizes = 1 + np.arange(12) % 5
     fed, task = of_sizes(points, sizes), Task(Point(2), "mse", device="cpu")

@@ -52,8 +52,7 @@ def by_cosine(W, sigma, own):
 def test_rounds_in_numpy(method, mix):
     """Algorithm 1: local descent on f_i(w) + lam / (2 alpha) ||w - u_i||^2 from u_i, in steps too short to solve it.
 
-    After so few steps the result still depends on where they began, and on lam / alpha = 12 as it could not on 3/4.
-    """
+    After so few steps the result still depends on where they began, and on lam / alpha = 12 as it could not on 3/4."""
     problem = LeastSquares(seed=4, clients=4, dim=3)
     W = np.zeros((4, 3))
     for t in range(3):
@@ -132,8 +131,7 @@ def loss_of(w):
 
 @certifies(pf.FedFomo, by="its equations in numpy")
 def test_rounds_of_fedfomo_by_hand():
-    """All models sent: theta_i is the model after local training, weights are positive parts that add up to one, and
-    the server adds up the weights before they are cut."""
+    """theta_i is the model after training; weights are positive parts that add up to one, summed uncut."""
     lr, w, P = 0.3, np.zeros_like(POINTS), np.zeros((5, 5))
     for _ in range(4):
         F, gap = loss_of(w), w[None] - w[:, None]  # gap[i, n] = theta_n - theta_i
@@ -201,9 +199,7 @@ def ala_by_hand(points, lr, eta, rounds, first_passes):
 @certifies(pf.FedALA, by="its equations in numpy")
 @pytest.mark.parametrize(("passes", "settled", "first"), [(1, 0.1, 1), (50, 1e9, 11), (50, 0.0, 50)])
 def test_rounds_of_fedala_by_hand(passes, settled, first):
-    """The first training ends after more than ten passes, the last ten of them with losses that hardly differ. What is
-    deployed is w_i after training.
-    """
+    """The first training ends after ten passes whose losses hardly differ. What is deployed is w_i after training."""
     run = fit_points(centres(FIVE), pf.FedALA(0.4, eta=0.7, passes=passes, settled=settled), 4, 4)
     w, A = ala_by_hand(FIVE, 0.4, 0.7, 4, first)
     assert np.allclose(run.personal, w, atol=1e-12)
@@ -212,9 +208,7 @@ def test_rounds_of_fedala_by_hand(passes, settled, first):
 
 
 def test_a_pass_ends_with_its_share_and_is_judged_by_the_last_step_that_trained():
-    """Each client has one sample twice, so that half a pass is one step. Its losses by hand: with A after k steps they
-    are told from those with A after k + 1, by which the first training would end a pass earlier.
-    """
+    """One sample twice a client, so that half a pass is one step; losses tell A after k steps from A after k + 1."""
     point, lr, eta = np.array([[1.0], [-1.0]]), 0.4, 0.3
     own = lr * point  # after the first round, from zero
     apart, A, losses = own.mean(0) - own, np.ones_like(point), []

@@ -125,8 +125,7 @@ def test_planted_subspaces_are_found(fraction, angle, threshold, linkage):
     ],
 )
 def test_average_linkage_counts_every_pair_once(linkage, threshold, clusters):
-    """Lines in the plane at 0, 2, 12 and 30 degrees join one after the other. The last is at the mean of its three
-    angles from the others (UPGMA), not at the mean of a mean and an angle (WPGMA, "weighted")."""
+    """Lines at 0, 2, 12 and 30 degrees: the last is at the mean of its three angles (UPGMA), not "weighted" (WPGMA)."""
     lines = np.deg2rad([0.0, 2.0, 12.0, 30.0])
     train = [(np.array([[np.cos(a), np.sin(a)]]), np.ones(1)) for a in lines]
     model = torch.nn.Linear(2, 1, dtype=torch.float64)

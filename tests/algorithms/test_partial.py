@@ -150,7 +150,6 @@ def test_all_but_normalisation_is_averaged():
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(5), nn.GroupNorm(1, 5, affine=False), nn.Identity()])
 def test_a_model_without_trained_normalisation_is_refused(norm):
-    """It would be FedAvg under another name."""
     model = nn.Sequential(nn.Linear(4, 5), norm, nn.Linear(5, 3)).double()
     if isinstance(norm, nn.LayerNorm):
         assert np.isfinite(fit_labels(labelled(), pf.FedBN(0.1), model=model).personal.numpy()).all()

@@ -25,7 +25,6 @@ def rows(run):
 
 @certifies(pf.APFL, by="Algorithm 1 step by step")
 def test_one_adaptive_round_in_numpy(problem):
-    """All three steps from the values before them."""
     lr = 0.05
     run = problem.fit(pf.APFL(lr, alpha=0.4, adaptive=True), rounds=2, steps=4)
     n, x = problem.clients, np.zeros(problem.dim)

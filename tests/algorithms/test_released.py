@@ -1,6 +1,5 @@
 """What FPFC's authors' code computes under the names of others, transcribed in numpy from docs/released.md: the same
-models to 1e-10 over rounds in which half of the clients take part.
-"""
+models to 1e-10 over rounds in which half of the clients take part."""
 
 from dataclasses import dataclass, replace
 
@@ -89,8 +88,7 @@ def mean(models, ids):
 
 
 def pacfl(w0, bases, cohorts, threshold):
-    """Every client clustered before round 1 by the smallest entry of arccos(U_i' U_j), rows of the matrix averaged two
-    and two; FedAvg in every cluster; a client is scored on what it trained last."""
+    """Clustered before round 1 by the smallest entry of arccos(U_i' U_j), averaged two and two."""
     A = [[np.rad2deg(np.arccos(np.clip(U.T @ V, -1, 1)).min()) for V in bases] for U in bases]
     members, A = [[i] for i in range(N)], np.array(A)
     while True:

@@ -150,8 +150,7 @@ CLASSES = (pf.MOON, pf.FedNTD, pf.FedProto, pf.FedPAC, pf.FedDBE)
 
 @pytest.mark.parametrize("method", NUMBERS + CLASSES, ids=lambda m: m.name)
 def test_no_default_makes_a_method_another_one(method):
-    """With its defaults alone, a method deploys neither FedAvg's models nor Local's after three rounds. In PFLlib
-    the flags' defaults make MOON and FedNTD FedAvg and switch off half of FedDBE."""
+    """Neither FedAvg's models nor Local's after three rounds; PFLlib's flags make MOON and FedNTD FedAvg."""
     problem = LeastSquares(seed=1, clients=8, dim=3)
 
     def trained(cls, **settings):

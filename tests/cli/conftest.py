@@ -16,7 +16,6 @@ name = "linear"
 
 @pytest.fixture
 def small(tmp_path):
-    """A short experiment file without methods."""
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
     return path

@@ -1,6 +1,5 @@
 """Folders as hospitals have them, made up: strings, gaps, dates, identifiers, columns in another order, decimal commas,
-one class only at a site.
-"""
+one class only at a site."""
 
 import csv
 

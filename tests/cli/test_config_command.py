@@ -27,14 +27,12 @@ def test_every_key_is_listed_with_what_it_means(cli):
 
 
 def test_the_printed_file_sets_every_default_and_runs(cli, tmp_path):
-    said = cli("config", "--toml")
-    assert said.status == 0
+    said = cli("config", "--toml").done()
     (tmp_path / "x.toml").write_text(said.out)
     found = resolve(tmp_path / "x.toml")
     assert (found.settings, found.data, found.model) == (Settings(), Data(), Model())
     assert [m.algorithm.name for m in found.methods] == list(COMPARED)
-    ran = cli("run", "x.toml", "--rounds", 1, "--quiet", "--out", "runs/x")
-    assert ran.status == 0, ran.err
+    cli("run", "x.toml", "--rounds", 1, "--quiet", "--out", "runs/x").done()
 
 
 def test_each_commented_key_of_the_printed_file_is_one_that_a_file_may_have(cli, tmp_path):
@@ -61,10 +59,7 @@ def test_one_key_a_table_or_the_same_name_in_two_tables(cli):
 
 @pytest.mark.parametrize(("word", "near"), [("test-fractoin", "test-fraction"), ("data.partitions", "data.partition")])
 def test_an_unknown_key_is_refused_with_the_nearest(cli, word, near):
-    said = cli("config", word)
-    assert said.status == 2
-    assert f"{word!r} (did you mean {near!r}?)" in said.err
-    assert len(said.err.splitlines()) == 1
+    cli("config", word).line(2, f"{word!r} (did you mean {near!r}?)")
 
 
 def test_a_file_holds_all_keys(cli):

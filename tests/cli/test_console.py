@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when they are told to."""
     now = SimpleNamespace(time=0.0)
     monkeypatch.setattr(time, "monotonic", lambda: now.time)
     return now

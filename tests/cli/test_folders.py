@@ -25,18 +25,9 @@ def contents(folder):
 
 @pytest.fixture
 def done(cli, tmp_path, small):
-    """A finished run with its owner's notes."""
     assert cli("run", small, "--algorithm", "fedavg", "--out", "a", "-q").status == 0
     (tmp_path / "a/notes.txt").write_text("mine")
     return tmp_path / "a"
-
-
-def one_line(said, status, *words):
-    assert said.status == status, said.err
-    lines = said.err.strip().splitlines()
-    assert len(lines) == 1, lines
-    for word in words:
-        assert word in lines[0]
 
 
 @pytest.mark.parametrize("name", ["config.toml", "comparison.toml", "tune.csv"])
@@ -112,9 +103,9 @@ def test_the_working_folder_and_links_are_places_like_any(cli, tmp_path, small, 
     with monkeypatch.context() as m:  # a shell would stay in the renamed one
         m.chdir(done / "models")
         for out in ("..", done):
-            one_line(cli("run", small, "--out", out, "--force", "-q"), 1, "the working folder is in it")
+            cli("run", small, "--out", out, "--force", "-q").line(1, "the working folder is in it")
     (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
-    one_line(cli("run", small, "--out", tmp_path / "nowhere", "-q"), 1, "cannot make the folder")
+    cli("run", small, "--out", tmp_path / "nowhere", "-q").line(1, "cannot make the folder")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(cli, small, done, monkeypatch):
@@ -124,9 +115,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(cli, small, done, monkeypat
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "replace", refuse)
-    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "read-only file system; it is as it was")
+    cli("run", small, "--out", "a", "--force", "-q").line(1, "read-only file system; it is as it was")
     monkeypatch.setattr(os, "open", refuse)
-    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "cannot write in the folder a: read-only file system")
+    cli("run", small, "--out", "a", "--force", "-q").line(1, "cannot write in the folder a: read-only file system")
     monkeypatch.undo()
     assert contents(done) == before
 
@@ -145,7 +136,7 @@ def test_a_config_that_is_not_as_it_was_written_is_refused(cli, done, damage):
     path = done / "config.toml"
     path.write_text(damage(path.read_text()))
     before = contents(done)
-    one_line(cli("resume", "a", "--rounds", 9), 1, "a/config.toml: ", "nothing was touched")
+    cli("resume", "a", "--rounds", 9).line(1, "a/config.toml: ", "nothing was touched")
     assert contents(done) == before
 
 
@@ -162,8 +153,8 @@ def test_a_folder_in_use_is_refused_by_every_command(cli, tmp_path, small, done)
     before = contents(done)
     who = f"a: in use by process {holder.pid} on "
     for words in (("run", small, "--force"), ("compare", "fedavg", "local", "--force"), ("tune", "--force")):
-        one_line(cli(*words, "--out", "a", "-q"), 1, who)
-    one_line(cli("resume", "a", "--rounds", 9), 1, who)
+        cli(*words, "--out", "a", "-q").line(1, who)
+    cli("resume", "a", "--rounds", 9).line(1, who)
     assert contents(done) == before
     holder.kill()
     holder.join()
@@ -197,7 +188,7 @@ def test_sigterm_saves_and_ends_with_143(cli, tmp_path):
 def test_what_any_of_the_methods_refuses_is_said_before_the_first_run(cli, tmp_path, words, said):
     before = set(tmp_path.iterdir())
     for where in ((), ("--out", "x")):
-        one_line(cli(*words, "--data", "heart-disease", "--model", "linear", *where), 2, said)
+        cli(*words, "--data", "heart-disease", "--model", "linear", *where).line(2, said)
         assert set(tmp_path.iterdir()) == before
 
 

@@ -23,15 +23,13 @@ def runs(tmp_path):
     ("of", "count"), [("methods", 2), ("clients", 2), ("gains", 1), ("costs", 2), ("results", 2 * 2 * 2)]
 )
 def test_one_table_is_written_as_csv(cli, runs, of, count):
-    said = cli("report", "a", "--table", "csv", "--of", of)
-    assert said.status == 0, said.err
+    said = cli("report", "a", "--table", "csv", "--of", of).done()
     assert len(pd.read_csv(io.StringIO(said.out))) == count
     assert not (runs / "a/report.html").exists()
 
 
 def test_a_paper_table_has_a_group_of_columns_per_data_set(cli, runs):
-    said = cli("report", "a", "b", "--paper")
-    assert said.status == 0, said.err
+    said = cli("report", "a", "b", "--paper").done()
     assert said.out.count(r"\multicolumn{3}") == 2
     assert r"\begin{tabular}" in cli("report", "a", "--out", "page.html", "--table", "latex").out
     assert (runs / "page.html").exists()
@@ -39,8 +37,7 @@ def test_a_paper_table_has_a_group_of_columns_per_data_set(cli, runs):
 
 
 def test_the_page_and_what_lies_beside_it(cli, runs):
-    said = cli("report", "a")
-    assert said.status == 0, said.err
+    said = cli("report", "a").done()
     assert not (runs / "a/report-figures").exists()
     (runs / "a/report-figures").mkdir()
     (runs / "a/report-figures/rounds.pdf").touch()

@@ -1,7 +1,6 @@
 """Six messy hospitals from folder to report, regression and prediction, without Python: see docs/howto/hospitals.md.
 
-Every number is held against scikit-learn or statsmodels on the rows before their faults.
-"""
+Every number is held against scikit-learn or statsmodels on the rows before their faults."""
 
 import json
 import re
@@ -74,8 +73,7 @@ def test_from_six_messy_files_to_report_regression_and_prediction(cli, rows, mon
     folder, clean = rows
     monkeypatch.chdir(folder)
     (folder / "six.toml").write_text(EXPERIMENT)
-    said = cli("data", "inspect", "six.toml", "--out", "six.svg")
-    assert said.status == 0
+    said = cli("data", "inspect", "six.toml", "--out", "six.svg").done()
     assert flags(said.out) == {}
     assert (folder / "six-columns.svg").is_file()
     assert cli("run", "six.toml", "--out", "answer", "--quiet").status == 0

@@ -28,14 +28,10 @@ def final(folder):
     ],
 )
 def test_what_is_refused_before_a_folder_is_made(cli, settings, word, tmp_path):
-    """No delay is below zero, nor NaN."""
     for name, seconds in (("bad", -1.0), ("none", float("nan"))):
         delay_file(tmp_path / f"{name}.csv", [1.0, 1.0, seconds, 1.0, 1.0, 1.0])
     method = () if "algorithm.name=fpfc" in settings else ("--algorithm", "fedasync")
-    found = cli(*SMALL, *method, *(w for s in settings for w in ("--set", s)), "--out", tmp_path / "a")
-    assert found.status != 0
-    assert word in found.err
-    assert found.err.count("\n") == 1
+    cli(*SMALL, *method, *(w for s in settings for w in ("--set", s)), "--out", tmp_path / "a").line((1, 2), word)
     assert not (tmp_path / "a").exists()
 
 
@@ -52,8 +48,7 @@ def test_delays_from_a_file(cli, tmp_path, monkeypatch, name):
     delay_file(tmp_path / "delays.csv", seconds)
     monkeypatch.chdir(tmp_path)
     words = ["--algorithm", "fedasync", "--set", f"schedule.name={name}", "--set", "schedule.delays=file:delays.csv"]
-    found = cli(*SMALL, *words, "--out", tmp_path / "a")
-    assert found.status == 0, found.err
+    cli(*SMALL, *words, "--out", tmp_path / "a").done()
     last = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[-1])
     if name == "asynchronous":
         assert pd.read_csv(tmp_path / "a" / "ledger.csv")["staleness"].max() > 0
@@ -68,5 +63,4 @@ def test_a_delay_file_lies_beside_its_configuration(cli, tmp_path):
     delay_file(tmp_path / "delays.csv", [1.0] * 6)
     lines = ["algorithm = { name = 'fedavg' }", "[schedule]", "name = 'uniform'", "delays = 'file:delays.csv'"]
     (tmp_path / "clock.toml").write_text("\n".join(lines))
-    found = cli("run", tmp_path / "clock.toml", *SMALL[1:], "--out", tmp_path / "a")
-    assert found.status == 0, found.err
+    cli("run", tmp_path / "clock.toml", *SMALL[1:], "--out", tmp_path / "a").done()

@@ -26,8 +26,7 @@ def survival(n: int = 80, seed: int = 0):
 
 
 def test_every_byte_is_that_of_a_message():
-    """Sums (2 columns' worth and three numbers); then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits: 2p,
-    and two of the intercept."""
+    """Sums; then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits: 2p, and two of the intercept."""
     found = clinical.fit(SITES)  # to the maximum with one intercept for all, and from there to that with one each
     p, newton = 4, found.rounds - 2
     own = 2 * 8 * (p + 1) + 1 + p
@@ -59,8 +58,7 @@ def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
 
 
 def test_risk_sets_never_cross():
-    """A site may count its time from any day: its patients are compared with each other alone. One without deaths adds
-    nothing."""
+    """A site may count its time from any day: patients are compared within it; without deaths it adds nothing."""
     a, (x, time, event) = survival(), survival(seed=1)
     both = clinical.fit([a, (x, time, event)], "cox")
     later = clinical.fit([a, (x, time + 1000, event)], "cox")
@@ -92,8 +90,7 @@ def test_the_meta_analysis_is_the_sites_own_fits_weighed():
 
 @pytest.mark.parametrize("model", ["logistic", "poisson", "linear"])
 def test_sites_of_unlike_base_rates_disagree_wherever_columns_are_zero(model):
-    """Five groups alike in age, at the same slope, of which one has half the others' outcome at any age. Whether
-    age is counted from 0, from 60 or in months is no fact about them."""
+    """One of five groups has half the others' outcome at any age, counted from 0, from 60 or in months."""
     rng = np.random.default_rng(0)
     ages = [rng.normal(60, 3, 400) for _ in range(5)]
     level = [-1.2, 0, 0, 0, 0]
@@ -170,8 +167,7 @@ def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
 
 
 def test_how_far_a_linear_model_is_from_its_maximum_is_in_standard_errors_of_its_own_noise():
-    """By least squares of the pooled rows: the largest distance in errors with the residual variance of where it
-    stopped. In a unit in which that variance is far from 1."""
+    """The largest distance in errors by the residual variance of where it stopped, in another unit."""
     x, y = np.c_[np.ones(240), (X - X.mean(0)) / X.std(0)], 1e-3 * (X @ [1.0, -0.5, 0.2] + 5 * Y)
     found = clinical.fit([(X[:100], y[:100]), (X[100:], y[100:])], "linear", method=pf.FedAvg(lr=0.01), rounds=20)
     slopes = found.coefficients["estimate"].to_numpy()[1:]

@@ -45,8 +45,7 @@ def test_gradient_and_information_are_the_derivatives(model, ties):
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_scores_of_cox_as_a_loop_has_them(ties):
-    """Lin and Wei: a row's own event, and what it expects of every risk set that it is in; of d tied deaths each counts
-    1/d of every step, and is in step l with the weight 1 - l/d of Efron."""
+    """Lin and Wei, with Efron's ties: of d deaths each counts 1/d in every step l, and is there with 1 - l/d."""
     x, target, beta = rows("cox")
     risk, (time, event) = (x @ beta).exp().numpy(), target.T.numpy()
     expected, x = np.zeros(x.shape), x.numpy()

@@ -1,6 +1,5 @@
 """The federated fit is the pooled one: coefficients, standard errors and log-likelihood, against statsmodels; errors of
-Cox that are robust against lifelines.
-"""
+Cox that are robust against lifelines."""
 
 import warnings
 
@@ -181,13 +180,11 @@ def test_robust_errors_are_statsmodels(model, intercepts):
 
 
 def without_ties(sites):
-    """Times that are all distinct."""
     rng = np.random.default_rng(3)
     return [(x, time + rng.uniform(0, 0.5, len(time)), event) for x, time, event in sites]
 
 
 def lifelines_fit(sites, groups=None, **how):
-    """lifelines' fit of the pooled rows, stratified by site."""
     x, time, event = pooled(sites)
     table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(time=time, event=event)
     table["site"] = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])

@@ -3,8 +3,7 @@
 What a real accelerator would refuse is refused (tensors of two devices in one operation, `numpy`), and what would make
 the host wait for it is noted: a number read back, a copy to the host, a shape that follows from values. So a run on it
 has a run's numbers, and shows what a run on an accelerator would ask for. It cannot show that kernels are there, what
-they round to or how fast they are.
-"""
+they round to or how fast they are."""
 
 import traceback
 from collections import Counter
@@ -44,8 +43,7 @@ class Elsewhere(TorchDispatchMode):
     """Inside, the device is there.
 
     found: operations by name, views left out     to, back: bytes copied to it and from it
-    waits: [(operation, file:line of ours)] at which the host waits for it     strict: they are errors
-    """
+    waits: [(operation, file:line of ours)] at which the host waits for it     strict: they are errors"""
 
     def __init__(self, strict=False):
         super().__init__()

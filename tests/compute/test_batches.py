@@ -80,7 +80,6 @@ def test_rounds_seeds_epochs_and_purposes_have_their_own_order():
 @pytest.mark.parametrize("clients", [[3, 0, 2, 1], [0, 1, 2, 3], [1, 3, 0, 2]])
 @pytest.mark.parametrize("batch_size", [4, 16])
 def test_rows_reach_to_the_last_client_at_work(clients, batch_size):
-    """Sorted by steps or not: at step k rows go to the last client at work, and `live` says who of them is."""
     data = batches(SPLIT, clients, epochs=2, batch_size=batch_size)
     for k, batch in enumerate(data):
         at_work = np.flatnonzero(data.steps.numpy() > k)

@@ -96,8 +96,7 @@ METHODS = [
 @pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "weight_decay": 0.1, "clip_norm": 0.1}], ids=["sgd", "adam"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_a_method_moves_them_by_whole_passes_and_by_nothing_else(method, how):
-    """What enters a first layer is the samples, the same at all clients: after k passes the statistics are
-    b + .9^k (start - b), whatever the weights, pulls, variates and servers do; means of equals change nothing."""
+    """First inputs are the same everywhere: after k passes b + .9^k (start - b), whatever pulls and servers do."""
     if how and method.needs.plain_sgd:
         pytest.skip("takes steps of its own")
     torch.manual_seed(0)

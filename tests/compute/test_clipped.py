@@ -99,7 +99,6 @@ def by_hand(task: Task, w: torch.Tensor, batch: Batch, clip: float) -> torch.Ten
 @pytest.mark.parametrize("clip", [0.05, 0.8, 100.0])
 @pytest.mark.parametrize("net", NETS)
 def test_it_is_the_sum_of_rows_clipped_one_by_one(net, clip, weights):
-    """Without clipping it is the gradient."""
     task, batch = task_of(net), batch_of(weights)
     w = task.w0 + 0.3 * torch.randn(2, task.p, dtype=torch.float64)
     found = clipped_sum(task, w, batch, clip)

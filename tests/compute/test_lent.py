@@ -19,8 +19,6 @@ def federation(validation=0.0):
 
 
 class Writes(nn.Module):
-    """Writes into its input, then a linear layer."""
-
     def __init__(self, write, inner=None):
         super().__init__()
         torch.manual_seed(0)
@@ -138,7 +136,6 @@ def test_it_trains_with_the_numbers_of_torch_s_copies(write):
 
 
 def test_many_models_at_once_write_into_copies():
-    """As on an accelerator, by both of its ways."""
     task = Task(Writes(WRITES["clamp_"]), dtype=torch.float64)
     x, y = torch.randn(2, 6, 5, dtype=torch.float64), torch.randint(3, (2, 6))
     w, kept = task.w0.expand(2, -1).clone(), x.clone()

@@ -84,8 +84,6 @@ def test_a_model_without_a_gradient_stays_at_its_anchor():
 
 
 class Counted(nn.Conv1d):
-    """How many samples have gone through it."""
-
     samples = 0
 
     def forward(self, x):
@@ -135,8 +133,7 @@ def test_frozen_layers_that_share_a_parameter_with_the_rest_are_no_part_by_thems
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("lr", [0.02, 3.0])
 def test_curvature_on_a_quadratic(batch_size, lr):
-    """Least squares: every ratio lies between the extreme eigenvalues of the Hessians met; a step that lets the top
-    mode grow (lr > 2/L) finds the largest itself."""
+    """Ratios lie between the extreme eigenvalues met; where the top mode grows (lr > 2/L) the largest is found."""
     split = split_of(12, 9, 16, d=3, outputs=1, regression=True)
     task = Task(nn.Linear(3, 1, bias=False).double(), "mse")
     data = batches(split, steps=30, batch_size=batch_size)

@@ -44,7 +44,6 @@ def test_metrics_of_any_clients_in_any_order(loss, path, classes, shared):
 
 
 def test_a_tie_is_no_guess_at_the_right_class():
-    """Of equal outputs the first class is the guess, so that a model of zeros is right on the first class only."""
     task = Task(nn.Linear(4, 3).double())
     found = evaluation.metrics(task, torch.zeros(1, task.p).double(), CLASSES, np.array([0]))
     assert found["accuracy"][0] == pytest.approx(float((CLASSES.client(0)[1] == 0).double().mean()))
@@ -60,8 +59,7 @@ def test_losses_of_many_samples_add_up_over_blocks_and_of_none_to_none():
 
 
 def test_bf16_rounds_what_layers_compute_and_nothing_else():
-    """bfloat16 keeps eight bits: the gradient is within a few per cent of the exact one and is not it; evaluation and
-    the weights' own precision are as without."""
+    """Of eight bits: gradients within a few per cent, and not exact; evaluation and weights are as without."""
     plain, rough = (Task(cnn().float(), bf16=on) for on in (False, True))
     w, split = plain.w0.expand(len(SIZES), -1).clone(), CLASSES.to("cpu", torch.float32)
     for task in (plain, rough):

@@ -1,6 +1,5 @@
 """Every client at a site of its own, in this process: the loop, its clients' private tensors, and when two loops are
-the same.
-"""
+the same."""
 
 import numpy as np
 import torch

@@ -6,5 +6,4 @@ from polyfed.runs import trainer
 
 @pytest.fixture
 def files(monkeypatch):
-    """Every run keeps its private rows in files."""
     monkeypatch.setattr(trainer, "make_rows", in_files)

@@ -53,8 +53,7 @@ def killed(root: Path, deaths: list[tuple[str, str, int]], where: str) -> dict[t
     """The folders of runs that were killed, by (method, when, round), as `victim.py` names the moments.
 
     Ditto is killed at each moment by itself. The other methods run once, are copied at their moments and killed at the
-    last, which takes a fifth of the time and leaves the same.
-    """
+    last, which takes a fifth of the time and leaves the same."""
     graves = {death: root / str(i) for i, death in enumerate(deaths)}
     runs: dict[object, tuple] = {}
     for (method, when, t), folder in graves.items():

@@ -69,8 +69,7 @@ def test_a_run_on_a_device_is_the_processors_and_training_waits_for_nothing(name
 
 @pytest.mark.parametrize("name", READ)
 def test_a_round_moves_the_places_of_its_samples_and_nothing_of_the_model(name, monkeypatch):
-    """Of m clients with k steps of b samples: 8 k b m bytes to the device for every local solve, and some numbers for
-    every client; the models and the samples stay where they are, whatever their size."""
+    """8 k b m bytes of m clients with k steps of b samples, for every local solve, and some numbers of each client."""
     m, solves, (k, b) = M, 2 if name == "ditto" else 1, (3, 4)
     fed = pf.Federation.from_arrays([(torch.randn(k * b, 6), torch.arange(k * b) % 3)] * m, test_fraction=0.0)
     moved = []

@@ -1,7 +1,6 @@
 """Private rows in files: killed anywhere, damaged anywhere, a run comes out the same or says in one line why not.
 
-Every run is compared with an undisturbed one in memory, bit for bit.
-"""
+Every run is compared with an undisturbed one in memory, bit for bit."""
 
 import shutil
 from functools import cache

@@ -1,7 +1,6 @@
 """The conformance table on adapters of a real pretrained model: the embeddings and the last layer of MiniLM.
 
-`pytest -m long tests/conformance/test_minilm.py` takes an hour of a core; `-k` chooses methods and rows.
-"""
+`pytest -m long tests/conformance/test_minilm.py` takes an hour of a core; `-k` chooses methods and rows."""
 
 import copy
 from functools import cache

@@ -1,8 +1,7 @@
 """Single precision has no place in a float64 run: no method makes a float32 number on its way, whatever its settings.
 
 A float that meets a tensor of booleans or integers becomes float32 in torch, and so does `torch.tensor(0.1)`; the
-rounding, 1e-9 of a setting, does not show in settings such as 0.5, and hardly in results.
-"""
+rounding, 1e-9 of a setting, does not show in settings such as 0.5, and hardly in results."""
 
 import dataclasses
 import traceback
@@ -48,8 +47,7 @@ class Narrow(TorchFunctionMode):
 def uneven(thing, turned: bool):
     """With settings that float32 does not hold, as far as it takes them, and `turned` with every switch the other way.
 
-    A zero may leave something out, so it is none. What an adapter misses is asked of an adapter alone.
-    """
+    A zero may leave something out, so it is none. What an adapter misses is asked of an adapter alone."""
     for f in dataclasses.fields(thing):
         value = getattr(thing, f.name)
         others = [not value] if turned and value in (True, False) and f.name != "aggregation_error" else []

@@ -2,8 +2,7 @@
 
 Replies are lost, come twice, or come when nobody waits any more; the server is killed and goes back to one of its last
 two checkpoints; a newcomer is admitted. Every site is made anew from its files for every message, as if it had been
-killed.
-"""
+killed."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -2,8 +2,7 @@
 operations that read values back. Of all others local training reads none (test_device.py).
 
 A number taken out of a tensor, a mask as an index, the places of what is not zero: the processor has to know what the
-accelerator found before it can go on, and the accelerator runs dry meanwhile. Copies to the CPU are not seen here.
-"""
+accelerator found before it can go on, and the accelerator runs dry meanwhile. Copies to the CPU are not seen here."""
 
 from collections import Counter
 
@@ -17,8 +16,6 @@ READ = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2",
 
 
 class Waits(TorchDispatchMode):
-    """Counts them by operation."""
-
     def __init__(self):
         super().__init__()
         self.found = Counter()

@@ -1,7 +1,6 @@
 """The same bits from any number of threads: every method, by the kernel and by torch.
 
-The cohort is cut as if each sample were worth a thread, so that cuts for 2, 4 and 8 threads differ.
-"""
+The cohort is cut as if each sample were worth a thread, so that cuts for 2, 4 and 8 threads differ."""
 
 import pytest
 import torch

@@ -15,8 +15,7 @@ class Stated(NamedTuple):
     numbers: most single numbers that go either way beside them     whole: densities are rounded to whole entries of
     layers     less_down: factors or nonzeros go down where they are smaller     before: exchanges more before the
     first round     signature: something more up in a client's first round     entry: vectors down that a newcomer takes
-    before it trains     merged: down at most, once updates have been merged
-    """
+    before it trains     merged: down at most, once updates have been merged"""
 
     down: float
     up: float

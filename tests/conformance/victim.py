@@ -8,8 +8,7 @@ in files, or "memory"; `when` is one of MOMENTS:
     "rename"   the checkpoint of `round` is complete but not yet in its place
     "commit"   the checkpoint of `round` is in its place, and the store of rows in files has not been told
 At the last of its moments the run is killed; at each before it its folder is copied, since what a killed process leaves
-is what lies on disk at that moment. Prints how every child ended, as JSON.
-"""
+is what lies on disk at that moment. Prints how every child ended, as JSON."""
 
 import json
 import os

@@ -104,8 +104,7 @@ def test_only_known_tensors_are_found(tmp_path):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, tmp_path):
-    """Random rows are written, checkpoints taken, lost and saved; now and then the process ends and the newest or the
-    one before is taken up. The store behaves like a list of copies."""
+    """Rows are written, checkpoints taken, lost and saved; processes end. The store is like a list of copies."""
     rng = np.random.default_rng(seed)
     rows, kept = MappedRows(N, START, tmp_path), []
     for _ in range(60):

@@ -6,7 +6,6 @@ from polyfed.data.schema import File, settle
 
 
 def written(folder, frames, **options):
-    """The folder, with a CSV file for each frame."""
     folder.mkdir(exist_ok=True)
     for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False, **options)
@@ -14,7 +13,6 @@ def written(folder, frames, **options):
 
 
 def settled(folder, **columns):
-    """What the files settle, and the files."""
     asked = Columns(**columns)
     files = {p.stem: File(p, p.stem, asked, Cut(0, 0.2, 0.0)) for p in sorted(folder.iterdir())}
     return settle({name: file.schema() for name, file in files.items()}, asked), files

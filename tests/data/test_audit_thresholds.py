@@ -73,7 +73,6 @@ def codes(own, shared, lack, n=300):
 
 @pytest.mark.parametrize(("share", "seen"), [(0.1, False), (0.19, False), (0.21, True), (0.3, True), (0.5, True)])
 def test_a_code_in_a_fifth_of_the_rows_that_no_other_site_writes_is_flagged(share, seen):
-    """And the others have one in a fifth of theirs that it never writes: each share from both sides."""
     assert bool(of(codes(round(300 * share), round(300 * (1 - share)), 150), "ward")) == seen
     assert bool(of(codes(150, 150, round(300 * share)), "ward")) == seen
 

@@ -1,6 +1,5 @@
 """What columns are taken for, and how cells match: the same for a folder on one machine and for sites that say no more
-than their schema.
-"""
+than their schema."""
 
 import gzip
 

@@ -1,6 +1,5 @@
 """Facts that hold for every door through which data come in: a folder of CSV files, frames, data sets of dicts with
-named classes, arrays, and sites that say no more than their schema.
-"""
+named classes, arrays, and sites that say no more than their schema."""
 
 import unicodedata
 
@@ -46,7 +45,6 @@ class Dataset:
 
 
 def class_of(fed):
-    """The classes' names by position."""
     return [str(v) for v in fed.meta.get("labels") or fed.meta["preparation"]["labels"]]
 
 

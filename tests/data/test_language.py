@@ -77,8 +77,7 @@ def test_a_model_of_one_s_own_learns_from_a_file_and_answers_for_new_texts(token
     write(tmp_path / "data")
     (tmp_path / "net.py").write_text(MODEL)
     (tmp_path / "study.toml").write_text("seeds = 1\n" + study(tokenizer, 'file = "net.py"\n'))
-    said = cli("run", "study.toml", "--out", "run")
-    assert said.status == 0, said.err
+    cli("run", "study.toml", "--out", "run").done()
     run = pf.Run.open(tmp_path / "run")
     found = run.history.query("split == 'test'").perplexity
     assert found.iloc[0] > 4
@@ -88,8 +87,7 @@ def test_a_model_of_one_s_own_learns_from_a_file_and_answers_for_new_texts(token
     rows = ["pain fever", "mild", "old pain fever none severe mild", "pain pain"]
     pd.DataFrame({"note": rows}).to_csv(tmp_path / "new.csv", index=False)
     for model in (("oslo.safetensors",), ("run", "--client", "oslo")):
-        said = cli("predict", model[0], "new.csv", *model[1:], "--out", "answers.csv")
-        assert said.status == 0, said.err
+        cli("predict", model[0], "new.csv", *model[1:], "--out", "answers.csv").done()
         answers = pd.read_csv(tmp_path / "answers.csv", keep_default_na=False)
         assert answers.prediction.tolist() == ["none", "old", "severe", "fever"]  # of the third, the first four words
         assert answers.tokens.tolist() == [2, 1, 4, 2]
@@ -111,8 +109,7 @@ def test_newcomers_texts_are_made_into_rows_too(tokenizer, tmp_path, cli):
     assert "columns.pack: found true, expected false" in cli("run", "private.toml", "--out", "private").err
     pytest.importorskip("polyfed_members")
     pd.DataFrame({"note": texts(20, 7)}).to_csv(tmp_path / "riga.csv", index=False)
-    said = cli("admit", "run", "--data", "riga.csv", "--exchanges", 1, "--out", "admitted")
-    assert said.status == 0, said.err
+    cli("admit", "run", "--data", "riga.csv", "--exchanges", 1, "--out", "admitted").done()
     found = pd.read_csv(tmp_path / "admitted" / "admission.csv")
     assert found.perplexity.iloc[0] < found.alone.iloc[0]  # it begins with what the others have learnt
 

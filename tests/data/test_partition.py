@@ -151,8 +151,7 @@ def test_dirichlet_prior_uses_an_image_once_and_with_restart_leaves_some_out(cla
     """CIFAR's sizes: 100 clients of 500, priors Dirichlet(0.1).
 
     With restart a class with a stock of S is asked for D times, so max(0, S - D) of its images are used by nobody,
-    D the sum of the clients' multinomial draws; the mean over seeds is that of the law.
-    """
+    D the sum of the clients' multinomial draws; the mean over seeds is that of the law."""
     data, seeds = source(50_000, classes), 8
     once = DirichletPrior(0.1).assign(data, 100, 0)
     assert {len(index) for index in once.indices} == {500}
@@ -187,8 +186,7 @@ def test_pathological_gives_exactly_k_classes(k, clusters, sizes):
 
 
 def test_pathological_of_pfllib():
-    """20 clients, 2 of 10 classes: blocks of four clients hold (0, 1), (2, 3), ...; of each class the first three get
-    between a tenth of the equal share and the whole, uniformly, and the fourth what is left."""
+    """Blocks of four clients: three get a tenth of the equal share to the whole, uniformly, the fourth what is left."""
     data, drawn = source(70_000), []
     for seed in range(40):
         dealt = parse("pathological:2,sizes=rest,order=label").assign(data, 20, seed)

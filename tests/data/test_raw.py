@@ -61,13 +61,11 @@ def test_raw_texts_are_answered_by_an_export(tokenizer, tmp_path, cli):
         f'length = {LENGTH}\ntokenizer = "{tokenizer}"\n[model]\nfile = "net.py"\n'
         '[algorithm]\nname = "fedavg"\nlr = 1.0\n'
     )
-    said = cli("run", "study.toml", "--out", "run")
-    assert said.status == 0, said.err
+    cli("run", "study.toml", "--out", "run").done()
     new = frame(30, 7)
     new[["note"]].to_csv(tmp_path / "new.csv", index=False)
     assert cli("export", "run", "--client", "oslo").status == 0
-    said = cli("predict", "oslo.safetensors", "new.csv", "--out", "answers.csv")
-    assert said.status == 0, said.err
+    cli("predict", "oslo.safetensors", "new.csv", "--out", "answers.csv").done()
     found = pd.read_csv(tmp_path / "answers.csv")
     assert len(found) == 30
     heard = [" ".join(t.split()[:LENGTH]) for t in new.note]  # longer ones are cut
@@ -138,14 +136,12 @@ def test_folders_of_images_are_clients_and_raw_images_are_answered(tmp_path, cli
         'rounds = 20\nseeds = 1\n[data]\nname = "./data"\n[columns]\nsize = 8\npixels = "half"\n'
         '[model]\nname = "linear"\n[algorithm]\nname = "fedavg"\nlr = 0.05\n'
     )
-    said = cli("run", "study.toml", "--out", "run")
-    assert said.status == 0, said.err
+    cli("run", "study.toml", "--out", "run").done()
     run = pf.Run.open(tmp_path / "run")
     assert run.outline.input_shape == (3, 8, 8)
     assert run.history.query("split == 'test'").accuracy.iloc[-1] == 1
     assert cli("export", "run", "--client", "oslo").status == 0
-    said = cli("predict", "oslo.safetensors", new, "--out", "answers.csv")
-    assert said.status == 0, said.err
+    cli("predict", "oslo.safetensors", new, "--out", "answers.csv").done()
     assert set(pd.read_csv(tmp_path / "answers.csv").prediction) == {"dark"}
     (new / "text.png").write_text("no image")
     said = cli("predict", "oslo.safetensors", new)

@@ -148,8 +148,7 @@ def test_rows_of_one_patient_stay_together(tmp_path):
 
 
 def test_rows_of_one_patient_count_as_one_in_the_intervals():
-    """Terms of groups have the mean of the samples, and copies of a sample add nothing: the variance of the mean is
-    that of the distinct ones."""
+    """Terms of groups have the mean of the samples, and the variance of that of the distinct ones."""
     rng = np.random.default_rng(0)
     few = rng.normal(size=30)
     each, whose = np.repeat(few, 7), np.repeat(np.arange(30), 7)

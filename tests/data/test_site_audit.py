@@ -45,8 +45,7 @@ def federation(rng):
 
 
 def test_clean_sites_are_left_alone():
-    """Of 2300 such federations (other seeds) 3 were flagged. With a true rate of 1 %, three or more of 30 have a chance
-    below 0.4 %."""
+    """Of 2300 others 3 were flagged; at a true rate of 1 %, three or more of 30 have a chance below 0.4 %."""
     rng = np.random.default_rng(5)
     assert sum(bool(flagged(federation(rng))) for _ in range(30)) <= 2
 

@@ -31,7 +31,6 @@ def test_fedprox_synthetic():
 
 
 def mean_gradient(fed, w):
-    """Gradient at w of the mean over clients of the mean squared error."""
     parts = [[t.numpy() for t in fed.train.client(i)] for i in range(fed.n)]
     return np.mean([2 * x.T @ (x @ w - y) / len(y) for x, y in parts], axis=0)
 

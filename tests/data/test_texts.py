@@ -61,8 +61,7 @@ def test_no_text_is_in_two_parts():
 
 
 def test_a_causal_model_reaches_the_perplexity_of_the_texts():
-    """A row of 8 of a text's 9 numbers: each follows from the one before it, so that the least is 1. Packed, one of
-    nine is followed by the end instead: exp of that entropy, 1.42."""
+    """Each number follows from the one before: 1. Packed, one of nine is the end: exp of that entropy, 1.42."""
     texts = {name: [" ".join(str((s + k) % 12) for k in range(9)) for s in 20 * [*range(12)]] for name in "ab"}
 
     class Bigram(nn.Module):
@@ -125,8 +124,6 @@ FRAME = pd.DataFrame({"age": [30, 40, 50, 60], "ill": [0, 1, 1, 0], "text": ["1 
 
 
 class Fake:
-    """What is used of a `datasets.Dataset`."""
-
     def __init__(self):
         plain = SimpleNamespace(dtype="whatever")
         self.features = {"age": plain, "ill": SimpleNamespace(names=["no", "yes"]), "text": plain}

@@ -3,8 +3,7 @@
 A promise is a sentence with one of `WORDS`, outside of code and quotations. A line of the table is a page, words of the
 sentence (which may stand in several of the page) and the tests that fail where it is not so. On pages of experiments
 "no" and "only" tell what came out, which the records hold: there the other words count. A row that names its own test,
-as all of traps.md do, needs no line.
-"""
+as all of traps.md do, needs no line."""
 
 import ast
 import re

@@ -2,8 +2,7 @@
 
 A walk starts in an empty folder. A block with a title is a file and is written; other Python blocks are run, one after
 another; lines of sh blocks that begin with polyfed are commands and must succeed. `<!-- long -->` before a block: `make
-test-long` runs the walk with it, the usual tests leave that block out.
-"""
+test-long` runs the walk with it, the usual tests leave that block out."""
 
 import csv
 import importlib
@@ -298,8 +297,7 @@ def index_rows(text: str) -> list[tuple[str, tuple[str, ...]]]:
 def wrong(row: tuple[str, ...], words: Sequence[str] = ()) -> str:
     """What a row of the index lacks: its paper's own words or "our words", a size, seeds; or a verdict beyond its size.
 
-    words: the paper's, of this row
-    """
+    words: the paper's, of this row"""
     _, claim, here, scale, _ = row
     quoted = re.findall(r'"([^"]*)"', claim)
     if claim.startswith("our words: ") and words:

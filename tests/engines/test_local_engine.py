@@ -65,8 +65,7 @@ class Spread(Module):
 @pytest.mark.parametrize("width", [4, 784, 20_000])
 @pytest.mark.parametrize(("path", "room"), [("closed form", CACHE), ("native", ROOM)])
 def test_a_chunks_models_fit_their_room(cohort, width, path, room):
-    """A core's cache, where clients are computed together; the kernel itself takes one after another. How many threads
-    there are has no part in it: a chunk decides last bits."""
+    """A core's cache; the kernel takes one client after another. Threads have no part in it."""
     task = chain(width)
     plan = make_plan(task, cohort, 1000, path=path)
     bytes_each = task.p * 4
@@ -237,7 +236,6 @@ class Spy(FedAvg, abstract=True):
 
 
 def spied(model: nn.Module, spy: Spy, **settings) -> pf.Run:
-    """A run whose spy has forgotten the rehearsal."""
     prepared = prepare(model, federation(), spy, pf.Training(**settings))
     spy.calls.clear()
     return prepared.run()
@@ -263,8 +261,7 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
 @pytest.mark.skipif(native.kernel() is None, reason="the kernel is not built here")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers, monkeypatch):
-    """The kernel takes each client's samples where they lie: a call shows it, then each worker that is worth it makes
-    one."""
+    """The kernel takes samples where they lie: a call shows it, then each worker that is worth it makes one."""
     monkeypatch.setattr(worker, "WORTH", 1)
     spy = Spy()
     settings = {"rounds": 2, "batch_size": None, "chunk": 100, "device": "cpu"}

@@ -126,8 +126,7 @@ def test_a_run_on_arrays_takes_prepared_inputs_in_any_number(tmp_path):
 def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
     folder(tmp_path / "sites")
     settings = ("--set", 'columns.gaps=["-999"]', "--set", 'columns.categories=["grade"]')
-    said = cli("run", "--data", "sites", "--algorithm", "fedavg", "--rounds", 2, "--out", "r", "-q", *settings)
-    assert said.status == 0, said.err
+    cli("run", "--data", "sites", "--algorithm", "fedavg", "--rounds", 2, "--out", "r", "-q", *settings).done()
     assert cli("export", "r", "--client", "south", "--form", "onnx").out == "south.onnx\n"
     assert len(answers("south.onnx", new_rows().assign(smokes="TRUE"))[0]) == 4
     for words, line in {
@@ -136,13 +135,8 @@ def test_the_command_writes_the_file_and_refuses_in_a_line(cli, tmp_path):
         ("--onnx",): "No such option '--onnx'. ",
         ("--client", "soth"): "no client 'soth' (did you mean 'south'?); there are 2 of them",
     }.items():
-        said = cli("export", "r", "--client", "south", "--form", "onnx", *words)
-        assert said.status == 2, words
-        assert line in said.err
-        assert len(said.err.splitlines()) == 1
-    whose = cli("export", "r", "--form", "onnx")
-    assert (whose.status, len(whose.err.splitlines())) == (2, 1)
-    assert "--client: missing; r is a run, with the clients " in whose.err
+        cli("export", "r", "--client", "south", "--form", "onnx", *words).line(2, line)
+    cli("export", "r", "--form", "onnx").line(2, "--client: missing; r is a run, with the clients ")
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch, tmp_path):

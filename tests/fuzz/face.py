@@ -177,7 +177,6 @@ class Face:
         return function, given, [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
     def misuse(self, call: str, wrong: dict[str, Any]) -> str:
-        """Call with some arguments replaced."""
         function, given, _ = self.ready(call)
         given |= wrong
         parameters = inspect.signature(function).parameters.values()

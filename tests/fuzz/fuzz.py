@@ -1,7 +1,6 @@
 """Shared by the fuzzers: hostile values, a tiny federation, and what counts as a pass.
 
-`make fuzz` draws new inputs in every run, POLYFED_FUZZ times as many as the tests; one may take a minute then.
-"""
+`make fuzz` draws new inputs in every run, POLYFED_FUZZ times as many as the tests; one may take a minute then."""
 
 import os
 from typing import Any

@@ -1,8 +1,7 @@
 """A list of silent nonsense: each case is refused in one line that says what is wrong, or gives the right number.
 
 `CASES` is a table: what is done -> (how, what must come of it). Text is a pattern of the refusal; anything else is the
-number known independently. docs/notes/hardening.md lists them.
-"""
+number known independently. docs/notes/hardening.md lists them."""
 
 import re
 

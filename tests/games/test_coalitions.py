@@ -49,7 +49,6 @@ OTHERS = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The coalitions of the planted federation."""
     folder = tmp_path_factory.mktemp("planted")
     return pf.coalitions(linear(), planted(), pf.FedAvg(0.3), out=folder, against=OTHERS, **SETTINGS)
 
@@ -101,7 +100,6 @@ def test_leaving_one_out_and_what_is_chosen_are_read_off_the_scores(found):
 
 
 def test_a_coalition_is_the_federation_that_never_had_the_others(found, tmp_path):
-    """Bit for bit, and on the same samples."""
     two = planted().with_validation(0.2, 0).reorder([0, 2])
     how = {k: v for k, v in SETTINGS.items() if k != "seeds"}
     pf.fit(linear(), two, pf.FedAvg(0.3), evaluate_every=0, out=tmp_path, **how)

@@ -9,8 +9,7 @@ SMALL = ("--rounds", 2, "--seeds", 1, "--against", "none", "--quiet")
 
 
 def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_path):
-    said = cli("coalitions", "--set", 'data.without=["va"]', *SMALL, "--out", "c")
-    assert said.status == 0, said.err
+    said = cli("coalitions", "--set", 'data.without=["va"]', *SMALL, "--out", "c").done()
     for word in ("Who helps whom", "What each client should do", "Which coalitions hold", "c/report.html"):
         assert word in said.out
     runs = sorted(p.name for p in (tmp_path / "c/runs").iterdir())
@@ -32,8 +31,7 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
     assert (tmp_path / "c/coalitions-help.csv").read_text() == before
     (page := tmp_path / "c/report.html").unlink()
     (tmp_path / "c/coalitions.svg").unlink()
-    said = cli("report", "c")
-    assert said.status == 0, said.err
+    said = cli("report", "c").done()
     assert "Who helps whom" in said.out
     assert page.is_file()
     assert (tmp_path / "c/coalitions.svg").is_file()
@@ -52,8 +50,5 @@ def test_wrong_words_are_refused_in_one_line_and_leave_no_folder(cli, tmp_path):
         (("--samples", 0), "samples: found 0, expected an integer of at least 1"),
         (("--set", 'data.without=["Va"]'), "did you mean 'va'"),
     ):
-        said = cli("coalitions", *words, "--out", "x")
-        assert said.status == 2
-        assert line in said.err
-        assert len(said.err.splitlines()) == 1
+        cli("coalitions", *words, "--out", "x").line(2, line)
         assert not (tmp_path / "x").exists()

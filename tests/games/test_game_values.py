@@ -38,8 +38,7 @@ def test_the_shapley_value_is_the_mean_over_all_orders_and_is_shared_out_in_full
 
 
 def test_a_step_of_a_walk_is_an_unbiased_sample_of_the_shapley_value():
-    """The law of one walk, worked out in full: every order, every length by its probability. Given that j joins i in
-    it, the mean change is the Shapley value, and every pair is met equally often."""
+    """The law of one walk in full: given that j joins i in it the mean change is the value; pairs are met evenly."""
     n, gains = 4, random_gains(4, seed=3)
     length = {1: 1 / 2, 2: 1 / 2 - 1 / 3, 3: 1 / 3}  # P(exactly p newcomers), from P(at least p) = 1/p, at most n - 1
     for i, j in permutations(range(n), 2):

@@ -1,6 +1,5 @@
 """Newcomers: common models are deployed as they are, personal ones reach their closed forms, groups are the planted
-ones; FPFC's newcomer is FPFC with one client more, which alone is asked.
-"""
+ones; FPFC's newcomer is FPFC with one client more, which alone is asked."""
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from polyfed.base.errors import ConfigError, DataError
 
 
 def named(federation, prefix="new"):
-    """The same federation under other names."""
     return pf.Federation.from_arrays(
         [federation.train.client(i) for i in range(federation.n)],
         [federation.test.client(i) for i in range(federation.n)],
@@ -73,7 +71,6 @@ def test_fedreps_newcomer_fits_a_head_to_the_frozen_body():
 
 @pytest.mark.parametrize("method", [pf.IFCA, pf.HypCluster])
 def test_the_model_with_the_least_training_loss_is_taken(method):
-    """Whatever the test samples say."""
     run = fit_points(centres(np.array([[5.0, 0], [5, 1], [-5, 0]])), method(0.3, k=2, init_scale=1.0), 30, 2)
     assert len(set(run.clusters)) == 2
     c = np.array([[4.0, 3], [-6, 2], [1, 9]])

@@ -216,7 +216,6 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
 
 @needed
 def test_where_other_gradients_are_made_the_kernel_makes_none():
-    """As in a run with privacy by row."""
     task, split = Task(net(Net)), split_of().to("cpu", torch.float32)
     w = task.w0.expand(len(SIZES), -1)
     task.net.guard = lambda w, batch: torch.zeros_like(w)

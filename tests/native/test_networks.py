@@ -40,8 +40,7 @@ def one_of(rng, *choices):
 def convolutions(rng, shape: tuple[int, ...], even: bool) -> list[nn.Module]:
     """Up to three, with windows, zeros and cells of any form; before pooling or behind it an activation, or none.
 
-    even: their numbers will be multiples of 1/4, and those of cells equal more often than not
-    """
+    even: their numbers will be multiples of 1/4, and those of cells equal more often than not"""
     modules, (channels, *image) = [], shape
     for _ in range(rng.integers(1, 4)):
         window = [int(rng.integers(1, min(4, n) + 1)) for n in image]

@@ -97,7 +97,6 @@ def test_gradients_are_counted(name, counted):
 
 @pytest.mark.parametrize(("name", "each"), [("fedavg-ft", 5), ("fedbabu", 5), ("per-fedavg", 10)])
 def test_of_steps_for_deployment_alone_the_last_ones_count(name, each):
-    """Two rounds more cost their common training alone; the last personal step is counted once."""
     data, cls = load("digits", flat=True).partition("iid", 4, seed=0), REGISTRY.find(name)
     method, spent = made(cls, start(cls)), []
     for rounds in (1, 3):

@@ -14,8 +14,7 @@ from polyfed_papers.recipes import Bench
 
 
 def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):
-    """Every image has a number of its own: those that a trial is tested on are training images, and none of those that
-    it trains on; the clients that count are tested on official test images."""
+    """Trials test on training images that they do not train on, clients that count on official ones."""
     y = np.repeat(np.arange(10), 60)
     order = np.random.default_rng(0).permutation(600)
     number = np.arange(600)
@@ -36,8 +35,7 @@ def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("best", [(0.003, 0.9), (0.1, 0.5), (10.0, 0.0)])
 def test_step_and_own_setting_are_chosen_by_the_mean_over_the_draws(tmp_path, monkeypatch, best):
-    """Every draw has another best step, and much larger ones diverge; their mean is best in one place, which may lie
-    beyond the steps that are given. None of the seeds is one that counts."""
+    """Draws differ in their best step; their mean is best in one place, maybe beyond the steps that are given."""
     bench, seen = Bench(tmp_path), set()
 
     def fit(model, federation, method, *, seed, **_):
@@ -78,8 +76,7 @@ def test_on_all_classes_every_client_sees_the_same_images_evenly(tmp_path, monke
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 8, 2, 8), (12,)])
 def test_the_widest_gap_parts_planted_groups(sizes):
-    """Cosines of .8 within groups and .3 across, each within .2: the gap is clear. Of one group there is none to find:
-    the widest is as chance makes it."""
+    """Cosines of .8 within and .3 across, each within .2: the gap is clear; of one group it is as chance makes it."""
     rng, group = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
     same = group[:, None] == group
     noise = np.triu(rng.uniform(-0.2, 0.2, same.shape), 1)

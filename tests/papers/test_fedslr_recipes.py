@@ -85,8 +85,7 @@ def test_messages_through_a_real_socket():
 
 
 def test_one_step_gives_fedavgs_gradient_away_and_a_solved_problem_fedslrs(tmp_path):
-    """(w - w_i) / lr is the gradient at w; gamma is that at w_i where phase I is solved. The gradient that uploads are
-    held against is autograd's."""
+    """(w - w_i) / lr is the gradient at w; gamma is that at w_i where phase I is solved; against autograd's."""
     x, y, w = torch.randn(9, 5).double(), torch.arange(9) % 3, torch.randn(18).double().requires_grad_()
     torch.nn.functional.cross_entropy(x @ w[:-3].view(3, 5).T + w[-3:], y).backward()
     assert gradient(w.detach().numpy(), x.numpy(), y.numpy()) == pytest.approx(w.grad.numpy(), abs=1e-12)

@@ -43,8 +43,7 @@ def test_a_missing_folder_is_said_in_one_line(tmp_path):
 
 
 def test_the_loss_of_a_batch():
-    """Risks 0, log 2, log 3; the first two die, in this order: 1/(1 + 2 + 3) and 2/(2 + 3), over three patients.
-    Without a death nothing moves."""
+    """Risks 0, log 2, log 3; two die: 1/(1 + 2 + 3) and 2/(2 + 3), over three. Without a death nothing moves."""
     risk = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64).log().requires_grad_()
     target = torch.tensor([[5.0, 1.0], [7.0, 1.0], [9.0, 0.0]], dtype=torch.float64)
     assert within_batch(risk, target).item() == pytest.approx(-np.log(1 / 6 * 2 / 5) / 3)

@@ -47,8 +47,7 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
 
 
 def test_attacked_runs_are_scored_and_chosen_on_the_benign_devices_alone(tmp_path):
-    """Attackers count in no cluster; lambda is chosen by validation data and by no test data; Local under
-    attack has the accuracies of the benign devices without."""
+    """By validation data, by no test data; Local under attack has the benign devices' accuracies without."""
     bench = Bench(tmp_path, seeds=2)
     small = replace(problems.synthetic(bench), rounds=2)
     runs = {lam: attacks.attacked(small, "sign flip", 0.4, replace(small.fpfc, lam=lam)) for lam in (0.5, 9)}
@@ -88,8 +87,7 @@ def test_rows_as_released_have_the_released_codes_share_of_the_samples(tmp_path)
 
 
 def test_a_choice_may_end_at_one_cluster_or_at_every_device_alone():
-    """PACFL at the smallest and the largest quantile of each kind of angle, and CFL where it never splits: these are
-    the limits that end its search, so that no choice is at an edge for want of values."""
+    """PACFL's smallest and largest quantile and a CFL that never splits: where a search ends, and is at no edge."""
     usual = nine(problem(FPFC(0.1)))
     angles = {kind: np.linspace(10.0, 80.0, 45).tolist() for kind in ANGLES}
     found = choices(usual, angles, (0.5, 1.0), (0.0, 0.5))
@@ -145,7 +143,6 @@ def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_d
 
 
 def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():
-    """One device of each cluster comes later."""
     data = pf.Federation.from_arrays([(np.full((4, 1), float(k)), np.arange(4) % 2) for k in range(20)])
     old, new = newcomers.parted(data)
     first = [[float(part.train.client(i)[0][0, 0]) for i in range(part.n)] for part in (old, new)]
@@ -170,7 +167,6 @@ def test_shared_layers_are_moved_part_of_the_way():
 
 @pytest.mark.parametrize("most", [2, 10])
 def test_drawn_steps_are_uniform_over_clients_and_over_rounds(most):
-    """Chi-square of the draws, over 2000 clients of one round and over 2000 rounds of one client."""
     rule = Uneven(1, most)
     keys = client_keys([f"client-{i}" for i in range(2000)])
     over_clients = rule(3, 5, keys)

@@ -57,7 +57,6 @@ def test_fpfc_features():
 
 
 def test_fpfc_labels_depend_on_the_cluster():
-    """A cluster's own model explains its labels; another cluster's does not."""
     data = fpfc("s1", scale="small")
     owner = data.clusters[data.groups]
     answers = np.stack([(data.x @ w.T + b).argmax(1) for w, b in zip(data.weights, data.biases, strict=True)])

@@ -81,9 +81,7 @@ def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
     monkeypatch.setitem(RECIPES, "fedslr/table4", started("fedslr/table4"))
     before, _, _ = cli("reproduce", "fedslr/table4", "--scale", "middle").out.rpartition("STARTED")
     assert "a few seconds on this machine" in before
-    said = cli("reproduce", "fpfc/table1", "--scale", "middle")
-    assert (said.status, len(said.err.splitlines())) == (2, 1)
-    assert "expected small or paper for fpfc/table1" in said.err
+    cli("reproduce", "fpfc/table1", "--scale", "middle").line(2, "expected small or paper for fpfc/table1")
 
 
 def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
@@ -138,8 +136,7 @@ def test_methods_may_depend_on_the_seed(tmp_path, monkeypatch):
 
 
 def test_a_claim_is_decided_by_the_paired_interval():
-    """Over splits of the same samples it is wider, by Nadeau and Bengio: with a quarter tested, s^2 (1/4 + 1/3) in the
-    place of s^2/4."""
+    """Over splits of the same samples by Nadeau and Bengio: s^2 (1/4 + 1/3), a quarter tested, for s^2/4."""
     a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
     test, mean = stats.ttest_rel(a, b), (a - b).mean()
     gap, found = test.confidence_interval(0.95), ordered("a above b", a, b)
@@ -169,8 +166,7 @@ def test_claims_are_corrected_over_their_table_and_edges_are_marked():
 
 
 def test_a_recipe_says_how_many_edges_are_left(tmp_path):
-    """A choice that ended inside, one whose trials were too few, and the same when both are read back; nothing that is
-    kept is computed twice."""
+    """A choice that ended inside, one of too few trials, and the same read back; nothing kept is computed twice."""
     calls = []
     for _ in range(2):
         bench = Bench(tmp_path)
@@ -213,8 +209,7 @@ def test_a_name_means_one_recipe_and_the_list_has_every_one(cli):
 def test_another_name_shares_the_folder(cli, monkeypatch, tmp_path):
     """So that what one name has computed is not computed again under the other."""
     monkeypatch.setitem(RECIPES, "fedslr/table7", started("fedslr/table7"))
-    said = cli("reproduce", "fedslr/table8")
-    assert said.status == 0
+    said = cli("reproduce", "fedslr/table8").done()
     assert "fedslr/table7" in said.out
     assert [p.name for p in (tmp_path / "runs" / "reproduce").iterdir()] == ["fedslr-table7-small"]
 

@@ -50,8 +50,7 @@ def shown(cells, mean):
 
 
 def rows_of(page, setting_of):
-    """{(setting, method): cells} of the tables of a page, which are files beside it; setting_of: a heading -> its
-    setting"""
+    """{(setting, method): cells} of a page's tables, in files beside it. setting_of: a heading -> its setting"""
     rows, setting = {}, ""
     for line in (PAGES / page).read_text().splitlines():
         setting = setting_of(line) if line.startswith("#") else setting

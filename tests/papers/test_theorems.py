@@ -24,8 +24,7 @@ def penalty(t, lam, a, xi):
 
 class Lagrangian:
     """A callback: sum_i f_i + (1/m) sum_(i<j) [g(theta) + v (w_i - w_j - theta) + rho/2 ||w_i - w_j - theta||^2], and
-    the squared norm of its gradient in w, after every round, where f_i(w) = 1/2 ||w - c_i||^2.
-    """
+    the squared norm of its gradient in w, after every round, where f_i(w) = 1/2 ||w - c_i||^2."""
 
     def __init__(self, method, points):
         self.method, self.points, self.values, self.slopes = method, points, [], []
@@ -115,8 +114,7 @@ def test_the_dual_is_the_penaltys_gradient_and_the_lagrangian_lies_above_the_obj
 @pytest.mark.parametrize(("smoothness", "a"), [(0.5, 3.7), (4.0, 3.7), (0.1, 1.2)])
 def test_the_proven_local_steps_solve_the_local_problem(smoothness, a):
     """FPFC, Theorem 1 and Remark 4: T steps of 1/(L_f + rho) leave `shrink` of the distance to the solution of
-    f_i + rho/2 ||w - zeta||^2, whatever curvature between -L_f and L_f the loss has; one step less does not.
-    """
+    f_i + rho/2 ||w - zeta||^2, whatever curvature between -L_f and L_f the loss has; one step less does not."""
     fpfc, steps = proven(smoothness, lam=0.5, shrink=0.01, xi=0.4, a=a)
     assert "meets condition (13)" in fpfc.theory()
     assert fpfc.rho > 3 * smoothness
@@ -135,8 +133,7 @@ def test_what_can_not_be_proven_is_refused(wrong, where):
 
 def test_fpfc_is_the_oracle_at_the_rate_of_theorem_3():
     """FPFC, Theorem 3, for a linear model with squared loss: the estimator that knows the clusters, least squares on a
-    cluster's pooled samples, is what FPFC ends at, and its error falls as one over the root of the samples.
-    """
+    cluster's pooled samples, is what FPFC ends at, and its error falls as one over the root of the samples."""
     true = np.array([[1.0, 1, 1], [-1, -1, -1]])
 
     def error(n, seed):
@@ -236,8 +233,7 @@ def test_fedslrs_potential_falls_at_a_linear_rate():
     """FedSLR, Theorem 1: for eta_g <= 1/(2L), with phase I solved, the augmented Lagrangian of (P1),
     (1/M) sum_i [f_i(w_i) + <g_i, w - w_i> + ||w - w_i||^2 / (2 eta_g)] + lam ||w||_*, never rises. Theorem 2: under the
     Lojasiewicz inequality with exponent 1/2, which least squares with the nuclear norm has where ranks have settled,
-    its distance to the least value of (P1) falls as q^t: by the same factor in every ten rounds, down to rounding.
-    """
+    its distance to the least value of (P1) falls as q^t: by the same factor in every ten rounds, down to rounding."""
     problem, eta = MultiOutput(), 0.5  # L = 0.8
     before, values = {"w": np.zeros((16, 12)), "g": np.zeros((10, 16, 12))}, []
 
@@ -267,8 +263,7 @@ def test_fedslrs_potential_falls_at_a_linear_rate():
 
 def test_fedslrs_potential_falls_as_a_power_where_theta_is_above_a_half():
     """FedSLR, Theorem 2: x^4 has the exponent 3/4 at its least value, so that with theta > 1/2 the distance to it falls
-    as T^(-1/(2 theta - 1)) = T^-2, to a quarter in twice as many rounds, and at no linear rate.
-    """
+    as T^(-1/(2 theta - 1)) = T^-2, to a quarter in twice as many rounds, and at no linear rate."""
     values = []
 
     class Number(torch.nn.Module):
@@ -292,8 +287,7 @@ def test_fedslrs_potential_falls_as_a_power_where_theta_is_above_a_half():
 
 def test_fedslrs_personal_parts_come_to_rest_at_the_rate_of_theorem_3():
     """FedSLR, Theorem 3: with full gradients and a step below 1/L the mean over K rounds of the squared gradient
-    mapping of (P2), (p - prox(p - eta grad f_i(w + p))) / eta, is O(1/K): its sum over rounds is bounded.
-    """
+    mapping of (P2), (p - prox(p - eta grad f_i(w + p))) / eta, is O(1/K): its sum over rounds is bounded."""
     problem, eta, mu, slopes = MultiOutput(), 0.5, 0.005, []
     lr = 1 / (0.8 + 1 / eta)
     before = {"w": np.zeros((16, 12)), "p": np.zeros((10, 16, 12))}

@@ -251,8 +251,7 @@ WIDE = 400
 def noise_of(noise: str, absent: int = 0, **more) -> np.ndarray:
     """Numbers of noise in the server's model after one round, in units of the deviation that is owed; each site is one.
 
-    That of rows is measured by the audit, see test_privacy_audit.py.
-    """
+    That of rows is measured by the audit, see test_privacy_audit.py."""
     fed, lr = federation(WIDE, 20), 0.5  # so that clips have work to do
     given = SITE | {"noise": noise, "absent": absent} | more
     trainer = prepare(net(WIDE, None), fed, pf.FedAvg(lr=lr), settings(1, given))

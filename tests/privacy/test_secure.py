@@ -252,8 +252,7 @@ RUN_ON = [({"run": "run", "what": "1"}, {"run": "run1", "what": ""}),
 
 @pytest.mark.parametrize(("one", "other"), [*(({}, {part: PARTS[part]}) for part in Context._fields), *RUN_ON])
 def test_an_exchange_that_differs_in_any_part_has_masks_keys_and_shares_of_its_own(one, other):
-    """A site that is asked for both, also by way of an older copy of its vault, hides no two messages by one mask. The
-    parts do not run into each other."""
+    """Asked for both, also by an older copy of its vault, a site hides no two messages by one mask."""
     one, other = context()._replace(**one), context()._replace(**other)
     sites, zero = Sites(), np.zeros(200, dtype=np.uint64)
     a = sites["bern"].mask(one, zero)

@@ -17,7 +17,6 @@ def dealt(threshold: int = 3, secret: bytes = SECRET):
 
 @pytest.mark.parametrize("threshold", [1, 2, 3, 4])
 def test_any_threshold_of_shares_gives_the_secret(threshold):
-    """Whichever 32 bytes below the prime it is."""
     assert PRIME > 2**256 - 2**8
     for secret in (SECRET, bytes(32), b"\x80" + bytes(31), b"\xff" * 31 + b"\x00", (PRIME - 1).to_bytes(32, "big")):
         found = dealt(threshold, secret)

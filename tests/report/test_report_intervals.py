@@ -16,8 +16,7 @@ from polyfed.report.intervals import Spread
 
 
 def delong(one, other, ill):
-    """(difference of two areas, its variance): variance of the placements' differences within each class, over its
-    size. Every pair is looked at."""
+    """(difference of two areas, its variance): that of placements' differences in each class over its size."""
     pairs = [(s[ill][:, None] > s[~ill]) + 0.5 * (s[ill][:, None] == s[~ill]) for s in (one, other)]
     gap = pairs[0] - pairs[1]
     return gap.mean(), gap.mean(1).var(ddof=1) / ill.sum() + gap.mean(0).var(ddof=1) / (~ill).sum()

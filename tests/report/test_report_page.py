@@ -184,8 +184,7 @@ def told_by(folder, methods):
 
 
 def test_a_model_that_knows_the_risk_is_calibrated_and_of_the_greatest_benefit(tmp_path):
-    """Of outcomes drawn by a known risk: its own curve is the diagonal, that of twice its log-odds is not; and acting
-    by it is worth more than on all, on none and by chance (Vickers and Elkin)."""
+    """Its curve is the diagonal, that of twice its log-odds is not; acting by it beats all, none and chance."""
     rng = np.random.default_rng(0)
     risk = [rng.beta(1, 2, 4000) for _ in range(2)]
     outcome = [rng.random(4000) < r for r in risk]

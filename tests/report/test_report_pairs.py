@@ -38,8 +38,7 @@ def verdict(values, sign=1.0):
 
 
 def test_interval_is_students_t_jointly_over_comparisons():
-    """d = 1, 2, 3: mean 2, std 1. t(0.975, 2 degrees of freedom) = 4.302653; two comparisons take the quantile
-    1 - 0.05/4, t(0.9875, 2) = 6.205347, by Bonferroni. One pair has no interval."""
+    """t(0.975, 2) = 4.302653; of two comparisons t(0.9875, 2) = 6.205347, by Bonferroni. One pair has no interval."""
     for comparisons, t in ((1, 4.302652729749464), (2, 6.205346816570866)):
         found, half = interval([1.0, 2.0, 3.0], comparisons), t / math.sqrt(3)
         assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half))
@@ -50,8 +49,7 @@ def test_interval_is_students_t_jointly_over_comparisons():
 
 
 def test_equal_differences_are_not_taken_for_certainty():
-    """Three seeds that all differ by one of twenty samples: the floor keeps zero inside the interval, and in that of
-    the mean of four such sites. Without one there is no interval."""
+    """Three seeds differ by one of twenty samples: the floor keeps zero inside, also of the mean of four such sites."""
     assert interval([0.05] * 3, floor=0.5 / 20).sign == 0
     whole = intervals.mean_spread([Spread(np.full(3, 0.05), floor=0.5 / 20)] * 4)
     assert whole.floor == pytest.approx(0.5 / 20 / 2)
@@ -119,8 +117,7 @@ def write_scores(folder, correct, seed, sites):
 
 
 def test_clients_are_judged_jointly(tmp_path):
-    """Of 31 clients with 20 tested patients each, one gains 60 points and is called clear. One gains some 20: clear by
-    itself, but not among so many. The others gain nothing."""
+    """Of 31 one gains 60 points and is clear, one 20, which is clear by itself and not among so many."""
     rng = np.random.default_rng(3)
     local, fedavg = rng.random((31, PATIENTS)) < 0.6, rng.random((31, PATIENTS)) < 0.6
     local[30], fedavg[30] = rng.random(PATIENTS) < 0.3, rng.random(PATIENTS) < 0.97
@@ -153,8 +150,6 @@ def test_intervals_end_at_what_is_possible_and_agreement_everywhere_is_no_equali
 
 @pytest.mark.parametrize("known", [True, False])
 def test_seeds_of_one_test_set_say_nothing_of_its_samples(tmp_path, known):
-    """Three seeds that differ by one of the same 20 samples, the same one, are as uncertain as one seed is. Where it is
-    not known what each sample adds, there is no interval: not one from the spread over seeds, which is none."""
     one, other = np.repeat([1.0, 0.0], [12, 8]), np.repeat([1.0, 0.0], [11, 9])
     write_comparison(tmp_path, {"local": [[0.55]] * 3, "fedavg": [[0.6]] * 3}, samples=[40], test=[20])
     for k, right in (("local", other), ("fedavg", one)):
@@ -352,8 +347,7 @@ def test_two_common_models_are_compared_in_the_mean_only(tmp_path):
 
 
 def test_what_would_be_enough_is_said_beside_an_absurd_interval(tmp_path):
-    """RMSE 30, 3, 20 against 31, 2, 45: about -75 to +60. Were such intervals hidden, those that are printed would be
-    wrong more often than said."""
+    """-75 to +60: were such intervals hidden, those that are printed would be wrong more often than said."""
     values = {"local": [[30.0], [3.0], [20.0]], "fedavg": [[31.0], [2.0], [45.0]]}
     study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
     found = study.verdicts.clients["client-0"]

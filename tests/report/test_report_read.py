@@ -38,7 +38,6 @@ def test_a_run_is_read_back_also_one_that_was_killed(run, tmp_path):
 
 
 def told(**keys):
-    """summary.json with some keys changed."""
     return lambda text: json.dumps(json.loads(text) | keys)
 
 

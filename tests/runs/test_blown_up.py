@@ -1,7 +1,6 @@
 """A model that has blown up never leaves a mean: "no samples", "undefined" and "not finite" are three things.
 
-One site has inputs of 1e12: after one step its model's weights are finite, and the squares of its outputs are not.
-"""
+One site has inputs of 1e12: after one step its model's weights are finite, and the squares of its outputs are not."""
 
 import math
 
@@ -16,7 +15,7 @@ from polyfed.base.errors import Diverged
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
 from polyfed.compute.task import Task
-from polyfed.metrics.metric import Predictions, marked, mean_of
+from polyfed.metrics.metric import mean_of
 from polyfed.metrics.scores import KNOWN, metrics_of
 from polyfed.report import read
 from polyfed.runs.schema import Spread
@@ -91,16 +90,6 @@ def test_no_metric_has_a_better_mean_where_a_model_blows_up(name, outputs, bad):
     assert metric.merit(mean_of(found[name])) == -math.inf < metric.merit(mean_of(fine[name]))
     spread = Spread.of(metric, found[name])
     assert (spread.clients, math.isnan(spread.mean), math.isnan(spread.worst)) == (4, True, True)
-
-
-def test_what_is_marked():
-    """Per client: no samples, an undefined score, a loss that is NaN, a score that is infinite, all well."""
-    auc, loss = np.array([np.nan, np.nan, 0.9, -np.inf, 0.8]), np.array([np.nan, 1.0, np.nan, 1.0, 1.0])
-    found = marked({"loss": loss, "auc": auc}, np.array([0, 5, 5, 5, 5]), metrics_of("auc"))
-    assert np.array_equal(found["auc"], [np.nan, np.nan, -np.inf, -np.inf, 0.8], equal_nan=True)
-    assert np.array_equal(found["loss"], [np.nan, 1, np.inf, np.inf, 1], equal_nan=True)
-    (rmse,) = metrics_of("rmse")
-    assert KNOWN["mae"].of(Predictions(torch.tensor([[np.nan]]), torch.tensor([[1.0]]))) == rmse.lost == np.inf
 
 
 def test_a_method_that_blows_up_never_ranks_better(tmp_path):

@@ -77,8 +77,6 @@ def test_changed_data_are_refused_by_name(tmp_path, word, change):
 
 
 class Backbone(torch.nn.Module):
-    """A head on frozen features, with a buffer."""
-
     def __init__(self, scale=1.0):
         super().__init__()
         self.features, self.head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)

@@ -1,6 +1,5 @@
 """Local optimisers as settings of a run: the whole way from the setting to the model against torch.optim, refusals, and
-where they are shown.
-"""
+where they are shown."""
 
 import json
 
@@ -125,9 +124,9 @@ def test_a_method_that_takes_its_own_steps_is_found_out():
 
 
 def test_a_method_that_takes_plain_sgd_alone_says_so_and_why(cli):
-    said = cli("run", "--algorithm", "fedcet", "--optimizer", "adam", "--rounds", "2", "--seeds", "1")
-    assert (said.status, said.err.count("\n")) == (2, 1)
-    assert "optimizer: found 'adam', expected plain sgd with fedcet" in said.err
+    cli("run", "--algorithm", "fedcet", "--optimizer", "adam", "--rounds", "2", "--seeds", "1").line(
+        2, "optimizer: found 'adam', expected plain sgd with fedcet"
+    )
     assert REGISTRY["fedcet"].needs.plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
     assert "Any local optimiser." in cli("algorithms", "ditto").out
 

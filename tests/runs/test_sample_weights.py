@@ -27,8 +27,6 @@ RISING = [np.arange(1.0, n + 1) for n in SIZES]
 
 
 class Odd(nn.Module):
-    """A network that is no chain of layers."""
-
     def __init__(self, outputs: int):
         super().__init__()
         self.layer = nn.Linear(4, outputs)

@@ -37,10 +37,11 @@ def test_means_over_a_clients_samples_are_its_metrics(tmp_path, classes, metrics
     for metric in (*metrics, "loss"):
         means = [part.mean() for part in np.split(scores[metric], np.cumsum(scores["counts"])[:-1])]
         assert means == pytest.approx(run.clients[f"test_{metric}"].tolist(), rel=1e-5)
+    if classes:  # of samples, where the mean over clients is another number
+        assert run.history.iloc[-1]["pooled"] == pytest.approx(scores["accuracy"].mean(), abs=1e-6)
 
 
 def test_a_sample_has_one_number_under_every_seed(tmp_path):
-    """The inputs of the tested samples are those of the whole data at these numbers."""
     whole = np.concatenate([data(0, True).train.x.numpy(), data(0, True).test.x.numpy()])
     inputs = {}
     for seed in (0, 1):

@@ -1,6 +1,5 @@
 """Sites in this process, with which every message is exchanged as bytes: what a network would carry, without one. And
-messages as a program that is wrong may send them: a head is any table.
-"""
+messages as a program that is wrong may send them: a head is any table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,14 +27,12 @@ class Raw(NamedTuple):
 
 
 def raw(data: bytes) -> Raw:
-    """What is in a message, whatever it is."""
     return Raw(*unpack(data, MOST, "the other side"))
 
 
 class Direct:
     """names: of the sites     answer: (a site's name, a message) -> its answer     moved: bytes of tensors so far, down
-    and up
-    """
+    and up"""
 
     def __init__(self, names: Sequence[str], answer: Callable[[str, bytes], bytes], most: int = 1 << 24):
         self.names, self.answer, self.most, self.moved = names, answer, most, [0, 0]

@@ -70,8 +70,7 @@ def on_one_machine(file: Path, data: Path, **settings: object) -> Run:
 class Sites:
     """The hospitals' members. `consent` and `data` may be changed before they are asked.
 
-    lines: what their operators see and the server says     log: what of it their logs keep
-    """
+    lines: what their operators see and the server says     log: what of it their logs keep"""
 
     def __init__(
         self, place: Path, data: Path, consent: Consent = ALL, names: tuple[str, ...] = NAMES, policy: Policy = OPEN
@@ -103,7 +102,6 @@ class Sites:
         return kind(self.names, self.answer)
 
     def model(self, name: str) -> torch.Tensor:
-        """What the site would deploy, from its vault."""
         from safetensors.torch import load_file
 
         return torch.cat([t.flatten() for t in load_file(self.place / "vaults" / name / "model.safetensors").values()])
@@ -113,8 +111,7 @@ class Between(Direct):
     """The sites, with somebody in between.
 
     asked: (name, question) -> the question that the site is given     said: (name, question, reply) -> the reply, or
-    bytes, that the server is given     heard: [(name, question, reply)]
-    """
+    bytes, that the server is given     heard: [(name, question, reply)]"""
 
     def __init__(self, sites: Sites, said: Callable = lambda _, __, reply: reply, asked: Callable = lambda _, q: q):
         super().__init__(sites.names, self._passed)
@@ -173,7 +170,6 @@ def at_sites(file: Path, sites: Sites, transport: Direct | None = None, out: str
 
 
 def same(here: Result, there: Result, sites: Sites) -> None:
-    """Server state and models, to the bit."""
     assert here.server.keys() == there.server.keys()
     for name, t in here.server.items():
         assert torch.equal(t, there.server[name]), f"server {name}"

@@ -64,8 +64,6 @@ class Keyed(Between):
 
 
 class Losing(Direct):
-    """Answers of which some are lost."""
-
     def __init__(self, sites: Secured):
         super().__init__(sites.names, sites.answer)
         self.of = sites

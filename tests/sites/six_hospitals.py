@@ -41,7 +41,6 @@ def patients(name, n, rng):
 
 
 def clean(seed=0):
-    """The rows of each hospital without its fault."""
     rng = np.random.default_rng(seed)
     found = {name: patients(name, n, rng) for name, n in SIZES.items()}
     found["oslo"]["patient"] = [f"O{i // 2:04d}" for i in range(SIZES["oslo"])]  # each patient came twice

@@ -43,8 +43,7 @@ def compare(folder: Path, file: Path, data: Path) -> None:
 
 
 def test_the_demonstration_ends_in_the_models_of_one_machine_and_leaves_nothing_at_the_server(tmp_path, cli):
-    """Neither samples nor private state, no process and no key; what is written at the server and at a site is for its
-    user alone: every file and folder of keys, run and vault, whatever the user's umask."""
+    """Neither samples nor private state, no process, no key; files are for their user alone, whatever the umask."""
     folder, file = tmp_path / "demo", short(tmp_path / "short.toml", 2)
     words = ("--out", folder, "--sites", "2", "--experiment", file)
     command = [sys.executable, *map(str, (NETWORK / "demo.py", *words))]
@@ -78,8 +77,7 @@ POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
 
 @pytest.mark.long
 def test_three_runs_at_once_survive_a_kill_of_their_server(tmp_path):
-    """kill -9 in the middle of three runs of two, three and four sites, which wait for it: the models are those of one
-    machine."""
+    """kill -9 amid runs of two, three and four sites, which wait for it: the models are those of one machine."""
     folder, keys = tmp_path / "several", ["--keys", str(tmp_path / "several" / "keys")]
     files = demo_py.hospitals(folder / "hospitals")
     names, sites, experiments = [*files], [], folder / "experiments"

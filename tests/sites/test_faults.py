@@ -233,9 +233,7 @@ def test_a_line_of_metrics_that_was_cut_off_is_left_out_of_the_sites_report(tmp_
 
 
 class Last(Between):
-    """The last of the sites answers first; riga's answers in `lost` exchanges are lost. bytes: of the messages of
-    rounds, each once, down and up
-    """
+    """The last site answers first; riga's answers in `lost` are lost. bytes: of rounds' messages, down and up"""
 
     def __init__(self, sites, lost, backwards=False):
         super().__init__(sites, self.weighed)

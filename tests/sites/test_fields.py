@@ -1,6 +1,5 @@
 """What a server may choose is a closed list: each field is bounded by somebody, and changed alone it is refused, or has
-the same bytes, or is another release, counted and with other noise.
-"""
+the same bytes, or is another release, counted and with other noise."""
 
 import json
 from pathlib import Path

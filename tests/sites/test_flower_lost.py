@@ -103,8 +103,7 @@ def said(data: bytes | str) -> dict:
 
 
 def test_a_message_is_given_out_until_it_is_answered_and_then_no_more(there, tmp_path):
-    """It waits for a site that is away, also for one whose key was made while the server runs. A site that asks
-    without having answered has lost it; what it says to an earlier time is not wanted."""
+    """Also for a key made while the server runs. A site that asks without having answered has lost it."""
     there.given["riga"] = site_key(there.keys.add("riga", tmp_path))
     there.transport.push({"riga": Raw({"n": 1})})
     assert there.transport.pull(["riga"], seconds=0) == {}
@@ -253,8 +252,7 @@ def test_a_site_changes_its_key_in_mid_run_and_what_the_old_one_did_stays(there,
 
 
 def test_exchanges_take_their_work_and_no_sleep(there, monkeypatch):
-    """Whole sites, in threads: nobody sleeps, and a site asks once for each message, listens nowhere and starts no
-    process."""
+    """Whole sites, in threads: a site asks once for each message, listens nowhere and starts no process."""
     for where, name in ((socket.socket, "listen"), (os, "fork"), (subprocess, "Popen")):
         monkeypatch.setattr(where, name, lambda *_, name=name, **__: pytest.fail(name))
     done, pulls, ends = set(), [], []
@@ -397,8 +395,7 @@ def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance
 
 
 def test_who_only_connects_does_not_close_the_port_to_sites(there):
-    """300 connections that say nothing, more than the port holds of one address: the site that was there before them
-    and one that comes after them, from the same address, are answered meanwhile."""
+    """300 silent connections, more than an address may hold: its sites, older and newer, are answered meanwhile."""
     site, idle = there.site().enter(), []
     try:
         for _ in range(300):

@@ -72,8 +72,7 @@ def test_a_model_beyond_the_policy_is_refused_before_it_is_built(hidden, data, t
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
-    """(the folder, what passed in a run, its sites) of 60 patients of whole names and ages, one of whom has a word that
-    no other has."""
+    """(the folder, what passed in a run, its sites) of 60 patients, one of whom has a word that no other has."""
     place = tmp_path_factory.mktemp("joined")
 
     def row(rng, i, k):

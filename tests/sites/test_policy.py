@@ -94,8 +94,7 @@ def test_a_column_that_is_not_listed_is_not_there(data, tmp_path):
 
 @pytest.mark.parametrize("policy", [OPEN, DEFAULT])
 def test_after_the_last_round_nothing_new_is_answered(data, tmp_path, policy):
-    """Not one of 300 evaluations and 50 trainings of models that the server chooses, also after a restart; before the
-    last message too, a site that has trained the last round says how good two models are on each part, and no more."""
+    """Not one of 300 evaluations and 50 trainings, also after a restart."""
     heard, sites, end = run(tmp_path, data, policy, CLIENT, **{"evaluate-every": 1})
     assert not end
     p = sites.members["oslo"]._begun.client.task.p

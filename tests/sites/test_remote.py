@@ -1,7 +1,6 @@
 """The engine for clients elsewhere: which reply counts for which message, and on which state the next one builds.
 
-Sites answer by hand: what is asked of them, doubled, and what a test adds.
-"""
+Sites answer by hand: what is asked of them, doubled, and what a test adds."""
 
 import numpy as np
 import pytest
@@ -129,7 +128,6 @@ class Backwards(Sites):
 
 
 def test_replies_are_in_the_order_of_clients_whatever_order_they_come_in():
-    """And everything of a reply stays with its client."""
     sites = Backwards()
     sites.told = {name: {"steps": k + 1, "seconds": float(k)} for k, name in enumerate(NAMES)}
     remote = engine(sites, quorum=2)

@@ -31,8 +31,7 @@ def test_a_kill_around_either_exchange_repeats_nothing(privacy, kills, data, tmp
 
 
 def test_the_servers_memory_holds_no_sites_numbers(data, tmp_path, monkeypatch):
-    """Searched as a sum of updates and one of scores wait for their second exchange, all replies having come: what is
-    found is the model that the server has sent."""
+    """Searched as two sums wait for their second exchange: what is found is the model that the server has sent."""
     hidden = sums.Hidden.masked
     plain = tmp_path / "plain"
     plain.mkdir()

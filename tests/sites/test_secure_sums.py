@@ -26,8 +26,7 @@ METHODS += ['name = "fedcet"\nlr = 0.05', 'name = "hypcluster"\none-hot = true']
 
 @pytest.mark.parametrize(("method", "more"), [*((m, "") for m in METHODS), ('name = "fedrep"', NET)])
 def test_sites_have_the_bits_of_a_rehearsal(method, more, data, tmp_path):
-    """Server state and every site's model; standardised by sums that are secure too. FedRep trains heads on what a
-    frozen body makes of the rows, which lie elsewhere in memory at a site."""
+    """State and models, by sums of moments that are secure too; FedRep's rows lie elsewhere in memory at a site."""
     file, sites = study(tmp_path, method, more, rounds=2), Secured(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 

@@ -90,8 +90,7 @@ def test_a_site_with_fewer_rows_than_a_least_batch_uses_all_of_them(agreed_to):
 
 
 def answers(rounds, method):
-    """Different questions in steps on parts of the rows that a site answers: a lost round is repeated, 10 and a tenth
-    of them."""
+    """Different questions in steps that a site answers: a lost round is repeated, 10 and a tenth of them."""
     return (rounds + 10 + rounds // 10) * max(method.needs.phases(t) for t in range(rounds + 3))
 
 

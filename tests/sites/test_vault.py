@@ -18,8 +18,7 @@ def state(value: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("write", ["save", "keep"])
 def test_bytes_are_on_the_disk_before_their_name_is(tmp_path, monkeypatch, write):
-    """A rename may reach the disk before what was written: after a power cut the name would stand over zeros. A
-    stand-in for the disk: the bytes that get the name are those that fsync has seen, and the folder is flushed last."""
+    """Or the name would stand over zeros after a power cut: fsync has seen the bytes that get it, the folder last."""
     vault, done = Vault(tmp_path / "v", "run", "oslo"), []
     sync, rename = os.fsync, os.replace
 

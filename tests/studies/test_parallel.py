@@ -296,7 +296,6 @@ def test_tasks_do_not_wait_for_threads_that_the_parent_had():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same comparison, not interrupted."""
     root = tmp_path_factory.mktemp("whole")
     (root / "passed").touch()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,5 @@
 """Attackers and robust rules in the event loop: what they change, what they leave alone, and which methods they compose
-with.
-"""
+with."""
 
 from functools import partial
 
@@ -188,8 +187,7 @@ OURS = [
 
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_a_rule_that_takes_the_mean_changes_nothing(method):
-    """On clients of one size every mean is plain: with the rule "mean" the server, and the models, are what they are
-    without, whatever else a method does with its uplinks. Half of the clients are asked where it can do with that."""
+    """On clients of one size every mean is plain: by "mean" server and models are what they are without."""
     fraction = 1.0 if isinstance(method, pf.FedCET) else 0.5
     settings = {"model": layers_for(method), "fed": federation(size=12), "fraction": fraction}
     a, b = run(method, robust=Mean(), **settings), run(method, plain=True, **settings)
@@ -201,8 +199,7 @@ def test_a_rule_that_takes_the_mean_changes_nothing(method):
 
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
 def test_what_is_only_averaged_may_be_swapped_between_clients(method):
-    """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients, and the
-    server is what it was: that the rows are not needed is observed, and it is true."""
+    """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients."""
     used = run(method, model=layers_for(method), rounds=2).used
     only = [name for name, words in used.items() if not words & {"rows", "mean within groups"}]
     if not only:
@@ -264,7 +261,6 @@ def test_forty_percent_ruin_a_mean_and_not_a_median(attack):
 
 
 def test_a_median_within_each_cluster():
-    """Every cluster's model is the median of what its own clients sent, also next to a cluster of one."""
     fed = federation(heads=np.repeat([1.0, -1.0], N // 2))
     the_loop = loop(pf.IFCA(0.05, k=3, init_scale=1.0, seed=1), robust=threats.Median(), fed=fed)
     wire = the_loop.engine = Spy(the_loop.engine)

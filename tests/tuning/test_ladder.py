@@ -50,9 +50,7 @@ def test_several_settings_are_chosen_together():
 
 @given(st.lists(st.integers(2, 5), min_size=1, max_size=3), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_every_method_gets_the_same_number_of_trials(shape, trials, seed):
-    """However rough its score is: as many as are given, of different values, the best of which is chosen, or one that
-    is at no edge where the best is.
-    """
+    """However rough its score: of different values the best is chosen, or one that is at no edge where the best is."""
     rng, scores = np.random.default_rng(seed), {}
 
     def score(at):

@@ -21,8 +21,7 @@ SETTINGS = {"local_steps": 5, "batch_size": None, "loss": "mse", "check_every": 
 
 
 def planted(seed=0, noise=1.0, test=None, second=(-1.0, -1, 0, 1)):
-    """Noisy regression with few samples per client, two true models at distance 32: training alone overfits, one common
-    model is wrong for everybody, and only validation can tell."""
+    """Few noisy samples, two true models at distance 32: alone overfits, one model is wrong, validation can tell."""
     rng = np.random.default_rng(seed)
     true = 10 * np.array([[1.0, 1, 1, 0], second])
     groups = np.repeat([0, 1], 5)
@@ -110,8 +109,7 @@ def test_a_path_goes_on_beyond_its_grid_while_the_last_is_the_best():
 
 
 def test_a_cold_grid_goes_on_beyond_either_end_while_that_is_the_best():
-    """One noisy true model for all wants a harder pull than the grid of FPFC-l1 has, two clear ones a softer; where the
-    grid may not be extended, the choice is said to be at an edge."""
+    """One true model wants a harder pull than the grid has, two a softer; where it may not go on, the edge is said."""
     settings = {"regime": "cold", "rounds": 60, "train_on": 0, "tolerance": 0.0, **SETTINGS}
     method = pf.FPFC(0.1, penalty="l1")
     up = tune(model(), planted(noise=20.0, second=(1.0, 1, 1, 0)), method, grid=[1.0, 4.0, 16.0], **settings)
@@ -125,8 +123,7 @@ def test_a_cold_grid_goes_on_beyond_either_end_while_that_is_the_best():
 
 
 def test_test_data_are_not_looked_at_before_lambda_is_chosen(monkeypatch):
-    """Test samples that would speak for one common model change nothing; during the search no metric is computed on
-    any sample but training and validation ones, and the federation trained on has no test samples."""
+    """Test samples for one common model change nothing; the search computes metrics on training and validation ones."""
     honest = planted()
     common = honest.validation.x.numpy()[:10]
     misleading = planted(test=[(common, 1e6 * np.ones(10))] * 10)
@@ -198,8 +195,7 @@ def test_wrong_settings_are_refused_before_training(message, settings, monkeypat
 
 
 def test_the_quantile_of_fedacs_is_found_by_validation():
-    """Two groups of five, models at 48 degrees: quantiles about 1 - 1/2 give the groups, a lower one mixes them, a
-    higher one trains alone."""
+    """Two groups at 48 degrees: quantiles about 1/2 give them, a lower one mixes them, a higher one trains alone."""
     fed = planted(noise=4.0, second=(1.0, 1, 0, 1))
     settings = {"grid": [0.1, 0.5, 0.98], "rounds": 60, "train_on": 20, **SETTINGS}
     result = tune(model(), fed, pf.FedACS(0.1), setting="quantile", **settings)

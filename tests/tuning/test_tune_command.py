@@ -25,8 +25,7 @@ def rows(path):
 
 
 def test_a_folder_holds_the_path_and_the_final_run(cli, tmp_path):
-    said = cli("tune", "fpfc:nu=0.5", *SMALL, "--grid", "0,2", "--cold-grid", "0,0.5,0.9", "--out", "a")
-    assert said.status == 0, said.err
+    said = cli("tune", "fpfc:nu=0.5", *SMALL, "--grid", "0,2", "--cold-grid", "0,0.5,0.9", "--out", "a").done()
     found = rows(tmp_path / "a/tune.csv")
     assert [(r["regime"], float(r["lam"])) for r in found][-3:] == [("cold", 0.0), ("cold", 0.5), ("cold", 0.9)]
     (best,) = (r for r in found if r["best"] == "True")
@@ -41,8 +40,7 @@ def test_a_folder_holds_the_path_and_the_final_run(cli, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_regime_without_a_final_run(cli, tmp_path):
-    said = cli("tune", *SMALL, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--quiet", "--out", "a")
-    assert said.status == 0, said.err
+    said = cli("tune", *SMALL, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--quiet", "--out", "a").done()
     assert said.err == ""
     assert [r["lam"] for r in rows(tmp_path / "a/tune.csv")] == ["0.5"]
     assert not (tmp_path / "a/config.toml").exists()
@@ -51,8 +49,9 @@ def test_one_regime_without_a_final_run(cli, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_the_window_is_said_first(cli):
     curved = ("--set", "weight-decay=0.1")  # so that the minimisers are soon found
-    said = cli("tune", *SMALL, *curved, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--window", "--out", "a")
-    assert said.status == 0, said.err
+    said = cli(
+        "tune", *SMALL, *curved, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--window", "--out", "a"
+    ).done()
     assert said.out.startswith("For the clusters that the data name")
     assert "is sufficient" in said.out
 
@@ -99,14 +98,12 @@ def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
     assert said.err.splitlines() == [
         "polyfed: a: holds a search; the same polyfed tune command with --out a continues it"
     ]
-    said = cli(*words)  # with --resume or without
-    assert said.status == 0, said.err
+    cli(*words).done()  # with --resume or without
     assert [(r["lr"], r["rounds"]) for r in rows(tmp_path / "a/tune.csv")] == [("0.1", "10"), ("0.2", "10")]
     done = (tmp_path / "a/summary.json").stat().st_mtime_ns
     for name in ("report.html", "tune.svg"):
         (tmp_path / "a" / name).unlink()
-    again = cli(*words, "--resume")  # completes what is missing, and trains nothing
-    assert again.status == 0, again.err
+    cli(*words, "--resume").done()  # completes what is missing, and trains nothing
     assert (tmp_path / "a/summary.json").stat().st_mtime_ns == done
     assert (tmp_path / "a/report.html").exists()
     assert (tmp_path / "a/tune.svg").exists()
@@ -134,8 +131,7 @@ def test_inputs_are_prepared_without_the_validation_rows(cli, tmp_path):
     text[row + 1] = f"{text[row + 1][0]},1000000,z"
     (tmp_path / "d/one.csv").write_text("\n".join(text))
     words = ("--data", "d", "--target", "y", "--setting", "lr", "--grid", "0.1", "--rounds", 1, "--train-on", 1)
-    said = cli("tune", "fedavg", *words, "--quiet", "--out", "tu")
-    assert said.status == 0, said.err
+    cli("tune", "fedavg", *words, "--quiet", "--out", "tu").done()
     found = json.loads((tmp_path / "tu/federation.json").read_text())
     data = pf.data.load(tmp_path / "d", target="y")
     fed = data.partition(validation_fraction=0.2)
