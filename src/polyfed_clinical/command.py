@@ -24,6 +24,7 @@ from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
 from polyfed_clinical.commands import Regress
 from polyfed_clinical.regression import fit
+from polyfed_clinical.summary import ClinicalFit
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 # settings of [columns] that a regression has, and those of them that change what cells are
@@ -32,13 +33,26 @@ READING = ("encoding", "site", "limits", "missing-target", "gaps")
 
 
 def regress(o: Regress) -> None:
-    data, model, out = o.data, o.model, o.out
+    out = o.out
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
     if out is not None:
-        spare(out, Path(data))
-    asked = collect(o)
+        spare(out, Path(o.data))
+    found = _fitted(o)
+    table = found.table()
+    show_table(table)
+    if out is not None and out.suffix == ".html":
+        written = late("polyfed_clinical.page", "write_page")(found, out)
+        say(f"report: {written}")
+    elif out is not None:
+        put_out(out, str(table.to(forms[out.suffix])).encode())
+        say(f"table: {out}")
+
+
+def _fitted(o: Regress) -> ClinicalFit:
+    """The regression that the options ask for, of a folder of files or of a named data set."""
+    data, model, asked = o.data, o.model, collect(o)
     given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
@@ -60,25 +74,17 @@ def regress(o: Regress) -> None:
             raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has a file per site")
         taken = tables(Path(data), model, given, chosen, asked, missing == "complete", o.cluster)
         found = replace(fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about)
-        if taken.left is not None:
-            sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
-            found = replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
-    elif chosen or o.cluster or asked or any(given.values()):
+        if taken.left is None:
+            return found
+        sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
+        return replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
+    if chosen or o.cluster or asked or any(given.values()):
         if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
             readers.files_of(Path(data))  # which names a format that is not read
         known = {"columns": chosen, "cluster": o.cluster, "drop": o.drop, "encoding": o.encoding, "set": asked}
         which = next((name for name, value in known.items() if value), takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
-    else:
-        found = fit(federation(data, dealt), model, missing=missing, **how)
-    table = found.table()
-    show_table(table)
-    if out is not None and out.suffix == ".html":
-        written = late("polyfed_clinical.page", "write_page")(found, out)
-        say(f"report: {written}")
-    elif out is not None:
-        put_out(out, str(table.to(forms[out.suffix])).encode())
-        say(f"table: {out}")
+    return fit(federation(data, dealt), model, missing=missing, **how)
 
 
 def _one_of(option: str, value: str | None, known: Sequence[str]) -> str | None:

@@ -226,9 +226,7 @@ def gathered(
         pairs = list(sites)
     if not pairs:
         raise DataError("no site; at least one is needed")
-    named = [f"site-{i}" for i in range(len(pairs))] if names is None else [str(name) for name in names]
-    if len(named) != len(pairs) or len(set(named)) < len(named):
-        raise ConfigError(f"names: found {len(named)} ({', '.join(named[:5])}), expected {len(pairs)} distinct ones")
+    named = _named(names, len(pairs))
     if clusters is not None and len(clusters) != len(pairs):
         raise ConfigError(f"clusters: found {len(clusters)}, expected an array per site, {len(pairs)} of them")
     found: list[Site] = []
@@ -256,6 +254,14 @@ def gathered(
         group = None if labels is None else torch.from_numpy(np.unique(np.asarray(labels), return_inverse=True)[1])
         found.append(Site(name, x, torch.stack(target, 1), group))
     return found, columns
+
+
+def _named(names: Sequence[str | int] | None, sites: int) -> list[str]:
+    """The sites' names, those given or numbers. Raises ConfigError unless they are distinct, and one per site."""
+    named = [f"site-{i}" for i in range(sites)] if names is None else [str(name) for name in names]
+    if len(named) != sites or len(set(named)) < sites:
+        raise ConfigError(f"names: found {len(named)} ({', '.join(named[:5])}), expected {sites} distinct ones")
+    return named
 
 
 def squares(x: Tensor) -> Tensor:

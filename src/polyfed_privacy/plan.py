@@ -60,15 +60,7 @@ def planned(
             f"privacy: {name} answers one by one under this schedule, and the sum of one reply is the reply"
         )
     p = privacy
-    try:
-        loop, engine = rehearsed(algorithm, task, federation, 3)
-    except PolyfedError:
-        raise
-    except Exception:
-        raise ConfigError(
-            f"privacy: {name} cannot be rehearsed on random samples, so what it sends is not known"
-        ) from None
-    sent = {kind: rows[0] for kind, rows in engine.up.items()}
+    loop, sent = _rehearsed(algorithm, task, federation)
     if not any(sent.values()):
         return Planned(p, sends=False)
     _check_sums(algorithm, loop, sent, wanted)
@@ -83,15 +75,7 @@ def planned(
         return found
     _check_private(task, federation, p)
     if p.unit == "site":
-        if type(algorithm).conserved is not Algorithm.conserved:
-            raise ConfigError(
-                f"privacy.unit: {name} rests on sums over its clients ({', '.join(_conserved(algorithm, loop))}), "
-                "which clipping what a site sends would break; expected row, or another method"
-            )
-        phases = [algorithm.needs.phases(t) for t in (0, 1)]
-        if p.quantile is not None and max(phases) > 1:
-            raise ConfigError(f"privacy.quantile: {name} has several exchanges a round; leave quantile out")
-        return dataclasses.replace(found, releases=float(phases[0] + phases[1] * max(0, rounds - 1)))
+        return dataclasses.replace(found, releases=_releases_of_sites(algorithm, loop, p, rounds))
     seen = Seen(algorithm, task, federation, work, loop)
     home = seen.home()
     if p.noise == "own":
@@ -104,6 +88,33 @@ def planned(
             "batch-size = full and local-steps = 1, or noise = own"
         )
     return dataclasses.replace(found, releases=float(rounds), rate=seen.rate(home), home=home)
+
+
+def _rehearsed(algorithm: Algorithm, task: Task, federation: Federation) -> tuple[Loop, dict[tuple[int, int], State]]:
+    """Three rounds on random samples: (the loop at their end, a client's message of each kind)."""
+    try:
+        loop, engine = rehearsed(algorithm, task, federation, 3)
+    except PolyfedError:
+        raise
+    except Exception:
+        raise ConfigError(
+            f"privacy: {algorithm.name} cannot be rehearsed on random samples, so what it sends is not known"
+        ) from None
+    return loop, {kind: rows[0] for kind, rows in engine.up.items()}
+
+
+def _releases_of_sites(algorithm: Algorithm, loop: Loop, p: Privacy, rounds: int) -> float:
+    """Messages of one site, each of which is a release. Raises ConfigError where they cannot be clipped."""
+    name = algorithm.name
+    if type(algorithm).conserved is not Algorithm.conserved:
+        raise ConfigError(
+            f"privacy.unit: {name} rests on sums over its clients ({', '.join(_conserved(algorithm, loop))}), "
+            "which clipping what a site sends would break; expected row, or another method"
+        )
+    phases = [algorithm.needs.phases(t) for t in (0, 1)]
+    if p.quantile is not None and max(phases) > 1:
+        raise ConfigError(f"privacy.quantile: {name} has several exchanges a round; leave quantile out")
+    return float(phases[0] + phases[1] * max(0, rounds - 1))
 
 
 def _check_sums(

@@ -82,6 +82,11 @@ class Planned:
             )
         if not self.private:
             return [*found, "No differential privacy: nothing bounds what the models say about a patient."]
+        return [*found, *self._noise()]
+
+    def _noise(self) -> list[str]:
+        """The differential privacy of the run in words: of what, how much, whom it trusts, and what it leaves out."""
+        p, found = self.privacy, list[str]()
         z, unit = self.multiplier, "row" if p.unit == "row" else "site"
         run = epsilon_of(self.releases / (2 * z * z), p.delta)
         found.append(

@@ -54,33 +54,39 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
     if task.net.stacked is not None:
         return
     batch = task.net.cast(Batch(x[None], y[None]), task.w0)
+    inputs, targets = batch.x[0], batch.y[0]
+    task.net.random = _draws(task, inputs, targets, who)
+    for training in (False, True):
+        alone(partial(output_of, task.net, training=training), inputs, who, training)
+    if split.weight is not None and callable(task.loss):
+        _check_weighted(task, split)
+    task.net.sample_bytes = _sample_bytes(task.net, inputs)
+    if task.net.vectorised:
+        _settle_many(task, x, y, split.weight is not None, who)
+
+
+def _draws(task: Task, x: Tensor, y: Tensor, who: str) -> bool:
+    """True where the model draws random numbers, as training passes show; ModelError where a run could not repeat."""
     module, parameters = task.net.workspace(training=True)
     task.net.point(parameters, task.w0.clone())
 
     def step() -> tuple[Tensor, Tensor]:
         task.net.workspace(training=True)
         with torch.enable_grad():
-            output = module(model_input(batch.x[0]))
-            return output, _tried_loss(task, output, batch.y[0])
+            output = module(model_input(x))
+            return output, _tried_loss(task, output, y)
 
     def evaluate() -> Tensor:
         task.net.workspace(training=False)
         with torch.no_grad():
-            return module(model_input(batch.x[0]))
+            return module(model_input(x))
 
     try:
-        task.net.random = train_twice(module, parameters, step, evaluate, who)
+        return train_twice(module, parameters, step, evaluate, who)
     except ModelError:
         raise
     except Exception as e:
         raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
-    for training in (False, True):
-        alone(partial(output_of, task.net, training=training), batch.x[0], who, training)
-    if split.weight is not None and callable(task.loss):
-        _check_weighted(task, split)
-    task.net.sample_bytes = _sample_bytes(task.net, batch.x[0])
-    if task.net.vectorised:
-        _settle_many(task, x, y, split.weight is not None, who)
 
 
 def _sample_bytes(net: Net, x: Tensor) -> int:

@@ -81,12 +81,7 @@ class Net:
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.device.type != "cpu"
-        self.blocks = blocks(self.model) if recompute else []
-        if recompute and not self.blocks:
-            raise ConfigError(
-                f"recompute: found no blocks in {type(model).__name__}, expected a list of at least two modules of one "
-                "class, such as a transformer's layers"
-            )
+        self.blocks = _blocks(self.model) if recompute else []
         self.grouped = False  # in one pass of the frozen part, as `check` finds where the other way fails
         self.sample_bytes = 0  # of memory that a sample keeps in a step through the module, as `check` finds
         self.random = True  # until `check` has tried: any model may draw
@@ -196,6 +191,16 @@ def copied(module: nn.Module, of: Callable[[nn.Parameter], nn.Parameter]) -> nn.
     """A copy of a module that shares the memory of frozen parameters; `of` makes the copy's from the module's."""
     frozen = [q for q in module.parameters() if not q.requires_grad and type(q) is nn.Parameter]
     return copy.deepcopy(module, {id(q): of(q) for q in frozen})
+
+
+def _blocks(model: nn.Module) -> list[str]:
+    """The blocks to compute again. Raises ConfigError for a model without any."""
+    if not (names := blocks(model)):
+        raise ConfigError(
+            f"recompute: found no blocks in {type(model).__name__}, expected a list of at least two modules of one "
+            "class, such as a transformer's layers"
+        )
+    return names
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -167,17 +167,9 @@ def train_twice(
     with Keyed(0, device) as keyed:
         made, loss = step()
     output = made.detach()
-    for name, t in _tensors(module):
-        if name not in before or not same(before[name], _image(t)):
-            kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
-            raise ModelError(
-                f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a forward pass, so that a "
-                "client's result depends on those before it; replace it, or freeze it: requires_grad_(False) and eval()"
-            )
+    _check_unchanged(module, before)
     if _outside() != outside:
-        raise ModelError(
-            f"{who} draws from Python's or numpy's global generator, which is not keyed; draw from torch's"
-        )
+        raise ModelError(f"{who} draws from Python's or numpy's global generator, which is unkeyed; draw from torch's")
     for key in range(1, PASSES if keyed.drew and not loss.requires_grad else 1):  # which may use what that one left out
         with Keyed(key, device):
             made, loss = step()
@@ -189,16 +181,10 @@ def train_twice(
         raise ModelError(f"loss: it does not depend on the output of {who} (constant or detached?)")
     with Keyed(0, device) as backwards:
         grads: list[Tensor | None] = [*torch.autograd.grad(loss, parameters, allow_unused=True)]
-    names = {id(q): name for name, q in module.named_parameters()}
-    unused = [names[id(q)] for q, g in zip(parameters, grads, strict=True) if g is None]
-    if unused and not keyed.drew:
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        lost = f"{', '.join(map(repr, unused[:3]))}{more}; their gradient is 0"
-        log.warning("%s: the loss of the samples tried does not depend on %s", who, lost)
+    if not keyed.drew:
+        _warn_of_unused(module, [q for q, g in zip(parameters, grads, strict=True) if g is None], who)
     if backwards.drew:
-        raise ModelError(
-            f"{who} draws random numbers in its backward pass (activation checkpointing of a random layer?)"
-        )
+        raise ModelError(f"{who} draws random numbers in its backward pass (does it checkpoint a random layer?)")
     with Keyed(0, device):
         again = step()[0]
     with Keyed(0, device):
@@ -212,6 +198,26 @@ def train_twice(
         if not same(first, evaluate()):
             raise ModelError(f"{who} gives random outputs in evaluation mode; draw only where self.training is true")
     return keyed.drew or evaluated.drew
+
+
+def _check_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
+    """Raise ModelError for a tensor of the model that is no longer as in `before`, its image by name."""
+    for name, t in _tensors(module):
+        if name not in before or not same(before[name], _image(t)):
+            kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
+            raise ModelError(
+                f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a forward pass, so that a "
+                "client's result depends on those before it; replace it, or freeze it: requires_grad_(False) and eval()"
+            )
+
+
+def _warn_of_unused(module: nn.Module, unused: list[nn.Parameter], who: str) -> None:
+    """Log the parameters that got no gradient."""
+    if unused:
+        name_of = {id(q): name for name, q in module.named_parameters()}
+        named = ", ".join(repr(name_of[id(q)]) for q in unused[:3])
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        log.warning("%s: the loss of the samples tried does not depend on %s%s; their gradient is 0", who, named, more)
 
 
 def alone(run: Callable[[Tensor], Tensor], x: Tensor, who: str, training: bool) -> None:

@@ -482,12 +482,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
     whole, declared_values = not missing.any(), declared(columns, name)
     written = column.all if whole else [*compress(column.all, ~missing)]
     numbers, strange = column.numbers[~missing & ~odd], ~missing & odd
-    if column.comma:
-        texts = matched([*dict.fromkeys(map(column.plain, written))])
-    elif whole and len(column.sized[0]) == len(written):
-        texts = written
-    else:
-        texts = matched(written, column.numbers[~missing])
+    texts = _texts_of(column, written, missing)
 
     def first(which: np.ndarray, cut: int | None) -> tuple[str, str] | None:
         row = cells.index(column.all[int(which.argmax())]) if which.any() else None
@@ -500,11 +495,8 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         rows = column.rows[~missing].tolist()
         return sum(n for t, n in zip(written, rows, strict=True) if not fits(t)) < least
 
-    unmatched = 0
-    if declared_values:
-        unmatched = int(
-            ((sheet.positions(name, declared_values) < 0) & (~missing & (column.rows >= least))[column.at]).sum()
-        )
+    frequent = (~missing & (column.rows >= least))[column.at]
+    unmatched = frequent & (sheet.positions(name, declared_values) < 0) if declared_values else ()
     return Seen(
         cells=len(cells),
         gaps=(gaps := 0 if whole else int(column.rows[missing].sum())),
@@ -518,11 +510,20 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Seen:
         numbered=distinct and _numbered(name, numbers, texts, least),
         notation=int(column.rows[strange].sum()) >= least
         and _notation([*compress(column.all, strange)], len(numbers) > 0),
-        unmatched=unmatched,
+        unmatched=int(np.sum(unmatched)),
         respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(strange, 40),
         empty=first(missing, None),
     )
+
+
+def _texts_of(cells: Texts, written: list[str], missing: np.ndarray) -> list[str]:
+    """Texts that differ in more than how a number is written, of those that are no gaps."""
+    if cells.comma:
+        return matched([*dict.fromkeys(map(cells.plain, written))])
+    if not missing.any() and len(cells.sized[0]) == len(written):
+        return written
+    return matched(written, cells.numbers[~missing])
 
 
 def _numbered(name: str, numbers: np.ndarray, texts: Sequence[str], least: int) -> bool:

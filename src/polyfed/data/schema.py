@@ -401,17 +401,7 @@ def _arrays(schemas: Mapping[str, Npz], columns: Columns) -> Settled:
     if columns.standardise not in (None, "none"):
         then = "expected none for npz files at sites, which are trained on as they are; scale them beforehand"
         raise DataError(f"columns.standardise: found {columns.standardise!r}, {then}")
-    for name, s in schemas.items():
-        for role, mine, others in (("inputs", s.inputs, one.inputs), ("targets", s.targets, one.targets)):
-            if mine != others:
-                raise DataError(f"site {name!r}: {role} are of shape {mine} per sample, those of {first!r} {others}")
-        for mine, others, yes, no in (
-            (s.integers, one.integers, "inputs are integers", "inputs are floats"),
-            (s.numbers, one.numbers, "targets are floats", "targets are integers"),
-            (s.given, one.given, "it has x_test and y_test", "it has no x_test and y_test"),
-        ):
-            if mine != others:
-                raise DataError(f"site {name!r}: {yes if mine else no}, not so at site {first!r}")
+    _check_alike(schemas)
     shape, task = tuple(one.inputs), _task(columns)
     if task == "tokens":
         if columns.classes is None:
@@ -437,6 +427,22 @@ def _arrays(schemas: Mapping[str, Npz], columns: Columns) -> Settled:
     classes, numbered = federation.classes, federation.meta.get("labels")
     assert classes is not None
     return Settled(shape, classes, classes, one.integers, numbered and tuple(numbered), federation.notes)
+
+
+def _check_alike(schemas: Mapping[str, Npz]) -> None:
+    """Raise DataError for the first site whose arrays are not of the first site's kind."""
+    first, one = next(iter(schemas.items()))
+    for name, s in schemas.items():
+        for role, mine, others in (("inputs", s.inputs, one.inputs), ("targets", s.targets, one.targets)):
+            if mine != others:
+                raise DataError(f"site {name!r}: {role} are of shape {mine} per sample, those of {first!r} {others}")
+        for mine, others, yes, no in (
+            (s.integers, one.integers, "inputs are integers", "inputs are floats"),
+            (s.numbers, one.numbers, "targets are floats", "targets are integers"),
+            (s.given, one.given, "it has x_test and y_test", "it has no x_test and y_test"),
+        ):
+            if mine != others:
+                raise DataError(f"site {name!r}: {yes if mine else no}, not so at site {first!r}")
 
 
 def _task(columns: Columns) -> str:

@@ -1,6 +1,7 @@
 """The tables about clients: each under every method, and how many gain with which."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -43,11 +44,7 @@ def _compared(study: Study, every: bool | None) -> Table:
     first, names = study.verdicts.lead, study.names
     ends = first is not None and (every is False or (every is None and len(names) > NAMED))
     if first:
-        gain = {n: v.gains[first[0]].mean for n, v in verdicts.items() if first[0] in v.gains}
-        known = [n for n in names if math.isfinite(gain.get(n, math.nan))]
-        order = sorted(known, key=lambda n: -gain[n])
-        cut = ends and len(order) > 2 * ENDS
-        names = order[:ENDS] + order[-ENDS:] if cut else order + [n for n in names if n not in known]
+        names = _by_gain(names, {n: v.gains[first[0]].mean for n, v in verdicts.items() if first[0] in v.gains}, ends)
     reference = first[1] if first else None
     against = (
         {"own": "own model", "yardstick": "own model", "common": "common model"}.get(study.role(reference), "")
@@ -78,6 +75,15 @@ def _compared(study: Study, every: bool | None) -> Table:
         else "Clients"
     )
     return Table(what, tuple(columns), tuple(rows), tuple(_notes(study, verdicts, reference, first, ends)))
+
+
+def _by_gain(names: list[str], gain: Mapping[str, float], ends: bool) -> list[str]:
+    """The clients, the largest gain first, those without one last; with `ends` only those at both ends of many."""
+    finite = [n for n in names if math.isfinite(gain.get(n, math.nan))]
+    order = sorted(finite, key=lambda n: -gain[n])
+    if ends and len(order) > 2 * ENDS:
+        return order[:ENDS] + order[-ENDS:]
+    return order + [n for n in names if n not in finite]
 
 
 def _gain(v: Verdict, scale: words.Scale, lead: str) -> list[Cell]:

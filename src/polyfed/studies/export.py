@@ -22,6 +22,7 @@ from polyfed.models.adapters import is_adapted
 from polyfed.models.adapters import merged as put_into
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe, said
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
@@ -35,8 +36,7 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
     For factors, it also has measurements of the dense and the factorised models, under "measured".
     """
     folder, numbers = run.place(), stored(run).numbers
-    config, federation = numbers.config, numbers.about
-    names, asked = federation.names, str(client)
+    config, names, asked = numbers.config, numbers.about.names, str(client)
     name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
     if name not in names:
         raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
@@ -53,12 +53,32 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
     facts = {
         "client": name,
         "shared_by_all_clients": shared,
+        "tensors": _shapes(named),
+        **_facts(folder, numbers, name),
+    }
+    tensors = None
+    if form == "factorised":
+        tensors, more = sibling("polyfed_export.factorised", "factorised:").parts_of(run, name, named)
+        facts |= {"tensors": _shapes(tensors)} | more
+    if form == "merged":
+        whole = _merged(run, name)
+        facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
+        return write_model(target, whole, facts)
+    common = _backbone(folder / "fixed.safetensors", target.parent)
+    if common is not None:
+        facts["backbone"] = common
+    return write_model(target, named if tensors is None else tensors, facts)
+
+
+def _facts(folder: Path, numbers: Numbers, name: str) -> dict[str, Any]:
+    """What the JSON beside an exported model says of the run, of the data, and of how a client's rows are prepared."""
+    config, federation = numbers.config, numbers.about
+    facts = {
         "model": config.model,
         "classes": federation.classes,
         "inputs": federation.inputs,
         "outputs": federation.outputs,
         "loss": config.loss,
-        "tensors": _shapes(named),
         "dtype": config.dtype,
         "algorithm": config.algorithm,
         "data": {k: v for k, v in config.data.table().items() if k != "dir"},
@@ -75,18 +95,7 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
         facts["preparation"] = prepared.dump()
     if federation.scaling is not None:
         facts["scaling"] = federation.scaling  # what raw inputs are shifted and scaled with
-    tensors = None
-    if form == "factorised":
-        tensors, more = sibling("polyfed_export.factorised", "factorised:").parts_of(run, name, named)
-        facts |= {"tensors": _shapes(tensors)} | more
-    if form == "merged":
-        whole = _merged(run, name)
-        facts["tensors"], facts["model"] = _shapes(whole), {k: v for k, v in config.model.items() if k != "adapter"}
-        return write_model(target, whole, facts)
-    common = _backbone(folder / "fixed.safetensors", target.parent)
-    if common is not None:
-        facts["backbone"] = common
-    return write_model(target, named if tensors is None else tensors, facts)
+    return facts
 
 
 def _merged(run: Result, name: str) -> dict[str, Tensor]:

@@ -63,15 +63,7 @@ def side_by_side(
                     which = waiting.pop(0)
                     if begin is not None:
                         begin(which)
-                    for worker in idle[:]:
-                        if needs is None or needs(worker.which) != needs(which):
-                            idle.remove(worker)
-                            worker.dismiss()
-                    if idle:
-                        worker = idle.pop()
-                        worker.give(which)
-                    else:
-                        worker = _Worker(tasks, which)
+                    worker = _worker_for(which, tasks, idle, needs)
                     running[worker.answers] = worker
                 for channel in wait(list(running)):
                     assert isinstance(channel, Connection)
@@ -149,6 +141,21 @@ class _Worker:
         self.process.join()
         self.answers.close()
         self.orders.close()
+
+
+def _worker_for(
+    which: int, tasks: Sequence[Callable[[], Any]], idle: list[_Worker], needs: Callable[[int], Any] | None
+) -> _Worker:
+    """A process that takes a task: an idle one that has what it needs, or a new one. Other idle ones end."""
+    for worker in idle[:]:
+        if needs is None or needs(worker.which) != needs(which):
+            idle.remove(worker)
+            worker.dismiss()
+    if not idle:
+        return _Worker(tasks, which)
+    worker = idle.pop()
+    worker.give(which)
+    return worker
 
 
 def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, orders: Connection) -> None:

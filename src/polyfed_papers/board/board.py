@@ -229,30 +229,17 @@ def one(
     """The table of a setting, the best first; where groups are known, with those that were found."""
     grouped = {k: tuple(map(mean_of, grouping_of(part, k))) for k, part in parts.items()}
     shown = any(math.isfinite(score) for _, score in grouped.values())
-    order, letters, history = study.verdicts.ranked, groups(study), {}
-    for label, part in parts.items():
-        curve = curves(part)
-        history[label] = [] if curve.empty else curve.groupby("seed")["accuracy"].max().tolist()
+    order, letters = study.verdicts.ranked, groups(study)
     rows = []
     for label in order:
         runs = study.counted(label)
         at, edges = tuned_to(bench, name, methods[label])
         tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
-        last = (
-            tuned,
-            Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet"),
-            Cell(digest(parts[label]), {}, "quiet"),
-        )
+        place = Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet")
+        last = tuned, place, Cell(digest(parts[label]), {}, "quiet")
         if not runs:
-            rows.append(
-                (
-                    Cell(label),
-                    Cell("–"),
-                    Cell("diverged", {"accuracy": None}, "loss"),
-                    *[Cell("–")] * (8 + 2 * shown),
-                    *last,
-                )
-            )
+            nothing = [Cell("–")] * (8 + 2 * shown)
+            rows.append((Cell(label), Cell("–"), Cell("diverged", {"accuracy": None}, "loss"), *nothing, *last))
             continue
         means = list(study.verdicts.grids[label].per_seed().values())
         tenth = mean_of([worst_decile(list(r.values().values())) for r in runs])
@@ -269,7 +256,7 @@ def one(
             Cell(words.size(moved), {"bytes_per_client": moved}),
             Cell(f"{work:.0f}", {"gradients": work}),
             Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
-            _share(mean_of(history[label]), math.nan, "best_round", "quiet"),
+            _share(mean_of(_best_rounds(parts[label])), math.nan, "best_round", "quiet"),
             *(_grouped(*grouped[label]) if shown else ()),
             *last,
         ))  # fmt: skip
@@ -279,6 +266,12 @@ def one(
         *(("groups", "ARI") if shown else ()), "tuned<", "cell<", "digest<",
     )  # fmt: skip
     return Table(f"{name}: {len(study.names)} clients", heads, tuple(rows))
+
+
+def _best_rounds(part: Comparison) -> list[float]:
+    """The best accuracy of any round, per seed."""
+    curve = curves(part)
+    return [] if curve.empty else curve.groupby("seed")["accuracy"].max().tolist()
 
 
 def _grouped(count: float, score: float) -> tuple[Cell, Cell]:

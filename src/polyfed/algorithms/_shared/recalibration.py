@@ -69,9 +69,7 @@ def _newton(
             g[:, k] = (pz * v).sum(1) - picked + (theta[:, k] - 1) / counts
             H[:, :k, k] = H[:, k, :k] = (weighted * (z - pz[:, None])).sum(2)
             H[:, k, k] = (((p * z * z).sum(1) - pz**2) * v).sum(1) + 1 / counts
-        curvature, V = np.linalg.eigh(H)  # where there is none, no step
-        curvature[curvature <= 1e-15 * (k + 1) * curvature[:, -1:]] = np.inf
-        step = (V @ ((V.swapaxes(1, 2) @ g[:, :, None]) / curvature[:, :, None]))[:, :, 0]
+        step = _newton_step(g, H)
         step[there] = 0
         near = (g * step).sum(1)  # twice the gain that is left
         new, q = value(theta - step)
@@ -83,3 +81,10 @@ def _newton(
         if there.all():
             break
     return theta[:, k], theta[:, :k]
+
+
+def _newton_step(g: np.ndarray, H: np.ndarray) -> np.ndarray:
+    """[s, q] solutions of H step = g, without a step in directions that have no curvature. g: [s, q], H: [s, q, q]"""
+    curvature, V = np.linalg.eigh(H)
+    curvature[curvature <= 1e-15 * g.shape[1] * curvature[:, -1:]] = np.inf
+    return (V @ ((V.swapaxes(1, 2) @ g[:, :, None]) / curvature[:, :, None]))[:, :, 0]
