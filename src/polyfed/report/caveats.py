@@ -19,7 +19,7 @@ def calibration(study: Study, method: str) -> list[str]:
     if study.metric.name == "brier":
         return []
     shared = [*study.verdicts.mean.gains, *([study.verdicts.mean.reference] if study.verdicts.mean.reference else [])]
-    brier = {k: found for k in shared if (found := brier_scores(study, k))}
+    brier = {k: scores for k in shared if (scores := brier_scores(study, k))}
     if method not in brier:
         return []
     worse = {}
@@ -38,38 +38,38 @@ def calibration(study: Study, method: str) -> list[str]:
 
 
 def caveats(study: Study) -> list[str]:
-    found, first = [], study.verdicts.lead
+    lines, first = [], study.verdicts.lead
     if len(study.seeds) == 1 and first is None:
-        found.append("One seed: no spread can be given.")
+        lines.append("One seed: no spread can be given.")
     lacking = _lacking(study)
     if lacking:
-        found.append(
+        lines.append(
             f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
         )
     gain = study.verdicts.mean_gain(*first) if first is not None else None
     if gain is not None and gain.seeds == 1 and gain.known:
-        found.append(
+        lines.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
         )
     if first is not None:
-        found += _effort(study, *first)
+        lines += _effort(study, *first)
         apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
         if apart:
             verb = "has no seed" if len(apart) == 1 else "have no seeds"
-            found.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
+            lines.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
     diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
     if diverged:
-        found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
+        lines.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
     partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
     if partial:
-        found.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
-    return found
+        lines.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
+    return lines
 
 
 def _lacking(study: Study) -> list[str]:
     """The clients with samples that lack the metric that leads, with how often where not always."""
     runs = [(r, r.values()) for label in study.labels for r in study.counted(label)]
-    found = []
+    lacking = []
     for name in study.names:
         mine = [
             v.get(name, math.nan)
@@ -78,16 +78,16 @@ def _lacking(study: Study) -> list[str]:
         ]
         bad = sum(map(math.isnan, mine))
         if bad:
-            found.append(name if bad == len(mine) else f"{name} ({bad} of {len(mine)} runs)")
-    return found
+            lacking.append(name if bad == len(mine) else f"{name} ({bad} of {len(mine)} runs)")
+    return lacking
 
 
 def _effort(study: Study, method: str, reference: str) -> list[str]:
     """Say what it would take to see a small gain here."""
-    found = study.verdicts.effort(method, reference)
-    if found is None:
+    needed = study.verdicts.effort(method, reference)
+    if needed is None:
         return []
-    gain, seeds, times = found
+    gain, seeds, times = needed
     scale, now = words.Scale(study.metric), len(study.verdicts.paired(method, reference))
     text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
     text = f"A gain of {text.replace('.0 points', ' points')} in the mean"

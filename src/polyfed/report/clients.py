@@ -38,7 +38,7 @@ def client_table(study: Study, every: bool | None = None) -> Table:
 
 def _compared(study: Study, every: bool | None) -> Table:
     scale, grids = words.Scale(study.metric), study.verdicts.grids
-    found = {k: grids[k] for k in study.verdicts.ranked if k in grids}
+    ranked = {k: grids[k] for k in study.verdicts.ranked if k in grids}
     verdicts = study.verdicts.clients
     samples = mean_samples(study, study.split)
     first, names = study.verdicts.lead, study.names
@@ -52,7 +52,7 @@ def _compared(study: Study, every: bool | None) -> Table:
         else ""
     )
     columns = ["client<", *["verdict<", f"gain over {against}", "95 % interval"] * bool(reference)]
-    columns += [f"{study.split} samples", *found, *["advice<"] * bool(reference)]
+    columns += [f"{study.split} samples", *ranked, *["advice<"] * bool(reference)]
     rows = []
     for n in names:
         v = verdicts[n]
@@ -60,7 +60,7 @@ def _compared(study: Study, every: bool | None) -> Table:
         if first:
             cells += _gain(v, scale, first[0])
         cells.append(Cell(f"{samples[n]:.0f}", {"samples": samples[n]}))
-        for label, grid in found.items():
+        for label, grid in ranked.items():
             mean, std = mean_of(grid.of(n)), sample_std(grid.of(n))
             raw = {f"{label}_mean": mean, f"{label}_std": std}
             shown = scale.spread(mean, std) if math.isfinite(mean) or not samples[n] else "n/a"
@@ -69,12 +69,12 @@ def _compared(study: Study, every: bool | None) -> Table:
             mark = "quiet" if v.choice is None else "loss" if v.choice == v.reference else "gain"
             cells.append(Cell(v.text, {"advice": v.text, "best": v.best}, mark))
         rows.append(tuple(cells))
-    what = (
+    title = (
         f"Clients: the {ENDS} that gain most and the {ENDS} that gain least"
         if len(names) < len(study.names)
         else "Clients"
     )
-    return Table(what, tuple(columns), tuple(rows), tuple(_notes(study, verdicts, reference, first, ends)))
+    return Table(title, tuple(columns), tuple(rows), tuple(_notes(study, verdicts, reference, first, ends)))
 
 
 def _by_gain(names: list[str], gain: Mapping[str, float], ends: bool) -> list[str]:
@@ -92,9 +92,9 @@ def _gain(v: Verdict, scale: words.Scale, lead: str) -> list[Cell]:
         nothing = {"gain": None, "gain_of": None}
         return [Cell(v.text, {"verdict": v.text}, "quiet"), Cell("–", nothing), Cell("–", {"low": None, "high": None})]
     span = scale.range(g.low, g.high) if g.known else "–"
-    said = g.word or v.text
+    word = g.word or v.text
     return [
-        Cell(said, {"verdict": said}, MARKS[g.sign] or "quiet"),
+        Cell(word, {"verdict": word}, MARKS[g.sign] or "quiet"),
         Cell(scale.signed(g.mean), {"gain": g.mean, "gain_of": lead}, MARKS[g.sign]),
         Cell(span, {"low": g.low, "high": g.high}),
     ]
@@ -114,20 +114,20 @@ def _notes(
             notes.append(f"Shown are the {ENDS} clients that gain most and the {ENDS} that gain least.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
-        known = any(g.known for v in verdicts.values() for g in v.gains.values())
-        if known:
+        bounded = any(g.known for v in verdicts.values() for g in v.gains.values())
+        if bounded:
             joint = f", jointly over the {many} methods compared" if many > 1 else ""
-            what = "training sets of this size, splits" if seeds > 1 else "these trained models"
+            over = "training sets of this size, splits" if seeds > 1 else "these trained models"
             notes.append(
                 f"Differences are paired over {words.count(seeds, 'seed')} (same seed, same split). The interval is of "
-                f"the gain on new samples of the client, over {what} and test samples, at 95 %{joint}; verdicts hold "
+                f"the gain on new samples of the client, over {over} and test samples, at 95 %{joint}; verdicts hold "
                 "jointly over all clients (Holm), so that an interval may leave zero out without one."
             )
         elif seeds < 2:
             notes.append("One seed: differences are given, but no spread and so no verdict.")
         elif why := {g.why for v in verdicts.values() for g in v.gains.values()} - {"", pairs.UNPAIRED}:
             notes.append(f"Differences are given, but no interval: {'; '.join(map(pairs.reason, sorted(why)))}.")
-        if known and all(e.spread.sampling is None for e in study.verdicts.evidence(*first)[0].values()):
+        if bounded and all(e.spread.sampling is None for e in study.verdicts.evidence(*first)[0].values()):
             notes.append(
                 "What each sample adds to the score is not known, so the intervals are Nadeau and Bengio's, which are "
                 "longer."
@@ -145,8 +145,8 @@ def _notes(
 
 def _single(study: Study, every: bool | None) -> Table:
     """With nothing to compare: the clients by their metric."""
-    scale, found = words.Scale(study.metric), study.verdicts.grids
-    label, grid = next(iter(found.items()), (study.labels[0], None))
+    scale, grids = words.Scale(study.metric), study.verdicts.grids
+    label, grid = next(iter(grids.items()), (study.labels[0], None))
     value = grid.per_client() if grid else {}
     samples = {s: mean_samples(study, s) for s in dict.fromkeys(("train", study.split))}
     names = [n for n in study.names if math.isfinite(value.get(n, math.nan))]
@@ -163,14 +163,14 @@ def _single(study: Study, every: bool | None) -> Table:
         raw = {f"{label}_mean": mean, f"{label}_std": std}
         shown = scale.spread(mean, std) if math.isfinite(mean) else "n/a"
         rows.append((Cell(n, {"client": n}), *counts, Cell(shown, raw)))
-    what = f"Clients: the {ENDS} best and the {ENDS} worst" if len(names) < len(study.names) and ends else "Clients"
+    title = f"Clients: the {ENDS} best and the {ENDS} worst" if len(names) < len(study.names) and ends else "Clients"
     notes = [] if rows else ["The run ended before it wrote results per client."]
     if lacking:
         notes.append(f"n/a: {study.metric.lacks} ({words.count(len(lacking), 'client')}).")
     if len(names) < len(study.names) and ends:
         notes.append(f"Shown are the {ENDS} clients with the best results and the {ENDS} with the worst.")
     columns = ("client<", *(f"{s} samples" for s in samples), f"{label}: {scale.header}")
-    return Table(what, columns, tuple(rows), tuple(notes + _notes(study, {}, None, None, False)))
+    return Table(title, columns, tuple(rows), tuple(notes + _notes(study, {}, None, None, False)))
 
 
 @checked
@@ -194,10 +194,10 @@ def gain_table(study: Study) -> Table | None:
     scale, reference = words.Scale(study.metric), first[1]
     rows = []
     for label in (k for k in study.verdicts.ranked if k != reference and study.role(k) != "own"):
-        found = [g for g in study.verdicts.gains(label, reference).values() if math.isfinite(g.mean)]
-        if found:
-            quantiles = _quantiles(found, scale, len(study.names) >= QUANTILES)
-            rows.append((Cell(label, {"method": label}), *_counts(found), *quantiles))
+        gains = [g for g in study.verdicts.gains(label, reference).values() if math.isfinite(g.mean)]
+        if gains:
+            quantiles = _quantiles(gains, scale, len(study.names) >= QUANTILES)
+            rows.append((Cell(label, {"method": label}), *_counts(gains), *quantiles))
     note = f"Gain: {scale.name} minus that of {reference}, paired over seeds, positive when better."
     if study.metric.sign < 0:
         note = f"Gain: {scale.name} of {reference} minus that of the method, paired over seeds, positive when better."
@@ -219,16 +219,16 @@ CUT = (
 )
 
 
-def _counts(found: list[Interval]) -> list[Cell]:
-    counts, names = tally(found) or (None,) * 3, ("gain", "lose", "undecided")
+def _counts(gains: list[Interval]) -> list[Cell]:
+    counts, names = tally(gains) or (None,) * 3, ("gain", "lose", "undecided")
     return [
         Cell("–" if k is None else str(k), {name: k}, mark if k else "")
         for k, name, mark in zip(counts, names, ("gain", "loss", ""), strict=True)
     ]
 
 
-def _quantiles(found: list[Interval], scale: words.Scale, whole: bool) -> list[Cell]:
-    cut = np.quantile([g.mean for g in found], [q for _, _, q in CUT])
+def _quantiles(gains: list[Interval], scale: words.Scale, whole: bool) -> list[Cell]:
+    cut = np.quantile([g.mean for g in gains], [q for _, _, q in CUT])
     cells = [Cell(scale.signed(float(v)), {name: float(v)}) for (_, name, _), v in zip(CUT, cut, strict=True)]
     return cells if whole else [cells[0], cells[-1]]
 

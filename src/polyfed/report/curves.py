@@ -82,23 +82,23 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
 
 def privacy_figure(study: Study) -> Figure | None:
     """The cost of each epsilon against no privacy: the mean over sites with its 95 % interval, a thin line per site."""
-    if not (found := epsilons(study)):
+    if not (levels := epsilons(study)):
         return None
-    scale, place = words.Scale(study.metric), np.arange(len(found))
-    means = [study.verdicts.mean_gain(label_of(e), OPEN) for e in found]
+    scale, place = words.Scale(study.metric), np.arange(len(levels))
+    means = [study.verdicts.mean_gain(label_of(e), OPEN) for e in levels]
     with styled():
         figure, (axes,) = canvas(height=3.2)
         for name in study.names:
-            gains = [study.verdicts.gains(label_of(e), OPEN)[name].mean * scale.factor for e in found]
+            gains = [study.verdicts.gains(label_of(e), OPEN)[name].mean * scale.factor for e in levels]
             axes.plot(place, gains, color=QUIET, linewidth=0.8, zorder=1)
             axes.annotate(name, (place[-1], gains[-1]), (4, 0), textcoords="offset points", color=QUIET, va="center")
         mean, low, high = (np.array([getattr(g, k) for g in means]) * scale.factor for k in ("mean", "low", "high"))
         axes.plot(place, mean, color=INK, linewidth=1.6, zorder=3, marker="o")
         axes.vlines(place, low, high, color=INK, linewidth=1.2, zorder=2)
-        hover(axes, [*place], [*mean], [said(e, g, scale) for e, g in zip(found, means, strict=True)])
+        hover(axes, [*place], [*mean], [said(e, g, scale) for e, g in zip(levels, means, strict=True)])
         axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_xticks(place, [f"{e:g}" for e in found])
-        axes.set_xlim(-0.3, len(found) - 0.5)
+        axes.set_xticks(place, [f"{e:g}" for e in levels])
+        axes.set_xlim(-0.3, len(levels) - 0.5)
         axes.set_xlabel("epsilon")
         axes.set_ylabel(f"against no privacy, {'points' if scale.percent else scale.name}")
     return figure

@@ -32,12 +32,12 @@ def distribution_figure(parts: Parts, flagged: Mapping[str, Sequence[str]], acro
         axes = figure.subplots(rows, across, squeeze=False, sharey=True)
         for ax, name in zip(axes.flat, names, strict=False):
             colours = [VERMILLION if site in flagged.get(name, ()) else BLUE for site in sites]
-            found = [drawn[name].get(site) for site in sites]
-            _bars(ax, found, colours) if _shared(drawn[name]) else _lines(ax, found, colours)
-            said = [
-                f"{site}: {part.shown}" if part is not None else site for site, part in zip(sites, found, strict=True)
+            each = [drawn[name].get(site) for site in sites]
+            _bars(ax, each, colours) if _shared(drawn[name]) else _lines(ax, each, colours)
+            texts = [
+                f"{site}: {part.shown}" if part is not None else site for site, part in zip(sites, each, strict=True)
             ]
-            hover(ax, [sum(ax.get_xlim()) / 2] * len(sites), range(len(sites)), said)
+            hover(ax, [sum(ax.get_xlim()) / 2] * len(sites), range(len(sites)), texts)
             ax.set_title(short(name, 30), loc="left")
             ax.set_yticks(range(len(sites)), [short(site) for site in sites])
             ax.set_ylim(len(sites) - 0.5, -0.5)
@@ -56,8 +56,8 @@ def _shared(at: Mapping[str, Part]) -> bool:
     return all(part.values for part in at.values()) and not any(map(_spread, at.values()))
 
 
-def _lines(ax: Axes, found: Sequence[Part | None], colours: Sequence[str]) -> None:
-    for y, (part, colour) in enumerate(zip(found, colours, strict=True)):
+def _lines(ax: Axes, parts: Sequence[Part | None], colours: Sequence[str]) -> None:
+    for y, (part, colour) in enumerate(zip(parts, colours, strict=True)):
         if part is None or part.quantiles is None:
             continue
         low, first, middle, third, high = part.quantiles
@@ -66,14 +66,14 @@ def _lines(ax: Axes, found: Sequence[Part | None], colours: Sequence[str]) -> No
         ax.plot(middle, y, "o", color=colour, markersize=4)
 
 
-def _bars(ax: Axes, found: Sequence[Part | None], colours: Sequence[str]) -> None:
+def _bars(ax: Axes, parts: Sequence[Part | None], colours: Sequence[str]) -> None:
     """Shares of each value, the same value at the same place of the order at every site."""
     total: dict[str, int] = {}
-    for part in found:
+    for part in parts:
         for text, rows in (part.values or {} if part is not None else {}).items():
             total[text] = total.get(text, 0) + rows
     order = sorted(total, key=lambda text: -total[text])
-    for y, (part, colour) in enumerate(zip(found, colours, strict=True)):
+    for y, (part, colour) in enumerate(zip(parts, colours, strict=True)):
         left, values = 0.0, (part.values or {}) if part is not None else {}
         for k, text in enumerate(order):
             share = values.get(text, 0) / max(1, sum(values.values()))

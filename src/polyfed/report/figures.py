@@ -50,14 +50,14 @@ def spread_figure(study: Study) -> Figure | None:
         None for fewer than two clients with results.
     """
     order, grids = study.verdicts.ranked, study.verdicts.grids
-    known = {k: {n: v for n, v in grids[k].per_client().items() if np.isfinite(v)} for k in order if k in grids}
-    found = {k: np.array([*v.values()]) for k, v in known.items() if v}
-    if not found or max(map(len, found.values())) < 2:
+    scores = {k: {n: v for n, v in grids[k].per_client().items() if np.isfinite(v)} for k in order if k in grids}
+    drawn = {k: np.array([*v.values()]) for k, v in scores.items() if v}
+    if not drawn or max(map(len, drawn.values())) < 2:
         return None
     scale, look = words.Scale(study.metric), looks(order, study.verdicts.roles)
     with styled():
-        figure, (axes,) = canvas(height=1.1 + 0.42 * len(found))
-        for i, (label, values) in enumerate(found.items()):
+        figure, (axes,) = canvas(height=1.1 + 0.42 * len(drawn))
+        for i, (label, values) in enumerate(drawn.items()):
             v, colour = values * scale.factor, look[label].color
             offset = (np.arange(len(v)) * 0.618034 % 1 - 0.5) * 0.44  # spread evenly, and the same every time
             if len(v) <= FEW:
@@ -76,10 +76,10 @@ def spread_figure(study: Study) -> Figure | None:
             many = len(v) > POINTS
             axes.scatter(v, i + offset, s=size, color=colour, alpha=0.85, zorder=2.5, rasterized=many, **edge)
             if not many:
-                said = [f"{n}, {label}: {scale.number(x)}{scale.unit}" for n, x in known[label].items()]
-                hover(axes, [*v], [*(i + offset)], said)
-        axes.set_yticks(range(len(found)), [legend_name(k) for k in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
+                texts = [f"{n}, {label}: {scale.number(x)}{scale.unit}" for n, x in scores[label].items()]
+                hover(axes, [*v], [*(i + offset)], texts)
+        axes.set_yticks(range(len(drawn)), [legend_name(k) for k in drawn])
+        axes.set_ylim(len(drawn) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{study.split} {scale.header} (one dot per client)")
     return figure
@@ -109,13 +109,13 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     if first is None:
         return None
     scale, label, reference = words.Scale(study.metric), method or first[0], first[1]
-    found = {n: g for n, g in study.verdicts.gains(label, reference).items() if np.isfinite(g.mean)}
-    if not found:
+    gains = {n: g for n, g in study.verdicts.gains(label, reference).items() if np.isfinite(g.mean)}
+    if not gains:
         return None
-    names = sorted(found, key=lambda n: found[n].mean)
+    names = sorted(gains, key=lambda n: gains[n].mean)
     overall = study.verdicts.mean_gain(label, reference, max(len(study.verdicts.mean.gains), 1))
-    mean, low, high = (np.array([getattr(found[n], k) for n in names]) * scale.factor for k in ("mean", "low", "high"))
-    clear = np.array([found[n].sign or 0 for n in names])
+    mean, low, high = (np.array([getattr(gains[n], k) for n in names]) * scale.factor for k in ("mean", "low", "high"))
+    clear = np.array([gains[n].sign or 0 for n in names])
     colour = np.where(clear > 0, GREEN, np.where(clear < 0, VERMILLION, QUIET))
     place = np.arange(len(names))
     named = len(names) <= NAMED
@@ -132,7 +132,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}
         axes.scatter(x, y, c=list(face), edgecolors=list(colour), **look)
         if not many:
-            hover(axes, [*x], [*y], [f"{n}: {_said(found[n], scale)}" for n in names])
+            hover(axes, [*x], [*y], [f"{n}: {_said(gains[n], scale)}" for n in names])
         text = f"gain of {label} over {reference}, {'points' if scale.percent else scale.name}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)
@@ -197,11 +197,11 @@ def client_figure(study: Study) -> Figure | None:
         None for one method alone, and for more than 30 clients.
     """
     scale, order, grids = words.Scale(study.metric), study.verdicts.ranked, study.verdicts.grids
-    look, found = looks(order, study.verdicts.roles), {k: grids[k].per_client() for k in order if k in grids}
-    names = [n for n in study.names if any(math.isfinite(v[n]) for v in found.values())]
-    if len(found) < 2 or not 0 < len(names) <= NAMED:
+    look, scores = looks(order, study.verdicts.roles), {k: grids[k].per_client() for k in order if k in grids}
+    names = [n for n in study.names if any(math.isfinite(v[n]) for v in scores.values())]
+    if len(scores) < 2 or not 0 < len(names) <= NAMED:
         return None
-    values = {k: np.array([v[n] for n in names]) * scale.factor for k, v in found.items()}
+    values = {k: np.array([v[n] for n in names]) * scale.factor for k, v in scores.items()}
     low, high = (end(np.array(list(values.values())), axis=0) for end in (np.nanmin, np.nanmax))
     place = np.arange(len(names))
     with styled():
@@ -214,8 +214,8 @@ def client_figure(study: Study) -> Figure | None:
                 v, place, linestyle="none", color=colour, marker=marker, label=legend_name(label),
                 markersize=3.5 if grey else 5.5, zorder=1.5 if grey else 2,
             )  # fmt: skip
-            said = [f"{n}, {label}: {scale.number(found[label][n])}{scale.unit}" for n in names]
-            hover(axes, [*v], [*place], said)
+            texts = [f"{n}, {label}: {scale.number(scores[label][n])}{scale.unit}" for n in names]
+            hover(axes, [*v], [*place], texts)
         axes.set_yticks(place, [short(n) for n in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(f"{study.split} {scale.header}")

@@ -93,11 +93,11 @@ def _by_class(tested: np.ndarray, classes: np.ndarray, of_two: int) -> tuple[flo
 
     The latter two are weighted by the class's part of the score.
     """
-    known = [tested & (classes == k) for k in np.unique(classes[classes >= 0])]
-    there = np.sum([mine.any(1) for mine in known], axis=0) + np.zeros(len(tested))  # classes in every split
+    by_class = [tested & (classes == k) for k in np.unique(classes[classes >= 0])]
+    there = np.sum([mine.any(1) for mine in by_class], axis=0) + np.zeros(len(tested))  # classes in every split
     part = 1 / np.where(there > 2, there, of_two)[:, None]
     most, alone, half = math.inf, np.zeros(tested.shape[1]), 0.0
-    for mine in known:
+    for mine in by_class:
         alone += (part * (mine & (mine.sum(1, keepdims=True) == 1))).sum(0)
         half += float(part.mean()) ** 2 * _half_a_sample(mine.sum(0))
         size = int(mine.any(0).sum())
@@ -117,15 +117,15 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
     sampling = float(each.sum()) / n**2
     ids = [s.ids for s in sites if s.ids is not None]
     # a sample that several sites test is one: its parts are summed before they are squared
-    if len(ids) == n and len(known := np.unique(every := np.concatenate(ids))) < len(every):
+    if len(ids) == n and len(distinct := np.unique(every := np.concatenate(ids))) < len(every):
         parts = np.concatenate([s.parts for s in sites if s.parts is not None]) / n
-        shared = np.bincount(known.searchsorted(every), parts)
+        shared = np.bincount(distinct.searchsorted(every), parts)
         sampling += max(0.0, float(shared @ shared - parts @ parts))
         freedom = min(freedom, _freedom(shared))
     return Spread(means, sampling, float(freedom), floor=floor, rare=any(s.rare for s in sites))
 
 
-def variance(found: Spread, share: float | None) -> tuple[float, float]:
+def variance(spread: Spread, share: float | None) -> tuple[float, float]:
     """(variance of the mean gain, degrees of freedom by Satterthwaite); NaN if nothing varies that could show chance.
 
     `share` is f, the tested share where splits are drawn anew. None: every split tests the same samples, and the gain
@@ -133,19 +133,19 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     """
     # a + s^2 max(1/S, f/(1 - f)/3), s^2 the variance of the S gains: the second term is that of S independent gains and
     # stops falling where more splits only repeat the same training samples; benchmarks/coverage.py chose this
-    splits, a = len(found.means), found.sampling
+    splits, a = len(spread.means), spread.sampling
     if splits < 2:
-        return (math.nan, math.nan) if a is None or (not a and found.gain) else (a, found.freedom)
-    between = float(found.means.var(ddof=1))
+        return (math.nan, math.nan) if a is None or (not a and spread.gain) else (a, spread.freedom)
+    between = float(spread.means.var(ddof=1))
     if a is None:
-        between = max(between if np.ptp(found.means) > EPSILON * abs(found.gain) else 0.0, found.floor**2)
+        between = max(between if np.ptp(spread.means) > EPSILON * abs(spread.gain) else 0.0, spread.floor**2)
     shared = 0.0 if share is None else share / (1 - share)
     if a is None:  # Nadeau and Bengio, Machine Learning 52 (2003)
         return between * (1 / splits + shared) or math.nan, splits - 1.0
     b = between * max(1 / splits, shared / 3)
-    if not a + b and found.gain:
+    if not a + b and spread.gain:
         return math.nan, math.nan
-    scale = a**2 / found.freedom + b**2 / (splits - 1)
+    scale = a**2 / spread.freedom + b**2 / (splits - 1)
     return a + b, (a + b) ** 2 / scale if scale > 0 else math.inf
 
 
@@ -165,27 +165,27 @@ def holm(p: np.ndarray) -> np.ndarray:
     """[k] bool: significant at 5 % over all k together (Holm, Scandinavian Journal of Statistics 6, 1979); not NaN."""
     p = np.asarray(p, dtype=float)
     order = np.argsort(p)  # NaN goes last
-    known = int(np.isfinite(p).sum())
-    passed = p[order[:known]] * np.arange(known, 0, -1) <= 1 - LEVEL
+    finite = int(np.isfinite(p).sum())
+    passed = p[order[:finite]] * np.arange(finite, 0, -1) <= 1 - LEVEL
     clear = np.zeros(len(p), dtype=bool)
-    clear[order[:known]] = np.logical_and.accumulate(passed)
+    clear[order[:finite]] = np.logical_and.accumulate(passed)
     return clear
 
 
 # power
 
 
-def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) -> float:
+def seen(spread: Spread, share: float | None, splits: int, comparisons: int = 1) -> float:
     """The gain that `splits` splits of these samples would show as clear four times in five."""
-    now, a = len(found.means), found.sampling
+    now, a = len(spread.means), spread.sampling
     if now < 2 and (share is not None or a is None):
         return math.nan
     if a is not None and share is not None:  # stable models: in proportion to 1 + (1 - f)/(S f)
         a *= (1 + (1 - share) / (splits * share)) / (1 + (1 - share) / (now * share))
-    std = float(found.means.std(ddof=1)) if now > 1 else 0.0
+    std = float(spread.means.std(ddof=1)) if now > 1 else 0.0
     planned = np.array([1.0, -1.0] * (splits // 2) + [0.0] * (splits % 2))  # of the spread that was seen
     size = planned.std(ddof=1) if splits > 1 else 1.0
-    var, freedom = variance(replace(found, means=planned * std / size, sampling=a), share)
+    var, freedom = variance(replace(spread, means=planned * std / size, sampling=a), share)
     if not math.isfinite(var):
         return math.nan
     return half_width(var, freedom, comparisons) + float(ndtri(POWER)) * math.sqrt(var)
@@ -199,12 +199,12 @@ class Needed:
     times: float  # as many samples, with the splits there are
 
 
-def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
+def needed(spread: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
     """Effort to see `gain` as clear four times in five; None where nothing is known of the spread."""
-    now = len(found.means)
-    here = seen(found, share, now, comparisons)
+    now = len(spread.means)
+    here = seen(spread, share, now, comparisons)
     if not math.isfinite(here):
         return None
     # the variance shrinks in proportion to more samples; splits of a fixed test set are training seeds
-    splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
+    splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(spread, share, k, comparisons))
     return Needed(splits if 1 < now and splits <= MOST else None, max(1.0, (here / gain) ** 2))

@@ -92,12 +92,12 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
 
 def cluster_figure(run: Numbers) -> Figure | None:
     """The clusters that a method found: counted against the true ones, or their sizes where those are unknown."""
-    found, true = run.findings.clusters, run.about.clusters
-    if not found or len(found) != run.n:
+    clusters, true = run.findings.clusters, run.about.clusters
+    if not clusters or len(clusters) != run.n:
         return None
-    columns, assigned = np.unique(np.array(found), return_inverse=True)
+    columns, assigned = np.unique(np.array(clusters), return_inverse=True)
     with styled():
-        if not true or len(true) != len(found):
+        if not true or len(true) != len(clusters):
             sizes = np.bincount(assigned)
             figure, (axes,) = canvas(height=2.6)
             axes.bar(np.arange(len(sizes)), sizes, color=categories(len(sizes)) if len(sizes) <= 6 else BLUE, width=0.8)

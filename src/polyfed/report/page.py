@@ -119,7 +119,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
     return page(_title(study), _what(study), _answer(study) + _caveats(study), sections, _versions(study))
 
 
-def page(title: str, what: str, top: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
+def page(title: str, subtitle: str, top: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
     """A whole page. `top` and the sections are HTML, the rest is text; sections without content are left out."""
     css, script = _part("page.css"), _part("page.js")
     code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -140,7 +140,7 @@ def page(title: str, what: str, top: str, sections: Iterable[tuple[str, str]], f
 <body>
 <header>
 <h1>{escape(title)}</h1>
-<p class="what">{escape(what)}</p>
+<p class="what">{escape(subtitle)}</p>
 </header>
 <main>
 {top}
@@ -173,13 +173,13 @@ def figure(d: Drawing, beside: str = "") -> str:
 
 
 def _answer(study: Study) -> str:
-    against, found = lines(study)
+    against, clients = lines(study)
     rows = "".join(
         f'<li class="{x.mark}"><b>{escape(x.name)}</b>: {verdict}{_prose(x.text)}</li>'
-        for x in found
+        for x in clients
         for verdict in [f"<span>{x.verdict}</span>, " if x.verdict else ""]
     )
-    each = f'<p class="against">{_prose(against)}:</p>\n<ul class="lines">{rows}</ul>' if found else ""
+    each = f'<p class="against">{_prose(against)}:</p>\n<ul class="lines">{rows}</ul>' if clients else ""
     rest = " ".join(details(study))
     return (
         f'<div class="answer"><p class="headline">{_prose(headline(study))}</p>\n{each}'
@@ -203,16 +203,16 @@ def _what(study: Study) -> str:
     if len(study.labels) > 1:
         parts.append(f"{len(study.labels)} methods")
     if name := study.first.config.model.get("name"):
-        found = study.first.summary
-        size, frozen, own = found.parameters, found.frozen_bytes, found.trained_bytes or 0
+        summary = study.first.summary
+        size, frozen, own = summary.parameters, summary.frozen_bytes, summary.trained_bytes or 0
         whole = f" trained, {words.size(own)} of {words.size(own + frozen)}" if frozen else ""
         parts.append(f"model {name}" + (f" ({size:,} parameters{whole})" if size else ""))
     return " · ".join(p for p in parts if p)
 
 
 def _notes(study: Study) -> list[str]:
-    found = dict.fromkeys(n for r in study.runs for n in r.about.notes)
-    return sorted(found, key=lambda note: not note.startswith(CHECK))
+    notes = dict.fromkeys(n for r in study.runs for n in r.about.notes)
+    return sorted(notes, key=lambda note: not note.startswith(CHECK))
 
 
 def _caveats(study: Study) -> str:
@@ -225,15 +225,15 @@ def _caveats(study: Study) -> str:
 
 def _privacy(study: Study) -> str:
     """The privacy of the runs, whom one has to trust and what is not covered; a simulation is called one."""
-    said: dict[tuple[str, ...], list[str]] = {}
+    labels_of: dict[tuple[str, ...], list[str]] = {}
     for run in study.runs:
-        if found := run.config.privacy_says:
-            said.setdefault(tuple(map(str, found)), []).append(run.label)
+        if claims := run.config.privacy_says:
+            labels_of.setdefault(tuple(map(str, claims)), []).append(run.label)
     parts = [
         f"<p><b>{escape(', '.join(dict.fromkeys(labels)))}</b></p><ul>"
         + "".join(f"<li>{_prose(line)}</li>" for line in lines)
         + "</ul>"
-        for lines, labels in said.items()
+        for lines, labels in labels_of.items()
     ]
     return "<p>A simulation on one machine.</p>" + "".join(parts) if parts else ""
 
@@ -267,7 +267,7 @@ def _figures(study: Study) -> list[Drawing]:
     start = " The axis starts where the curves differ; the first rounds may lie outside."
     box = "; box: the quartiles" if len(study.names) > FEW else ""
     dots = f"One dot per client (mean over seeds); thick line: the median{box}."
-    found: list[tuple[str, Figure | None, str, str]] = []
+    figures: list[tuple[str, Figure | None, str, str]] = []
     if first:
         how = "95 % intervals, paired over seeds; in colour: clear jointly over clients, and for the mean."
         if len(study.names) > POINTS:
@@ -275,11 +275,11 @@ def _figures(study: Study) -> list[Drawing]:
         if not any(g.known for g in study.verdicts.gains(*first).values()):
             how = "Too few seeds or samples for intervals."
         how += _missing(study, *first)
-        found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
+        figures.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     against = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
-    found.append(("privacy", privacy_figure(study), "What does privacy cost?", against))
-    found += _of_probabilities(study)
-    found += [
+    figures.append(("privacy", privacy_figure(study), "What does privacy cost?", against))
+    figures += _of_probabilities(study)
+    figures += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
         ("spread", spread_figure(study), "Spread over clients", dots),
         ("rounds", metric_figure(study), f"{metric} over rounds", f"Mean over clients; {seeds}.{start}"),
@@ -294,17 +294,17 @@ def _figures(study: Study) -> list[Drawing]:
     for key, draw, title in (("clusters", cluster_figure, "Clusters"), ("mixing", mixing_figure, "Mixing")):
         run = representative(study, key)
         if run is not None:
-            found.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
-    return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
+            figures.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
+    return [Drawing(name, figure, title, text) for name, figure, title, text in figures if figure is not None]
 
 
 def _of_probabilities(study: Study) -> list[tuple[str, Figure | None, str, str]]:
     """Calibration and decision curves, with what they rest on and the Brier scores in words."""
-    found = told(study)
-    scores = {label: of.values() for label in found if (of := brier_scores(study, label))}
+    curves = told(study)
+    scores = {label: of.values() for label in curves if (of := brier_scores(study, label))}
     each = ", ".join(f"{label} {words.figures(float(np.mean([*of])))}" for label, of in scores.items())
     over = f"Test samples of all clients{' and seeds' if len(study.seeds) > 1 else ''}"
-    lead = study.verdicts.lead[0] if study.verdicts.lead else next(iter(found), "")
+    lead = study.verdicts.lead[0] if study.verdicts.lead else next(iter(curves), "")
     tenths = f"{over}, in groups of about the same probability; on the line: as predicted. "
     tenths += f"Brier score (lower is better): {each}."
     if 1 < len(study.names) <= DRAWN:
@@ -362,13 +362,13 @@ def _data_figure(study: Study) -> list[Drawing]:
         which = "Samples of every client."
     if len(study.seeds) > 1:
         which += f" Seed {study.first.seed}; the split differs between seeds."
-    found = [("partition", partition_figure(study), "What each client holds", which)]
+    drawn = [("partition", partition_figure(study), "What each client holds", which)]
     audit = study.first.about.audit
     columns, flagged = {n: a.sites for n, a in audit.items()}, {n: a.flagged for n, a in audit.items()}
     which = "Numbers: median, the middle half and the middle nine tenths; values: shares of rows. In orange: sites of "
     which += f"which the notes above say \u201c{CHECK.rstrip(': ')}\u201d."
-    found.append(("audit", distribution_figure(columns, flagged, across=2), "Columns that differ between sites", which))
-    return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
+    drawn.append(("audit", distribution_figure(columns, flagged, across=2), "Columns that differ between sites", which))
+    return [Drawing(name, figure, title, text) for name, figure, title, text in drawn if figure is not None]
 
 
 def _settings(study: Study) -> str:
@@ -390,10 +390,10 @@ def _settings(study: Study) -> str:
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = {}
+    flat = {}
     for key, value in config.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
 
 
 def _value(value: Any) -> str:
@@ -401,9 +401,9 @@ def _value(value: Any) -> str:
 
 
 def _versions(study: Study) -> str:
-    found = [r.config.versions for r in study.runs]
-    keys = dict.fromkeys(k for v in found for k in v)
-    told = [f"{k} {' / '.join(dict.fromkeys(str(v[k]) for v in found if k in v))}" for k in keys]
+    versions = [r.config.versions for r in study.runs]
+    keys = dict.fromkeys(k for v in versions for k in v)
+    told = [f"{k} {' / '.join(dict.fromkeys(str(v[k]) for v in versions if k in v))}" for k in keys]
     runs = words.count(len(study.runs), "run")
     methods = len(study.verdicts.grids)
     return " · ".join([f"{runs}, {words.count(methods, 'method')} with results", *told])

@@ -128,8 +128,8 @@ class Verdict:
         """The method whose gain belongs beside the verdict: the chosen one, else the best of those compared."""
         if self.choice in self.gains:
             return self.choice
-        known = {label: g.mean for label, g in self.gains.items() if math.isfinite(g.mean)}
-        return max(known, key=lambda label: known[label]) if known else None
+        finite = {label: g.mean for label, g in self.gains.items() if math.isfinite(g.mean)}
+        return max(finite, key=lambda label: finite[label]) if finite else None
 
 
 UNCLEAR = "no clear difference"
@@ -242,15 +242,15 @@ def _sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: f
     if not parts or not len(means):
         return Spread(means, floor=floor), False
     alike = len(parts) > 1 and all(np.array_equal(parts[0][0], samples) for samples, _ in parts[1:])
-    known, place = np.unique(np.concatenate([samples for samples, _ in parts]), axis=0, return_inverse=True)
-    values = np.full((len(parts), len(known)), math.nan)
+    distinct, place = np.unique(np.concatenate([samples for samples, _ in parts]), axis=0, return_inverse=True)
+    values = np.full((len(parts), len(distinct)), math.nan)
     row = np.repeat(np.arange(len(parts)), [len(samples) for samples, _ in parts])
     values[row, place.reshape(-1)] = np.concatenate([v for _, v in parts])
     if np.isfinite(values).any(1).sum() != len(means):
         return Spread(means, floor=floor), alike
-    span, classes = metric.span if math.isfinite(metric.span) else 0.0, known[:, 1] if metric.classwise else None
-    found = intervals.spread(values, span, known[:, 0], classes, metric.classwise, metric.guesses)
-    return replace(found, means=means, floor=floor), alike
+    span, classes = metric.span if math.isfinite(metric.span) else 0.0, distinct[:, 1] if metric.classwise else None
+    spread = intervals.spread(values, span, distinct[:, 0], classes, metric.classwise, metric.guesses)
+    return replace(spread, means=means, floor=floor), alike
 
 
 def floor(metric: Metric, share: float, total: int) -> float:
@@ -259,15 +259,15 @@ def floor(metric: Metric, share: float, total: int) -> float:
     return 0.5 * span / max(round(share * total), 1)
 
 
-def together(found: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
+def together(sites: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
     """Evidence on the unweighted mean over clients; `means` [S] is needed where some lack a value in a split."""
-    whole = intervals.mean_spread([e.spread for e in found], means)
-    drawn = [e.share for e in found if e.share is not None]
+    whole = intervals.mean_spread([e.spread for e in sites], means)
+    drawn = [e.share for e in sites if e.share is not None]
     share = float(np.mean(drawn)) if drawn else None
-    return Evidence(whole, share, sum(e.samples for e in found), found[0].unit, found[0].range)
+    return Evidence(whole, share, sum(e.samples for e in sites), sites[0].unit, sites[0].range)
 
 
-def jointly(found: Sequence[Interval]) -> list[Interval]:
+def jointly(gains: Sequence[Interval]) -> list[Interval]:
     """Intervals with `clear` decided for all of them together (Holm)."""
-    clear = intervals.holm(np.array([g.p for g in found]))
-    return [replace(g, clear=bool(c)) for g, c in zip(found, clear, strict=True)]
+    clear = intervals.holm(np.array([g.p for g in gains]))
+    return [replace(g, clear=bool(c)) for g, c in zip(gains, clear, strict=True)]

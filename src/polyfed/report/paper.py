@@ -52,9 +52,9 @@ def _titles(studies: Sequence[Study]) -> list[str]:
     """Titles that tell the studies apart: the data set, and the partition or the metric where it takes them."""
     about = [(s.first.about.dataset or "own data", s.first.about.partition or "", s.metric.name) for s in studies]
     for used in (1, 2, 3):
-        found = [", ".join(filter(None, a[:used])) for a in about]
-        if found and len({*found}) == len(found):
-            return found
+        titles = [", ".join(filter(None, a[:used])) for a in about]
+        if titles and len({*titles}) == len(titles):
+            return titles
     raise RunError("a paper table takes runs on different data sets, partitions or metrics, and at least one of them")
 
 
@@ -73,8 +73,8 @@ def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
     worst = [_worst(row, metric) for row in grids[label].values]
     cells = []
     for values, two, best in ((mean, keys[:2], label == order[0] and len(order) > 1), (worst, keys[2:4], False)):
-        found = (mean_of(values), sample_std(values))
-        cells.append(Cell(scale.spread(*found), dict(zip(two, found, strict=True)), "best" if best else ""))
+        pair = (mean_of(values), sample_std(values))
+        cells.append(Cell(scale.spread(*pair), dict(zip(two, pair, strict=True)), "best" if best else ""))
     first = study.verdicts.lead
     if first is not None and _gains(study):
         own = label == first[1]
@@ -85,15 +85,15 @@ def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
 
 
 def _worst(values: np.ndarray, metric: Metric) -> float:
-    known = values[np.isfinite(values)]
-    return float(known[np.argmin(metric.merit(known))]) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite[np.argmin(metric.merit(finite))]) if len(finite) else math.nan
 
 
 def _notes(studies: Sequence[Study], names: Sequence[str]) -> list[str]:
-    found = ["Mean over clients at the last round, ± sample standard deviation over seeds. Methods by mean rank."]
+    notes = ["Mean over clients at the last round, ± sample standard deviation over seeds. Methods by mean rank."]
     for study, name in zip(studies, names, strict=True):
         first = study.verdicts.lead
         against = f", gains over {first[1]}" if first is not None and _gains(study) else ""
         seeds, clients = (words.count(len(x), k) for x, k in ((study.seeds, "seed"), (study.names, "client")))
-        found.append(f"{name}: {clients}, {seeds}, {study.split} samples{against}.")
-    return found
+        notes.append(f"{name}: {clients}, {seeds}, {study.split} samples{against}.")
+    return notes

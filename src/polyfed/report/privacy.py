@@ -22,12 +22,12 @@ def epsilons(study: Study) -> list[float]:
 # study: of the labels "open", "epsilon-8", ...
 def sentences(study: Study) -> list[str]:
     """The cost of privacy on average, then at each site, with paired 95 % intervals."""
-    found, scale, v = epsilons(study), words.Scale(study.metric), study.verdicts
-    sites = {"mean over sites": [v.mean_gain(label_of(e), OPEN) for e in found]}
+    levels, scale, v = epsilons(study), words.Scale(study.metric), study.verdicts
+    sites = {"mean over sites": [v.mean_gain(label_of(e), OPEN) for e in levels]}
     for name in study.names:
-        sites[name] = [v.gains(label_of(e), OPEN)[name] for e in found]
+        sites[name] = [v.gains(label_of(e), OPEN)[name] for e in levels]
     return [
-        f"{name}: " + ", ".join(said(e, g, scale) for e, g in zip(found, gains, strict=True))
+        f"{name}: " + ", ".join(said(e, g, scale) for e, g in zip(levels, gains, strict=True))
         for name, gains in sites.items()
     ]
 

@@ -20,8 +20,8 @@ def told(study: Study) -> Told:
     """{method: ([N] probabilities, [N] outcomes)} of the methods drawn, the best first; may be empty."""
     ranked = [k for k in study.verdicts.ranked if study.role(k) not in ("yardstick", "oracle")]
     first = [*dict.fromkeys([*(study.verdicts.lead or ()), *ranked])][:MOST]
-    found = {label: _joined(study, label) for label in ranked if label in first}
-    return {label: of for label, of in found.items() if len(of[0]) >= 2 * LEAST}
+    joined = {label: _joined(study, label) for label in ranked if label in first}
+    return {label: of for label, of in joined.items() if len(of[0]) >= 2 * LEAST}
 
 
 def _joined(study: Study, label: str) -> tuple[np.ndarray, np.ndarray]:
@@ -34,33 +34,33 @@ def _joined(study: Study, label: str) -> tuple[np.ndarray, np.ndarray]:
 
 def calibration_figure(study: Study) -> Figure | None:
     """Observed against predicted probability by tenths of the samples; hollow: the leading method at every client."""
-    found = told(study)
-    if not found:
+    curves = told(study)
+    if not curves:
         return None
     look = looks(study.verdicts.ranked, study.verdicts.roles)
     with styled():
         figure, (axes,) = canvas(height=3.9)
         axes.plot([0, 100], [0, 100], color=INK, linewidth=0.9)
-        for label, (p, y) in found.items():
+        for label, (p, y) in curves.items():
             groups = np.array_split(np.argsort(p, kind="stable"), max(2, min(GROUPS, len(p) // LEAST)))
-            x, seen = (100 * np.array([v[g].mean() for g in groups]) for v in (p, y))
+            x, observed = (100 * np.array([v[g].mean() for g in groups]) for v in (p, y))
             colour, marker, line = look[label]
-            axes.plot(x, seen, color=colour, marker=marker, linestyle=line, label=legend_name(label), markersize=5)
+            axes.plot(x, observed, color=colour, marker=marker, linestyle=line, label=legend_name(label), markersize=5)
             texts = [
                 f"{label}: predicted {a:.1f} %, seen {b:.1f} % of {len(g):,}"
-                for a, b, g in zip(x, seen, groups, strict=True)
+                for a, b, g in zip(x, observed, groups, strict=True)
             ]
-            hover(axes, x, seen, texts)
-        first = study.verdicts.lead[0] if study.verdicts.lead else next(iter(found))
+            hover(axes, x, observed, texts)
+        first = study.verdicts.lead[0] if study.verdicts.lead else next(iter(curves))
         sites = {n: pair for n in study.names if len((pair := _at(study, first, n))[0])}
         if 1 < len(sites) <= NAMED:
-            x, seen = (100 * np.array([pair[k].mean() for pair in sites.values()]) for k in (0, 1))
-            axes.scatter(x, seen, s=42, facecolor=PAPER, edgecolor=look[first].color, marker="D", zorder=3)
+            x, observed = (100 * np.array([pair[k].mean() for pair in sites.values()]) for k in (0, 1))
+            axes.scatter(x, observed, s=42, facecolor=PAPER, edgecolor=look[first].color, marker="D", zorder=3)
             texts = [
                 f"{n}, {first}: predicted {a:.1f} % on average, seen {b:.1f} %"
-                for n, a, b in zip(sites, x, seen, strict=True)
+                for n, a, b in zip(sites, x, observed, strict=True)
             ]
-            hover(axes, x, seen, texts)
+            hover(axes, x, observed, texts)
         axes.set_xlim(-3, 103)
         axes.set_ylim(-3, 103)
         axes.set_xlabel("predicted, %")
@@ -84,11 +84,11 @@ def benefit(p: np.ndarray, y: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 def benefit_figure(study: Study) -> Figure | None:
     """Decision curves: net benefit over the probability from which one acts, beside acting on all and on none."""
-    found = told(study)
-    if not found:
+    curves = told(study)
+    if not curves:
         return None
     look, x = looks(study.verdicts.ranked, study.verdicts.roles), 100 * THRESHOLDS
-    _, outcomes = next(iter(found.values()))
+    _, outcomes = next(iter(curves.values()))
     share = float(outcomes.mean())
     with styled():
         figure, (axes,) = canvas()
@@ -97,7 +97,7 @@ def benefit_figure(study: Study) -> Figure | None:
         axes.plot(x, everybody, color=QUIET, linewidth=0.9)
         some = [t for t in (0, 30, 60) if everybody[t] > 0]
         hover(axes, x[some], everybody[some], [f"acting on all: {everybody[t]:.3f} from {x[t]:.0f} %" for t in some])
-        for label, (p, y) in found.items():
+        for label, (p, y) in curves.items():
             value = benefit(p, y, THRESHOLDS)
             colour, _, line = look[label]
             axes.plot(x, value, color=colour, linestyle=line, label=legend_name(label))

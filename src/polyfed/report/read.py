@@ -34,12 +34,12 @@ def read(paths: str | Path | Iterable[str | Path]) -> Study:
         A folder or file is missing or damaged, or the runs do not belong together: another data set, another metric, or
         other clients or samples under the same seed.
     """
-    asked = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    if not asked:
+    given = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not given:
         raise RunError("no run folder was given")
-    folders = [f for p in asked for f in _folders(p)]
+    folders = [f for p in given for f in _folders(p)]
     runs = [_run(f) for f in dict.fromkeys(folders)]
-    study = Study(_apart(runs), asked)
+    study = Study(_apart(runs), given)
     _check(study)
     return study
 
@@ -51,10 +51,10 @@ def _folders(path: Path) -> list[Path]:
         return [path]
     if (path / "comparison.toml").exists() or (path / "runs").is_dir():
         inside = path / "runs"
-        found = sorted((f for f in inside.iterdir() if f.is_dir()), key=_natural) if inside.is_dir() else []
-        if not found:
+        runs = sorted((f for f in inside.iterdir() if f.is_dir()), key=_natural) if inside.is_dir() else []
+        if not runs:
             raise RunError(f"{path}: a comparison without a single run in {inside}")
-        return found
+        return runs
     raise RunError(f"{path}: neither a run folder (no config.toml) nor a comparison folder (no runs/)")
 
 
@@ -69,14 +69,14 @@ def _run(folder: Path) -> Numbers:
 
 def _apart(runs: list[Numbers]) -> list[Numbers]:
     """Give runs that would share label and seed their folder's name as label."""
-    seen: dict[tuple[str, int], int] = {}
+    counts: dict[tuple[str, int], int] = {}
     for r in runs:
-        seen[r.label, r.seed] = seen.get((r.label, r.seed), 0) + 1
+        counts[r.label, r.seed] = counts.get((r.label, r.seed), 0) + 1
     taken = {r.label for r in runs}
     renamed = []
     for r in runs:
         label = r.label
-        if seen[r.label, r.seed] > 1:
+        if counts[r.label, r.seed] > 1:
             label = r.folder.name if r.folder.name not in taken else f"{r.folder.parent.name}/{r.folder.name}"
         renamed.append(replace(r, label=label))
     return renamed

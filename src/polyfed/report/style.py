@@ -76,14 +76,14 @@ def looks(labels: Sequence[str], roles: dict[str, str]) -> dict[str, Look]:
     """A colour, marker and line per method, the best first: six in colour; own models and yardsticks dashed."""
     alone = ("own", "yardstick", "oracle")
     shared = [label for label in labels if roles[label] not in alone]
-    found = {}
+    look = {}
     for i, label in enumerate(shared):
         colour = SERIES[i] if i < len(SERIES) else QUIET
-        found[label] = Look(colour, MARKERS[i % len(MARKERS)], DASHES[max(0, i + 1 - len(SERIES)) % len(DASHES)])
+        look[label] = Look(colour, MARKERS[i % len(MARKERS)], DASHES[max(0, i + 1 - len(SERIES)) % len(DASHES)])
     own = (label for label in labels if roles[label] in alone)
     for label, marker in zip(own, cycle(("x", "+", "1", "2", "3", "4")), strict=False):
-        found[label] = Look(INK if roles[label] == "own" else QUIET, marker, (0, (3, 2)))
-    return found
+        look[label] = Look(INK if roles[label] == "own" else QUIET, marker, (0, (3, 2)))
+    return look
 
 
 def categories(n: int) -> list[str]:
@@ -123,9 +123,9 @@ def hover(axes: Axes, x: Iterable[Any], y: Iterable[Any], texts: Iterable[str]) 
     points = [(a, b, t) for a, b, t in zip(x, y, texts, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not points or not isinstance(figure := axes.figure, Figure):
         return
-    said = _HOVERED.setdefault(figure, {})
-    name = f"hover-{len(said)}"
-    said[name] = [text for *_, text in points]
+    hovered = _HOVERED.setdefault(figure, {})
+    name = f"hover-{len(hovered)}"
+    hovered[name] = [text for *_, text in points]
     xs, ys = ([point[k] for point in points] for k in (0, 1))
     axes.scatter(xs, ys, s=90, c=PAPER, alpha=0.004, linewidth=0, zorder=9, gid=name)
 
@@ -146,9 +146,9 @@ def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _themed, body)
     for group, texts in _HOVERED.get(figure, {}).items():
         start = body.index(f'id="{name}-{group}"')
-        said = iter(texts)
+        titles = iter(texts)
         points = re.compile(r"<defs>.*?</defs>|<(path|use)\b[^>]*/>", re.S)
-        body = body[:start] + points.sub(lambda m, said=said: _titled(m, said), body[start:], len(texts) + 1)
+        body = body[:start] + points.sub(lambda m, titles=titles: _titled(m, titles), body[start:], len(texts) + 1)
     return (
         f'<svg viewBox="{box[1] if box else "0 0 1 1"}" role="img" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description or title)}</desc>'

@@ -66,11 +66,11 @@ def headline(study: Study) -> str:
 
 def details(study: Study) -> list[str]:
     """Say what the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
-    first, found = study.verdicts.lead, []
+    first, sentences = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
-        found = [price, *_personalised(study), *calibration(study, first[0])]
-    return found + _compared(study) + caveats(study)
+        sentences = [price, *_personalised(study), *calibration(study, first[0])]
+    return sentences + _compared(study) + caveats(study)
 
 
 def lines(study: Study) -> tuple[str, list[Line]]:
@@ -81,11 +81,11 @@ def lines(study: Study) -> tuple[str, list[Line]]:
     own = study.role(first[1]) in ALONE
     name = _scale(study).name
     against = "each client's own model" if own else "the common model"
-    what = f"{name[:1].upper()}{name[1:]} with {first[0]} against {against} ({first[1]}), with 95 % intervals"
-    found = sorted(_each(study, *first), key=lambda x: -x[0] if math.isfinite(x[0]) else math.inf)
-    every = [line for _, line in found]
+    title = f"{name[:1].upper()}{name[1:]} with {first[0]} against {against} ({first[1]}), with 95 % intervals"
+    ranked = sorted(_each(study, *first), key=lambda x: -x[0] if math.isfinite(x[0]) else math.inf)
+    every = [line for _, line in ranked]
     if len(every) <= LINES:
-        return what, every
+        return title, every
     parts = {v: [line for line in every if line.verdict == v] for v in ("gains", "loses")}
     shown = parts["gains"][:EACH] + parts["loses"][-EACH:]
     rest = len(every) - len(shown)
@@ -94,18 +94,18 @@ def lines(study: Study) -> tuple[str, list[Line]]:
     clear = f"{undecided} without a clear difference" if undecided < len(every) else "none clearly gains or loses"
     more += [clear] * bool(undecided)
     name = f"{rest} more clients" if shown else f"all {rest} clients"
-    return what, [*shown, *[Line(name, "", f"{words.listed(more)}; see the table of clients")] * bool(rest)]
+    return title, [*shown, *[Line(name, "", f"{words.listed(more)}; see the table of clients")] * bool(rest)]
 
 
 def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]:
     """(gain, line) of every client, with the method that would be deployed; another that is clearly better is named."""
     scale, common = _scale(study), _common(study, reference)
     harm = study.verdicts.gains(common, reference) if common else {}
-    found = []
+    each = []
     for name, v in study.verdicts.clients.items():
         g = v.gains.get(method)
         if g is None or not math.isfinite(g.mean):
-            found.append((math.nan, Line(name, "", v.text)))
+            each.append((math.nan, Line(name, "", v.text)))
             continue
         text = _signed(g.mean, scale)
         if g.known:
@@ -117,15 +117,15 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
             text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
         if common and common != method and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
-        found.append((g.mean, Line(name, g.word, text)))
-    return found
+        each.append((g.mean, Line(name, g.word, text)))
+    return each
 
 
 def _common(study: Study, reference: str) -> str | None:
     """The best of the common models, where it is not what the others are held against."""
     means, role = study.verdicts.means, study.verdicts.roles
-    known = [k for k in means if role[k] == "common" and k != reference]
-    return max(known, key=lambda k: means[k]) if known else None
+    common = [k for k in means if role[k] == "common" and k != reference]
+    return max(common, key=lambda k: means[k]) if common else None
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
@@ -158,18 +158,18 @@ def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
 
 def _whom(study: Study, method: str, own: str) -> str:
     """Clients that gain and lose with a method, by name where they are few."""
-    found, up, down = _sides(study, method, own)
-    counts = tally(found.values())
+    gains, up, down = _sides(study, method, own)
+    counts = tally(gains.values())
     if counts is None:
-        some = next((f"{pairs.FEW}; for {n} {g.enough} would do" for n, g in found.items() if g.enough), "")
-        why = some or next((pairs.reason(g.why) for g in found.values()), "no results")
+        some = next((f"{pairs.FEW}; for {n} {g.enough} would do" for n, g in gains.items() if g.enough), "")
+        why = some or next((pairs.reason(g.why) for g in gains.values()), "no results")
         return f"Which clients gain and lose cannot be said ({why})."
     if not up and not down:
         return f"With {method}, no client clearly gains or loses."
-    gaining = f"{len(up) or 'none'} of {words.count(len(found), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
-    if up and len(up) <= 3 and len(found) > 1:
+    gaining = f"{len(up) or 'none'} of {words.count(len(gains), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
+    if up and len(up) <= 3 and len(gains) > 1:
         gaining += f" ({words.listed(up)})"
-    losing = f"{len(down)} {'lose' if len(down) > 1 else 'loses'}{_most(study, down, found)}" if down else "none loses"
+    losing = f"{len(down)} {'lose' if len(down) > 1 else 'loses'}{_most(study, down, gains)}" if down else "none loses"
     rest = f", and {counts[2]} {'is' if counts[2] == 1 else 'are'} undecided" if counts[2] else ""
     return f"With {method}, {gaining}, {losing}{rest}."
 
@@ -179,32 +179,32 @@ def _harm(study: Study, method: str, own: str) -> list[str]:
     common = _common(study, own)
     if common is None:
         return []
-    found, up, down = _sides(study, common, own)
-    if tally(found.values()) is None:
+    gains, up, down = _sides(study, common, own)
+    if tally(gains.values()) is None:
         return []
-    said = []
+    sentences = []
     if common != method:
-        few = f"{len(down)} of {words.count(len(found), 'client')}"
-        harms = f"{few}{_most(study, down, found)}" if down else "no client"
+        few = f"{len(down)} of {words.count(len(gains), 'client')}"
+        harms = f"{few}{_most(study, down, gains)}" if down else "no client"
         helps = f" and helps {len(up) if len(up) > 1 else up[0]}" if up else ""
-        said.append(f"One common model ({common}) clearly harms {harms}{helps}.")
-    worst = min((n for n in found if found[n].sign is not None), key=lambda n: found[n].mean)
-    if found[worst].high < 0 and not down:
-        loss = _loss(found[worst], _scale(study), "; clear by itself, but not jointly over all clients")
-        said = [f"One common model ({common}) may cost {worst} {loss}."]
-    return said
+        sentences.append(f"One common model ({common}) clearly harms {harms}{helps}.")
+    worst = min((n for n in gains if gains[n].sign is not None), key=lambda n: gains[n].mean)
+    if gains[worst].high < 0 and not down:
+        loss = _loss(gains[worst], _scale(study), "; clear by itself, but not jointly over all clients")
+        sentences = [f"One common model ({common}) may cost {worst} {loss}."]
+    return sentences
 
 
 def _sides(study: Study, method: str, own: str) -> tuple[dict[str, Interval], list[str], list[str]]:
     """(every client's gain, the clients that clearly gain, those that clearly lose), the largest difference first."""
-    found = {n: g for n, g in study.verdicts.gains(method, own).items() if math.isfinite(g.mean)}
-    order = sorted(found, key=lambda n: -abs(found[n].mean))
-    return found, [n for n in order if found[n].sign == 1], [n for n in order if found[n].sign == -1]
+    gains = {n: g for n, g in study.verdicts.gains(method, own).items() if math.isfinite(g.mean)}
+    order = sorted(gains, key=lambda n: -abs(gains[n].mean))
+    return gains, [n for n in order if gains[n].sign == 1], [n for n in order if gains[n].sign == -1]
 
 
-def _most(study: Study, down: list[str], found: dict[str, Interval]) -> str:
+def _most(study: Study, down: list[str], gains: dict[str, Interval]) -> str:
     """` (most: va, −4.0 points)`."""
-    return f" ({'most: ' * (len(down) > 1)}{down[0]}, {_signed(found[down[0]].mean, _scale(study))})"
+    return f" ({'most: ' * (len(down) > 1)}{down[0]}, {_signed(gains[down[0]].mean, _scale(study))})"
 
 
 def _personalised(study: Study) -> list[str]:
@@ -246,14 +246,14 @@ def _free(study: Study) -> list[str]:
 def _beaten(study: Study, yard: str, methods: list[str], many: int) -> str:
     """One clause: the methods that do not beat a yardstick, with the interval of the best of them, or that all do."""
     scale = _scale(study)
-    found = {m: study.verdicts.mean_gain(m, yard, many) for m in methods}
-    known = {m: g for m, g in found.items() if g.sign is not None and math.isfinite(g.mean)}
-    below = {m: g for m, g in known.items() if g.sign != 1}
-    if not known:
+    gains = {m: study.verdicts.mean_gain(m, yard, many) for m in methods}
+    decided = {m: g for m, g in gains.items() if g.sign is not None and math.isfinite(g.mean)}
+    below = {m: g for m, g in decided.items() if g.sign != 1}
+    if not decided:
         return ""
     if not below:
-        verb = "beats" if len(known) == 1 else "beat"
-        return f"{words.listed(list(known))} {verb} {yard}"
+        verb = "beats" if len(decided) == 1 else "beat"
+        return f"{words.listed(list(decided))} {verb} {yard}"
     best = max(below, key=lambda m: below[m].mean)
     g, name = below[best], f"{best}: " if len(below) > 1 else ""
     verb = f"{'does' if len(below) == 1 else 'do'} not{' clearly' if g.mean > 0 else ''} beat"
@@ -262,16 +262,16 @@ def _beaten(study: Study, yard: str, methods: list[str], many: int) -> str:
 
 
 def _everybody(study: Study) -> list[str]:
-    scale, found = _scale(study), []
+    scale, sentences = _scale(study), []
     for label, grid in study.verdicts.grids.items():
         if study.role(label) == "oracle":
             each = list(grid.per_seed().values())
             level = f"{scale.spread(pairs.mean_of(each), pairs.sample_std(each))}{scale.unit}"
-            found.append(
+            sentences.append(
                 f"With everybody's data in one place, which is not available in practice, one model ({label}) reaches "
                 f"{level}."
             )
-    return found
+    return sentences
 
 
 def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> str:

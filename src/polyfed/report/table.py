@@ -175,10 +175,10 @@ class Table:
     def _csv(self) -> str:
         rows = []
         for row in self.rows:
-            found: dict[str, Any] = {}
+            record: dict[str, Any] = {}
             for header, cell in zip(self.headers, row, strict=True):
-                found |= cell.values or {header: cell.text}
-            rows.append({_harmless(k): _harmless(_plain(v)) for k, v in found.items()})
+                record |= cell.values or {header: cell.text}
+            rows.append({_harmless(k): _harmless(_plain(v)) for k, v in record.items()})
         keys = list(dict.fromkeys(k for row in rows for k in row))
         out = io.StringIO()
         writer = csv.DictWriter(out, keys, restval="", lineterminator="\n")

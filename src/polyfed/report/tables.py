@@ -59,8 +59,8 @@ def compare_table(study: Study) -> Table:
         client, further metrics, numbers of clients that clearly gain and lose, bytes, time, rounds, clusters.
     """
     scale = words.Scale(study.metric)
-    known = {k: m for k, m in study.verdicts.means.items() if study.role(k) != "oracle"}
-    best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
+    means = {k: m for k, m in study.verdicts.means.items() if study.role(k) != "oracle"}
+    best = max(means, key=lambda k: means[k]) if len(means) > 1 else None
     reference = next((v.reference for v in study.verdicts.clients.values() if v.reference), None)
     own = reference if reference and study.role(reference) in ALONE else None
     clustered = any(r.findings.clusters for r in study.runs)
@@ -129,23 +129,23 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
 
 def oracles(study: Study) -> list[str]:
     """Note under every table with an oracle in it."""
-    found = [label for label in study.labels if study.role(label) == "oracle"]
-    if not found:
+    labels = [label for label in study.labels if study.role(label) == "oracle"]
+    if not labels:
         return []
-    return [f"{words.listed(found)}: trained on everybody's data in one place; not available in practice."]
+    return [f"{words.listed(labels)}: trained on everybody's data in one place; not available in practice."]
 
 
 def _beside(study: Study) -> list[str]:
     """Say how good common models are that no client deploys, and how many numbers describe a structured model."""
     notes, scale = [], words.Scale(study.metric)
     for label in study.labels:
-        found = [r.summary for r in study.counted(label)]
-        common = [(s.common or {}).get(study.split, math.nan) for s in found]
+        summaries = [r.summary for r in study.counted(label)]
+        common = [(s.common or {}).get(study.split, math.nan) for s in summaries]
         if common and all(map(math.isfinite, common)):
             notes.append(
                 f"{label}: its common model alone has {scale.spread(float(np.mean(common)), sample_std(common))}."
             )
-        numbers, dense = [s.described_by for s in found], [float(s.parameters or math.nan) for s in found]
+        numbers, dense = [s.described_by for s in summaries], [float(s.parameters or math.nan) for s in summaries]
         if numbers and all(map(math.isfinite, numbers)) and numbers != dense:
             notes.append(
                 f"{label}: a client's model is {np.mean(numbers):,.0f} numbers, of {dense[0]:,.0f} parameters."
@@ -205,25 +205,25 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
 
 
 def _worst(runs: list[Numbers], scale: words.Scale) -> Cell:
-    known = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
-    values = [min(v, key=scale.metric.merit) for v in known if v]
+    scores = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
+    values = [min(v, key=scale.metric.merit) for v in scores if v]
     mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
 
 
-def tally(found: Iterable[Interval]) -> tuple[int, int, int] | None:
+def tally(gains: Iterable[Interval]) -> tuple[int, int, int] | None:
     """(gain, lose, undecided): how many clients; None where no client has an interval, and so none a verdict."""
-    signs = [g.sign for g in found if math.isfinite(g.mean)]
+    signs = [g.sign for g in gains if math.isfinite(g.mean)]
     if all(s is None for s in signs):
         return None
     return signs.count(1), signs.count(-1), len(signs) - signs.count(1) - signs.count(-1)
 
 
 def _gainers(study: Study, label: str, own: str) -> Cell:
-    found = None if label == own else tally(study.verdicts.gains(label, own).values())
-    if found is None:
+    counts = None if label == own else tally(study.verdicts.gains(label, own).values())
+    if counts is None:
         return Cell("–", {"gain": None, "lose": None})
-    return Cell(f"{found[0]} / {found[1]}", {"gain": found[0], "lose": found[1]})
+    return Cell(f"{counts[0]} / {counts[1]}", {"gain": counts[0], "lose": counts[1]})
 
 
 def _bytes(runs: list[Numbers]) -> Cell:
@@ -243,10 +243,10 @@ def _steps(mean: float) -> str:
 
 
 def _clusters(runs: list[Numbers]) -> list[Cell]:
-    found = [r.findings.clusters for r in runs if r.findings.clusters]
-    if not found:
+    clusters = [r.findings.clusters for r in runs if r.findings.clusters]
+    if not clusters:
         return [Cell("–", {"clusters": None}), Cell("–", {"ari": None})]
-    sizes = [len(set(c)) for c in found]
+    sizes = [len(set(c)) for c in clusters]
     scores = [ari for r in runs if (ari := rand_index(r)) is not None]
     least, most = min(sizes), max(sizes)
     text = str(least) if least == most else f"{least} to {most}"
@@ -256,12 +256,12 @@ def _clusters(runs: list[Numbers]) -> list[Cell]:
 
 def rand_index(run: Numbers) -> float | None:
     """Adjusted Rand index of the clusters found against the true ones; None if either is unknown."""
-    true, found = run.about.clusters, run.findings.clusters
-    if not true or not found or len(true) != len(found):
+    true, clusters = run.about.clusters, run.findings.clusters
+    if not true or not clusters or len(true) != len(clusters):
         return None
     from sklearn.metrics import adjusted_rand_score
 
-    return float(adjusted_rand_score(true, found))
+    return float(adjusted_rand_score(true, clusters))
 
 
 @checked

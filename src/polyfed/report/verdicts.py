@@ -80,13 +80,13 @@ class Verdicts:
     @cached_property
     def grids(self) -> dict[str, Grid]:
         """{method: its results per seed and client}; results on training samples judge nothing and are left out."""
-        found, names = {}, tuple(self.study.names)
+        grids, names = {}, tuple(self.study.names)
         for label in self.study.labels if self.study.split != "train" else ():
             rows = {r.seed: r.values() for r in self.study.counted(label)}
             if rows:
                 table = [[row.get(n, math.nan) for n in names] for row in rows.values()]
-                found[label] = Grid(tuple(rows), names, np.array(table, dtype=float))
-        return found
+                grids[label] = Grid(tuple(rows), names, np.array(table, dtype=float))
+        return grids
 
     @cached_property
     def merits(self) -> dict[str, Grid]:
@@ -112,15 +112,15 @@ class Verdicts:
     @cached_property
     def clients(self) -> dict[str, Verdict]:
         """{client: its verdict}, all against the same reference; clear gains are decided jointly over clients."""
-        study, found = self.study, dict[str, Verdict]()
+        study, verdicts = self.study, dict[str, Verdict]()
         reference, others = sides(self.means, self.roles)
         for name in study.names:
             means = {k: mean_of(g.of(name)) for k, g in self.merits.items()}
             judged = (reference, {x: self.gains(x, reference)[name] for x in others}) if reference else None
-            found[name] = verdict(means, self.roles, partial(self._site, name), judged)
+            verdicts[name] = verdict(means, self.roles, partial(self._site, name), judged)
         tested = {c.name for r in study.runs for c in r.about.clients if c.samples(study.split)}
         none = f"n/a: {study.metric.lacks}"
-        return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in found.items()}
+        return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
 
     @cached_property
     def lead(self) -> tuple[str, str] | None:
@@ -150,9 +150,9 @@ class Verdicts:
             return {}
         if (label, reference) not in self._gains:
             compared = sum(k != reference and self.roles[k] in SHARED for k in self.grids)
-            known = self.evidence(label, reference)[0]
-            found = jointly([e.interval(max(compared, 1)) for e in known.values()])
-            self._gains[label, reference] = dict(zip(known, found, strict=True))
+            evidence = self.evidence(label, reference)[0]
+            gains = jointly([e.interval(max(compared, 1)) for e in evidence.values()])
+            self._gains[label, reference] = dict(zip(evidence, gains, strict=True))
         return self._gains[label, reference]
 
     def effort(self, label: str, reference: str) -> tuple[float, int | None, float] | None:
@@ -160,16 +160,16 @@ class Verdicts:
         e = self.evidence(label, reference)[1]
         if e.why or e.spread.rare or not e.unit < math.inf:
             return None
-        found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(len(self.mean.gains), 1))
-        return None if found is None else (SMALL * e.unit, found.splits, found.times)
+        needed = intervals.needed(e.spread, e.share, SMALL * e.unit, max(len(self.mean.gains), 1))
+        return None if needed is None else (SMALL * e.unit, needed.splits, needed.times)
 
     def evidence(self, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
         """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
         if (label, reference) not in self._evidence:
             sites, d = self._sites(label, reference)
-            known = [e for e in sites.values() if len(e.spread.means)]
+            measured = [e for e in sites.values() if len(e.spread.means)]
             means = np.array([float(np.nanmean(row)) for row in d if np.isfinite(row).any()])
-            mean = together(known, means) if known else Evidence(Spread(means), None)
+            mean = together(measured, means) if measured else Evidence(Spread(means), None)
             self._evidence[label, reference] = sites, mean
         return self._evidence[label, reference]
 
@@ -185,9 +185,9 @@ class Verdicts:
         sites, one_test = {}, self._one_test(seeds)
         for i, name in enumerate(study.names):
             parts = [a[name] for a in added if a is not None and name in a]
-            known = parts if len(parts) == len(seeds) else ()
+            whole = parts if len(parts) == len(seeds) else ()
             sites[name] = evidence(
-                study.metric, d[:, i], known, self._shares[name], self._unit(reference), study.redrawn, one_test, common
+                study.metric, d[:, i], whole, self._shares[name], self._unit(reference), study.redrawn, one_test, common
             )
         return sites, d
 
@@ -200,10 +200,10 @@ class Verdicts:
     @cached_property
     def _shares(self) -> dict[str, tuple[float, int]]:
         """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
-        found: dict[str, tuple[float, int]] = {}
+        shares: dict[str, tuple[float, int]] = {}
         for r in self.study.runs:
-            found = r.shares(self.study.split) | found
-        return found
+            shares = r.shares(self.study.split) | shares
+        return shares
 
     def _added(self, label: str, reference: str, seed: int) -> Mapping[str, Added] | None:
         """{client: (its test samples, each one's part of the gain)} in one split; None unless both runs wrote them."""
@@ -292,8 +292,8 @@ class Study:
         """
         runs = self.counted(label) or self.of(label)
         if not runs:
-            known = sorted({run.label for run in self.runs})
-            raise ConfigError(f"no method {label!r}{closest(label, known)}; there are {', '.join(known)}")
+            labels = sorted({run.label for run in self.runs})
+            raise ConfigError(f"no method {label!r}{closest(label, labels)}; there are {', '.join(labels)}")
         return runs[0].role
 
     @cached_property
