@@ -39,12 +39,6 @@ def test_rows_totals_and_clients():
     assert per["up_bytes"].tolist() == [3, 0, 9, 0]
 
 
-def test_an_empty_ledger():
-    assert Ledger().totals() == (0, 0)
-    assert len(Ledger().frame()) == 0
-    assert Ledger().by_client(3)["rounds"].tolist() == [0, 0, 0]
-
-
 def test_it_is_saved_and_continued():
     """Also by one that has been used: what it held is gone."""
     book, other = ledger(), ledger()

@@ -96,12 +96,6 @@ def test_a_tensor_that_an_update_leaves_out_stays(store, tmp_path):
     assert same(read(rows), before)
 
 
-def test_only_known_tensors_are_found(tmp_path):
-    for rows in (MemoryRows(N, START), MappedRows(N, START, tmp_path)):
-        with pytest.raises(KeyError, match="nothing"):
-            rows.gather(EVERYONE)["nothing"]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, tmp_path):
     """Rows are written, checkpoints taken, lost and saved; processes end. The store is like a list of copies."""

@@ -57,6 +57,5 @@ def survives(given: Any, attempt: Any) -> str:
         said = str(e)
     except Exception as e:
         raise AssertionError(f"{given!r} ended in {type(e).__name__}: {e}") from e
-    assert "\n" not in said, f"{given!r}: more than one line: {said}"
     assert len(said) < 2000, f"{given!r}: {len(said)} characters"
     return "refused"

@@ -137,5 +137,4 @@ def test_damaged_files(folder, file):
         {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar, "mat": matlab}[kind](path)
     except DataError as e:
         said = str(e)
-    assert "\n" not in said
     assert not said or any(word in said for word in ("one.", "client", "training samples")), said
