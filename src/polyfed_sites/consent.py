@@ -1,13 +1,22 @@
 """Consent: what leaves a site, in words, before anything does; and what its operator has allowed."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import starmap
+from typing import Literal
 
 from polyfed.base.errors import Refusal
+from polyfed.base.settings import kebab
 from polyfed.core.messages import Form
 from polyfed.data.said import Csv, Npz
-from polyfed_sites.wire import Joined
+from polyfed.data.tables import repairs_said
+from polyfed.runs.privacy import Privacy
+from polyfed_sites.agreed import Experiment
+from polyfed_sites.keys import fingerprint
+from polyfed_sites.policy import Policy
+from polyfed_sites.sums import fewest
+from polyfed_sites.wire import Join, Joined
 
 MEANING = {
     "w": "a model, after training here",
@@ -31,6 +40,14 @@ RAW = {
     "thresholds, from which THE WHOLE COLUMN can be read",
     "labels": "the number of training rows of each class",
 }
+AUDIT = {
+    "counts": "rows, gaps, and rows of each value that many have, of each column",
+    "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
+}
+HONEST = (
+    "no epsilon: units of a model that few rows tell apart are kept back, where layers show it; beyond that the bounds "
+    "hold for a server that sends the models of this method: one that makes models up for the purpose can read rows"
+)
 
 
 @dataclass(frozen=True)
@@ -54,51 +71,94 @@ class Consent:
                 raise Refusal(f"{name!r} is made of samples ({words}) and not allowed here; --allow {name}")
 
 
-class Terms(NamedTuple):
-    """What a text is made of."""
-
-    title: str
-    about: Joined
-    work: Sequence[str]  # how long it trains, in words
-    up: Mapping[str, Mapping[str, Form]]  # tensors by exchange
-    needs: Mapping[str, str]  # what is made of samples, and what it is
-    discloses: Mapping[str, str]
-    policy: str  # in words
-    private: Sequence[str] = ()  # what is hidden, and from whom; empty where replies are open
-
-
-def words(terms: Terms, consent: Consent) -> str:
+def words(
+    join: Join,
+    e: Experiment,
+    about: Joined,
+    up: Mapping[str, Mapping[str, Form]],  # tensors that leave, by exchange
+    needs: Mapping[str, str],  # what is made of samples, and what it is
+    policy: Policy,
+    consent: Consent,
+) -> str:
     """What will leave a site, for its operator to read."""
-    about, needs = terms.about, terms.needs
-    rows = about.counts.model_dump(exclude_none=True)
-    said = [f"What leaves the site {about.site!r} ({terms.title}):", *(f"  {line}" for line in terms.work)]
-    said += [f"  {line}" for line in terms.private]
-    said += ["  once, before the first round:"]
-    said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in rows.items())}"]
-    said += [f"    {line}" for line in _of_file(about.file)]
-    said += ["  in every round that it takes part in:"]
-    forms = {name: form for tensors in terms.up.values() for name, form in tensors.items()}
+    lines, discloses, p = _before(join, e, about, policy), e.method.needs.discloses, e.training.privacy
+    forms = {name: form for tensors in up.values() for name, form in tensors.items()}
+    hidden = p is not None and p.sums == "secure"
+    lines += ["  in every round that it takes part in:"]
     for name, form in forms.items():
-        meaning = terms.discloses.get(name) or MEANING.get(name, "a tensor of the method, see its description")
-        mark = ", MADE OF SAMPLES" if name in terms.discloses else ""
-        said.append(f"    {name}: {form}, {form.bytes:,} bytes: {meaning}{mark}")
-    secure = any(line.startswith("sums: secure") for line in terms.private)
-    said += [f"    {'nothing' if not forms else 'all of it hidden' if secure else 'seconds and number of steps'}"]
-    said += [
+        meaning = discloses.get(name) or MEANING.get(name, "a tensor of the method, see its description")
+        made = ", MADE OF SAMPLES" if name in discloses else ""
+        lines.append(f"    {name}: {form}, {form.bytes:,} bytes: {meaning}{made}")
+    lines += [f"    {'nothing' if not forms else 'all of it hidden' if hidden else 'seconds and number of steps'}"]
+    lines += [
         {
-            "own": "  metrics: this site's numbers" + ", hidden in a sum over sites" * secure,
+            "own": "  metrics: this site's numbers" + ", hidden in a sum over sites" * hidden,
             "aggregate": "  metrics: this site's numbers, "
-            + ("hidden in a sum over sites" if secure else "which the server only writes down averaged over sites"),
+            + ("hidden in a sum over sites" if hidden else "which the server only writes down averaged over sites"),
             "none": "  metrics: none",
         }[consent.metrics]
     ]
-    for name, meaning in needs.items():
-        if name not in forms:
-            said.append(f"  {name}: {meaning}, MADE OF SAMPLES")
-    refused = [name for name in needs if name not in consent.allow]
-    if refused:
-        said.append(f"  not allowed, so the site does not join: {', '.join(refused)} (--allow {','.join(refused)})")
-    return "\n".join([*said, f"  by this site's policy: {terms.policy}"])
+    lines += [f"  {name}: {what}, MADE OF SAMPLES" for name, what in needs.items() if name not in forms]
+    if refused := [name for name in needs if name not in consent.allow]:
+        lines.append(f"  not allowed, so the site does not join: {', '.join(refused)} (--allow {','.join(refused)})")
+    return "\n".join([*lines, f"  by this site's policy: {policy.words()}"])
+
+
+def _before(join: Join, e: Experiment, about: Joined, policy: Policy) -> list[str]:
+    """The terms, and what leaves before the first round."""
+    t, rows = e.training, about.counts.model_dump(exclude_none=True)
+    steps = f"local steps {join.steps}" if join.steps else f"{t.epochs} passes over the training rows"
+    backbone = (
+        " on the backbone {backbone} ({backbone-digest})".format_map(join.model) if "backbone" in join.model else ""
+    )
+    lines = [
+        f"What leaves the site {about.site!r} ({e.method.name}, {join.experiment}; shapes as of this site's own "
+        "columns):",
+        f"  model {e.model['name']}{backbone}; at most {join.rounds} rounds of {steps}, "
+        f"in steps of {t.batch_size or 'all'} rows",
+        f"  at most {join.evaluations} evaluations, each of one part of the rows",
+        *(f"  {line}" for line in starmap(repairs_said, join.columns.site.items())),
+        *_tables(join),
+    ]
+    if about.audit:
+        lines.append(f"  once, for the audit between sites: {AUDIT[policy.audit]}")
+    if t.privacy is not None:
+        lines += _private(join, t.privacy)
+    elif policy.least_count > 1:
+        lines.append(f"  {HONEST}")
+    lines.append("  once, before the first round:")
+    lines.append(f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in rows.items())}")
+    return lines + [f"    {line}" for line in _of_file(about.file)]
+
+
+def _private(join: Join, p: Privacy) -> list[str]:
+    """What is hidden, and from whom."""
+    lines: list[str] = []
+    if p.sums == "secure":
+        each = ", ".join(f"{name} (key {fingerprint(key)})" for name, key in join.keys.items())
+        lines = [
+            f"  sums: secure; the server reads sums over at least {fewest(p, join.cohort)} of {join.cohort} sites, and "
+            "no number of this one alone; numbers of rows, columns and their values below are not hidden",
+            f"  hidden by keys of: {each}; ask them whether these are their keys",
+        ]
+    if p.epsilon is not None:
+        lines.append(
+            f"  differential privacy of one {p.unit}: epsilon {p.epsilon:g} at delta {p.delta:g} for the whole run, "
+            f"clip {p.clip:g}, noise {p.noise}, absent {p.absent}"
+        )
+    return lines
+
+
+def _tables(join: Join) -> list[str]:
+    """Every setting that shapes an answer, as the server has written it."""
+    columns = {kebab(key): value for key, value in join.columns.given.items() if key != "site"}
+    tables = {"training": join.training, "algorithm": join.algorithm, "model": join.model, "columns": columns}
+    tables["data"] = {"seed": join.cut, "test-fraction": join.test, "validation-fraction": join.validation}
+    return [
+        f"  [{name}] {', '.join(f'{key} = {json.dumps(value, default=str)}' for key, value in table.items())}"
+        for name, table in tables.items()
+        if table
+    ]
 
 
 def _of_file(file: Csv | Npz) -> list[str]:
@@ -106,5 +166,5 @@ def _of_file(file: Csv | Npz) -> list[str]:
         labels = f", labels {', '.join(map(str, file.labels))}" if file.labels else ""
         return [f"shapes of one sample: inputs {file.inputs}, targets {file.targets}{labels}"]
     counted = "how many cells are empty, numbers or no declared value, how many values are written in several ways"
-    said = [f"names of columns, {counted}: {', '.join(file.columns)}"]
-    return said + [f"values of {name}: {', '.join(c.texts)}" for name, c in file.used.items() if c.texts]
+    values = [f"values of {name}: {', '.join(c.texts)}" for name, c in file.used.items() if c.texts]
+    return [f"names of columns, {counted}: {', '.join(file.columns)}", *values]

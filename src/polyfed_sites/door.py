@@ -26,18 +26,22 @@ class Door:
     consent: Consent
     # makes the numbers of an answer a part of a sum, where sums are secure
     hide: Callable[[Message[Any], Message[Strict]], Message[Strict]] | None = None
-    rows: int = 0  # of the part that scores are of
 
     def out(
-        self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None
+        self,
+        asked: Message[Any],
+        found: Message[Strict],
+        forms: Mapping[str, Form] | None = None,  # of the tensors of an exchange
+        rows: int = 0,  # of the part that scores are of
     ) -> Message[Strict]:
-        """The answer as it leaves. forms: of the tensors of an exchange. Raises Refusal for what may not leave."""
-        found = self._allowed(asked, found, forms)
-        hidden = self.hide is not None and isinstance(found.head, m.Sums | m.Labelled | m.Trained | m.Measured)
-        return self.hide(asked, found) if hidden and self.hide is not None else found
+        """The answer as it leaves. Raises Refusal for what may not leave."""
+        found = self._allowed(asked, found, forms or {}, rows)
+        if self.hide is not None and isinstance(found.head, m.Sums | m.Labelled | m.Trained | m.Measured):
+            return self.hide(asked, found)
+        return found
 
     def _allowed(
-        self, asked: Message[m.Request], found: Message[Strict], forms: Mapping[str, Form] | None
+        self, asked: Message[Any], found: Message[Strict], forms: Mapping[str, Form], rows: int
     ) -> Message[Strict]:
         head = found.head
         match head:
@@ -50,11 +54,11 @@ class Door:
             case m.Labelled():
                 self.policy.counts({"target": min((n for n in head.rows if n), default=0)}, "rows of each class of")
             case m.Trained():
-                if wrong := misfit(found.tensors, forms or {}):
+                if wrong := misfit(found.tensors, forms):
                     raise Refusal(wrong)
                 return Message(head, self.policy.clipped(found.tensors, asked.tensors))
             case m.Measured():
-                return Message(self._scores(head))
+                return Message(self._scores(head, rows))
             case _:
                 pass
         return found
@@ -66,8 +70,8 @@ class Door:
             names = [name for name in numbers if asked.what != "counts" or name in asked.columns]
             self.policy.counts(dict(zip(names, found["n"].tolist(), strict=True)), "sums of column")
 
-    def _scores(self, found: m.Measured) -> m.Measured:
+    def _scores(self, found: m.Measured, rows: int) -> m.Measured:
         if self.consent.metrics == "none" or found.metrics is None:
             return m.Measured(metrics=None, parameters=found.parameters)
-        metrics = self.policy.rounded(found.metrics, self.rows)
+        metrics = self.policy.rounded(found.metrics, rows)
         return found.model_copy(update={"metrics": metrics, "aggregate": self.consent.metrics == "aggregate"})

@@ -230,13 +230,10 @@ class RemoteEngine:
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n], as far as its site says them; NaN for a site that does not, or does not answer."""
         t = int(self._base.max(initial=-1)) + 1
-
-        def asked(base: Version, keep: Version) -> m.Evaluate:
-            return m.Evaluate(run=self.run, base=base, keep=keep, split=split, round=t)
-
+        messages = self._about(down, m.Evaluate, split=split, round=t)
         if self.opener is not None:
-            return self._scored(self.opener, self._asked_of(down, asked), f"evaluation on {split}")
-        found = self._deployed(down, asked, f"evaluation on {split}", m.Measured, self._wrong_scores)
+            return self._scored(self.opener, messages, f"evaluation on {split}")
+        found = self._deployed(messages, f"evaluation on {split}", m.Measured, self._wrong_scores)
         told: dict[int, dict[str, float]] = {}
         together: list[int] = []
         for i, name in enumerate(self.names):
@@ -281,37 +278,25 @@ class RemoteEngine:
 
     def end(self, down: Down) -> dict[str, str]:
         """The last message: sites make their models. Returns who has not answered, and why."""
-
-        def asked(base: Version, keep: Version) -> m.End:
-            return m.End(run=self.run, base=base, keep=keep)
-
-        found = self._deployed(down, asked, "the end", m.Stored)
+        found = self._deployed(self._about(down, m.End), "the end", m.Stored)
         return {name: "no answer" for name in self.names if name not in found}
 
+    def _about(self, down: Down, head: type[m.Turn], **more: Any) -> dict[str, Message[Any]]:
+        """Messages to all sites about the models that they would deploy."""
+        each, found = expand(down, len(self.names)), dict[str, Message[Any]]()
+        for i, name in enumerate(self.names):
+            base, keep = self._state(i)
+            found[name] = Message(head(run=self.run, base=base, keep=keep, **more), {k: t[i] for k, t in each.items()})
+        return found
+
     def _deployed(
-        self,
-        down: Down,
-        asked: Callable[[Version, Version], m.Evaluate | m.End],
-        what: str,
-        kind: type[R],
-        wrong: Wrong[R] = lambda *_: "",
+        self, messages: Mapping[str, Message[Any]], what: str, kind: type[R], wrong: Wrong[R] = lambda *_: ""
     ) -> dict[str, Message[R]]:
-        """Ask every site about the model that it would deploy."""
-        messages = self._asked_of(down, asked)
         self.asking.ask(messages)
         found, _ = self.asking.answers(messages, what, kind, wrong, self.quorum)
         if self._asked:  # this message has taken the place of one that is under way
             self.asking.ask(self._asked)
         return found
-
-    def _asked_of(
-        self, down: Down, asked: Callable[[Version, Version], m.Evaluate | m.End]
-    ) -> dict[str, Message[m.Evaluate | m.End]]:
-        each = expand(down, len(self.names))
-        return {
-            name: Message(asked(*self._state(i)), {key: t[i] for key, t in each.items()})
-            for i, name in enumerate(self.names)
-        }
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         raise RunError("the models of this run are at its sites; they are exported there")

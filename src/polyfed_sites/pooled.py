@@ -16,7 +16,7 @@ from polyfed.data.preparation import Preparation, Settled
 from polyfed.data.said import Csv
 from polyfed_sites import wire as m
 from polyfed_sites.asking import Asking
-from polyfed_sites.site import WAYS
+from polyfed_sites.joining import WAYS
 from polyfed_sites.sums import Opener
 from polyfed_sites.wire import Message, misfit
 

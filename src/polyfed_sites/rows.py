@@ -10,20 +10,26 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polyfed.base.errors import DataError, Refusal
 from polyfed.base.locks import alone
 from polyfed.data.csv_files import Texts, canonical
-from polyfed.data.readers import pictures, read_cells
+from polyfed.data.readers import digest, pictures, read_cells
 from polyfed.data.schema import File
 from polyfed_privacy.noise import new_secret
 from polyfed_sites import journal
 from polyfed_sites.keys import write
+from polyfed_sites.policy import Policy
 
 FOLDER, KEY, ASKED, LOCK = "rows", "key", "asked.jsonl", "lock"
+PARTS = ("train", "validation", "test")
+COUNTED = {  # what is counted of each row: the policy's key, and what a site is asked for
+    "join": ("most_joins", "join {} on the same rows"),
+    "agreements": ("most_agreements", "{} agreements on the same rows"),
+    "cells": ("most_cells", "{} sums, counts and scores on the same rows"),
+}
 STEP = np.uint64(0x9E3779B97F4A7C15)  # from one copy of a row to the next
 
 
@@ -36,23 +42,27 @@ class Book:
         self._shared: dict[tuple[str, str], np.ndarray] = {}
         self._asked: list[tuple[str, str, str, float]] = []  # kind, what, set of rows, weight
         self._read = -1  # bytes of the file that these were in
+        self._identified = ("", dict[int, int]())  # digest of a site's file, and its rows
 
     # rows
 
     def identify(self, path: Path, only: Sequence[str] | None) -> dict[int, int]:
         """Keyed digests of the rows of a file, by line. only: columns that are read; None: all"""
-        found: dict[int, bytes] = {}
+        if self._identified[0] == (whole := digest(path)):
+            return self._identified[1]
         if path.suffix.lower() == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 parts = [np.ascontiguousarray(arrays[k]) for k in sorted(arrays) if not k.endswith("_test")]
             n = max((len(a) for a in parts if a.ndim), default=0)
-            found = {i: b"".join(a[i].tobytes() for a in parts if a.ndim and len(a) == n) for i in range(n)}
+            cells = {i: b"".join(a[i].tobytes() for a in parts if a.ndim and len(a) == n) for i in range(n)}
         elif path.is_dir():
-            found = {i: f.read_bytes() + f.parent.name.encode() for i, f in enumerate(pictures(path), 1)}
+            cells = {i: f.read_bytes() + f.parent.name.encode() for i, f in enumerate(pictures(path), 1)}
         else:
-            found = _cells(path, only)
+            cells = _cells(path, only)
         key = self.key()
-        return {i: int.from_bytes(blake2b(row, key=key, digest_size=8).digest(), "little") for i, row in found.items()}
+        ids = {i: int.from_bytes(blake2b(c, key=key, digest_size=8).digest(), "little") for i, c in cells.items()}
+        self._identified = whole, ids
+        return ids
 
     def key(self) -> bytes:
         path = self.folder / KEY
@@ -200,7 +210,49 @@ class Book:
         return True
 
 
-PARTS = ("train", "validation", "test")
+class Rows:
+    """The rows of a site's file as it is now: by part, and as all that is asked of them is counted."""
+
+    def __init__(self, book: Book, policy: Policy, data: Path):
+        self.book, self.policy, self.ids = book, policy, book.identify(data, policy.columns)
+        self.sets = {
+            "all": book.keep(apart(np.array([*self.ids.values()], dtype=np.uint64)))
+        }  # and a set for each part
+        self.train = np.zeros(0, dtype=np.uint64)  # digests of those to train on, in order
+
+    def spend(self, kind: str, what: str, weight: float = 1) -> None:
+        """Count something before it is answered; kind: of `COUNTED`. Raises Refusal beyond the policy."""
+        key, words = COUNTED[kind]
+        self.book.spend(kind, what, self.sets["all"], lambda n: self.policy.most(key, n, words.format(n)), weight)
+
+    def part(self, file: File, cut: str, scored: bool) -> None:
+        """Cut a file as such terms have cut it before. Raises Refusal for parts whose sums would tell of a few rows.
+
+        cut: the terms that decide it, in words     scored: whether scores leave
+        """
+        least, lines = self.policy.least_count, range(len(self.ids)) if file.sheet is None else file.sheet.lines
+        ids = np.array([self.ids[line] for line in lines], dtype=np.uint64)
+        self.book.cut(file, ids, cut, least)
+        order = np.concatenate([file.rows[part] for part in PARTS if part in file.rows])
+        digests = dict(zip(order.tolist(), apart(ids[order]).tolist(), strict=True))
+        self.train = np.array([digests[k] for k in file.rows["train"].tolist()], dtype=np.uint64)
+        for part in PARTS:
+            mine = file.rows.get(part, order[:0])
+            if part == "train" or (scored and len(mine) >= least):
+                mine = np.array([digests[k] for k in mine.tolist() if k in digests], dtype=np.uint64)
+                self.sets[part] = self.book.keep(mine)
+        if not self.book.differs([self.sets[p] for p in PARTS if p in self.sets], least):
+            earlier = {what for kind, what, _, _ in self.book.asked if kind == "train"}
+            same = (
+                f"with {min(earlier)}, and no fewer than {least} rows more or less, they would not" if earlier else ""
+            )
+            self.policy.forbid("least_count", f"parts that differ from earlier ones by too few rows ({same})")
+
+    def note(self, cut: str) -> None:
+        """Write the parts down, before anything is answered about them."""
+        for part in PARTS:
+            if part in self.sets:
+                self.book.note(part, cut, self.sets[part])
 
 
 def apart(ids: np.ndarray) -> np.ndarray:
@@ -227,9 +279,3 @@ def _cells(path: Path, only: Sequence[str] | None) -> dict[int, bytes]:
         said = [canonical(found.plain(text)) for text in found.all]
         parts.append([said[k] for k in found.at.tolist()])
     return {line: "\x1f".join(row).encode() for line, row in zip(lines, zip(*parts, strict=True), strict=True)}
-
-
-def aligned(file: File, ids: Mapping[int, int]) -> np.ndarray:
-    """[n] digests of a file's rows in their order, as it was read."""
-    lines: Any = file.sheet.lines if file.sheet is not None else range(len(ids))
-    return np.array([ids[line] for line in lines], dtype=np.uint64)

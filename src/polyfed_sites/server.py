@@ -52,9 +52,8 @@ from polyfed_sites.agreed import digest, frozen, unlike, versions
 from polyfed_sites.asking import Asking, Transport
 from polyfed_sites.engine import RemoteEngine
 from polyfed_sites.pooled import pooled
-from polyfed_sites.site import FIRST
 from polyfed_sites.sums import OPENED, Opener, fewest, refuse_rows
-from polyfed_sites.wire import Message
+from polyfed_sites.wire import FIRST, Message
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named

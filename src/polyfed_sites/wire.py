@@ -40,6 +40,7 @@ from polyfed.data.said import DIMS, Csv, Npz
 
 FORMAT = 6  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
+FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
 DTYPES = {

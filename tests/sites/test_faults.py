@@ -25,7 +25,9 @@ class Restarted(Sites):
         return super().answer(name, data)
 
 
-def test_sites_that_are_restarted_before_every_message(tmp_path):
+def test_sites_that_are_restarted_before_every_message(tmp_path, monkeypatch):
+    """Also by messages that are larger than those before a run may be."""
+    monkeypatch.setattr("polyfed_sites.site.FIRST", 0)
     file, data, _ = study(tmp_path, SCAFFOLD, rounds=2, **QUIET)
     sites = Restarted(tmp_path, data)
     same(on_one_machine(file, data), at_sites(file, sites), sites)

@@ -1,7 +1,6 @@
 """What a server may choose is a closed list: each field is bounded by somebody, and changed alone it is refused, or has
 the same bytes, or is another release, counted and with other noise."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -143,7 +142,6 @@ def test_a_question_with_one_field_changed_is_refused_or_the_same_or_another_rel
             gap = step(asked, first, 48) - step(asked, second, 48)
             assert gap.abs().min() > 1e-6, where
         assert raw(site.answer(asked.pack())).head["kind"] == first.head["kind"], f"{where}: the site stays up"
-    print(json.dumps(ended))
     assert sum(ended.values()) > census[0]
     assert min(ended.values()) > census[1]
 
@@ -164,7 +162,6 @@ def test_a_sum_is_opened_for_no_question_but_the_one_that_was_answered(tmp_path)
 
     sites.answer = twice
     assert at_sites(study(tmp_path, SECURE), sites).status == "finished"
-    print(len(ended), ended.count("refused"))
     assert {*ended} <= {"refused", "the same bytes"}
     assert len(ended) >= len(m.Open.model_fields) - 1
 

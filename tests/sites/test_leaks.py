@@ -60,7 +60,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
         rows = [line.split(",") for line in (data / f"{name}.csv").read_text().splitlines()[1:]]
         heads = json.dumps([m.head for m in messages])
         assert not any(f'"{cell}"' in heads or f" {cell}," in heads for row in rows for cell in row[:2] if cell)
-        begun = sites.members[name]._begun.client
+        begun = sites.members[name].state.client
         for split in begun.data.values():
             assert not any(w in whole for w in windows(split.x.numpy())), "samples"
             assert not any(w in whole for w in windows(split.x.double().numpy())), "samples"

@@ -44,13 +44,13 @@ def test_runs_that_the_default_policy_allows_have_the_bits_of_one_machine(data, 
     file = experiment(tmp_path / "study.toml", 'name = "scaffold"', POOLED)
     sites = Sites(tmp_path, data, names=NAMES, policy=DEFAULT)
     same(on_one_machine(file, data), at_sites(file, sites), sites)
-    fill = sites.members["oslo"]._begun.preparation.at("oslo").fill[1]
+    fill = sites.members["oslo"].state.preparation.at("oslo").fill[1]
     known = [float(c) for name in NAMES for c in training(sites, name, 1) if c]
     assert fill == pytest.approx(np.mean(known), rel=1e-12)
 
 
 def training(sites, name, column):
-    file = sites.members[name]._own.file
+    file = sites.members[name].state.joined.file
     cells = [line.split(",")[column] for line in sites.data[name].read_text().splitlines()[1:]]
     return [cells[k] for k in file.rows["train"]]
 
@@ -97,7 +97,7 @@ def test_after_the_last_round_nothing_new_is_answered(data, tmp_path, policy):
     """Not one of 300 evaluations and 50 trainings, also after a restart."""
     heard, sites, end = run(tmp_path, data, policy, CLIENT, **{"evaluate-every": 1})
     assert not end
-    p = sites.members["oslo"]._begun.client.task.p
+    p = sites.members["oslo"].state.client.task.p
     chosen = [{"w": torch.full((p,), k / 10)} for k in range(300)]
 
     def answered(kind, site, n):

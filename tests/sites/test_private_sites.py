@@ -41,7 +41,7 @@ def model(place, data, monkeypatch, silent, unit="row"):
         patch.setattr(Guard, "_noise", drawn)
         sites = Secured(place, data)
         w = at_sites(study(place, f'{SECURE}{DP}unit = "{unit}"\n', model=WIDE), sites).server["w"].double().numpy()
-    rows = sum(member._own.file.counts["train"] for member in sites.members.values())
+    rows = sum(member.state.joined.file.counts["train"] for member in sites.members.values())
     return w, sigma[-1] / (rows * 2.0**30)
 
 

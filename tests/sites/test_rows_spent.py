@@ -12,7 +12,8 @@ from test_one_field import NAMES, private, run
 from polyfed_privacy.ledger import Ledger
 from polyfed_sites.policy import Policy
 from polyfed_sites.rows import Book
-from polyfed_sites.site import LEDGER, Site
+from polyfed_sites.running import LEDGER
+from polyfed_sites.site import Site
 
 ROWS = 60
 

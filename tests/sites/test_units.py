@@ -72,7 +72,7 @@ def test_what_is_kept_back_is_as_it_was_received_and_the_same_when_asked_again(d
         vault = tmp_path / str(moved) / "oslo"
         site = Site("oslo", data / "oslo.csv", vault, sites.consent["oslo"], sites.noted, policy=policy)
         assert raw(site.answer(begin.pack())).head["kind"] == "begun"
-        client = site._begun.client
+        client = site.state.client
         values = np.sort(client.data["train"].x[:, 0].numpy())
         first, bias, *_ = client.task.layout.views(w := asked.tensors["w"].clone())
         first[:], bias[:] = 0, torch.tensor([9.0, 9.0, 9.0, -values[20], -values[23]])
