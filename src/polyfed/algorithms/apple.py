@@ -52,9 +52,9 @@ class APPLE(Algorithm):
     def downlink(self, server, round):
         if self._tells(round):
             return Down()
-        known = server["known"]
+        samples = server["known"]
         each = {"p": server["p"][round.ids], "at": round.ids}
-        return Down({"core": server["core"], "p0": known / known.sum()}, each)
+        return Down({"core": server["core"], "p0": samples / samples.sum()}, each)
 
     def local_update(self, task, client, down, data, round):
         if self._tells(round):

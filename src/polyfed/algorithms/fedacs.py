@@ -137,10 +137,10 @@ class FedACS(Personal):
         n, pool = len(server["w"]), server["known"].nonzero()[:, 0]
         if self.pool == "participants" and n > REPORTED and len(pool) ** 2 * server["w"].shape[1] > AFFORDED:
             return Portrait()  # its similarities would cost more than a round
-        known = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
+        S = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
         A = torch.eye(n, dtype=torch.float64, device=pool.device)
         if len(pool):
-            A[pool[:, None], pool] = weights(known, self.quantile)
+            A[pool[:, None], pool] = weights(S, self.quantile)
         mixing = {"mixing": A} if n <= REPORTED else {}
         return Portrait(clusters=components(n, *A.nonzero().T), findings=mixing)
 

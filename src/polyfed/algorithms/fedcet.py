@@ -191,6 +191,6 @@ class FedCET(Personal):
         return state
 
     def describe(self, server):
-        found = {"step_rule": self.lr if isinstance(self.lr, str) else "fixed"}
+        rule = {"step_rule": self.lr if isinstance(self.lr, str) else "fixed"}
         step = {"step": server["a"]} if self.lr == "adaptive" else {}
-        return Portrait(common=server["w"], findings=found | step)
+        return Portrait(common=server["w"], findings=rule | step)

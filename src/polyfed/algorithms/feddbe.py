@@ -32,8 +32,8 @@ class FedDBE(Algorithm):
 
     @by_settings
     def needs(self):
-        what = {"mean": "the mean features of this site's samples"}
-        initial: dict[str, Any] = {"first": 2, "everyone_first": True, "discloses": what} if self.kappa else {}
+        disclosed = {"mean": "the mean features of this site's samples"}
+        initial: dict[str, Any] = {"first": 2, "everyone_first": True, "discloses": disclosed} if self.kappa else {}
         return Needs(plain_sgd="it steps the personal mean itself", **initial)
 
     def init_server(self, task, w0, n):

@@ -88,7 +88,7 @@ def mixtures(H: Tensor, v: Tensor, least: float) -> Tensor:
     """[m, m]: in row i the shares of all heads for client i. H: [m, q], v: [m]"""
     from scipy.optimize import nnls  # slow to import
 
-    points, spread, found = H.double().cpu().numpy(), v.double().cpu().numpy().clip(1e-12), []
+    points, spread, shares = H.double().cpu().numpy(), v.double().cpu().numpy().clip(1e-12), []
     for mine in points:
         # min a'Qa over the simplex: a is y / sum y for the y >= 0 that minimises y'Qy / 2 - sum y
         away = points - mine
@@ -96,5 +96,5 @@ def mixtures(H: Tensor, v: Tensor, least: float) -> Tensor:
         y = nnls(root, np.linalg.solve(root.T, np.ones(len(points))))[0]
         a = y / y.sum()
         a = np.where(a < min(least, a.max()), 0, a)
-        found.append(a / a.sum())
-    return torch.as_tensor(np.array(found)).to(H)
+        shares.append(a / a.sum())
+    return torch.as_tensor(np.array(shares)).to(H)

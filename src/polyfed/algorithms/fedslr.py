@@ -190,6 +190,6 @@ def _low_rank_parameters(p: Tensor, mixed: Tensor, layers: dict[str, Sheet]) -> 
     for sheet in layers.values():
         d1, d2 = sheet.shape
         rounding = eps * sheet.unfold(mixed).flatten(1).norm(dim=1)
-        found = torch.linalg.matrix_rank(sheet.unfold(p), atol=rounding).cpu()
-        count += torch.clamp(found * (d1 + d2) - d1 * d2, max=0)
+        rank = torch.linalg.matrix_rank(sheet.unfold(p), atol=rounding).cpu()
+        count += torch.clamp(rank * (d1 + d2) - d1 * d2, max=0)
     return count

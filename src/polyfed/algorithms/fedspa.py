@@ -122,8 +122,8 @@ class FedSpa(Algorithm):
         mask = unpack(up["mask"][None], task.p)[0]
         rest = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
-            if (found := int(mask[span].sum())) != k:
-                return f"its mask keeps {found} entries of a layer, expected {k}"
+            if (kept := int(mask[span].sum())) != k:
+                return f"its mask keeps {kept} entries of a layer, expected {k}"
             rest[span] = True
         return "" if rest.all() else "its mask lacks biases or norms"
 

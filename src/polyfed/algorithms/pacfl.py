@@ -165,11 +165,11 @@ class PACFL(Clustered):
         labelled = not y.is_floating_point() and y.dim() == 2
         classes = task.outputs(task.w0, batch.x[0, :1]).shape[-1] if labelled else 1
         sizes = batch.sizes or [x.shape[1]] * len(x)
-        found = []
+        signatures = []
         for i, b in enumerate(sizes):
             label = y[i, :b] if labelled else torch.zeros(b, dtype=torch.long, device=x.device)
-            found.append(signature(x[i, :b].to(task.dtype), label, classes, self.basis))
-        return torch.stack(found).to(task.dtype)
+            signatures.append(signature(x[i, :b].to(task.dtype), label, classes, self.basis))
+        return torch.stack(signatures).to(task.dtype)
 
     def aggregate(self, server, up, round):
         if round.phase == 0:
@@ -187,8 +187,8 @@ class PACFL(Clustered):
         new = round.ids[rows]
         kept = server.get("signature", signatures.new_zeros(n, *signatures.shape[1:]))
         kept = kept.index_copy(0, new, signatures[rows])
-        seen = before.index_fill(0, new, True)
-        angles, cluster = self._angles(server["angles"], kept, new, seen), server["cluster"].clone()
+        placed = before.index_fill(0, new, True)
+        angles, cluster = self._angles(server["angles"], kept, new, placed), server["cluster"].clone()
         if not before.any():
             w = w[:0]
         near = torch.full((len(new), len(w)), torch.inf, dtype=angles.dtype, device=w.device)
@@ -204,9 +204,9 @@ class PACFL(Clustered):
             w = torch.cat([w, server["start"].expand(int(label.max()) + 1, -1)])
         return server | {"w": w, "signature": kept, "angles": angles, "cluster": cluster}
 
-    def _angles(self, angles, signatures, new, seen):
+    def _angles(self, angles, signatures, new, placed):
         """[n, n] the angles, those between `new` and all clients seen filled in."""
-        angles, others = angles.clone(), seen.nonzero()[:, 0]
+        angles, others = angles.clone(), placed.nonzero()[:, 0]
         U = signatures[others].double()
         if self.angle != "entries":
             U = orthonormal(signatures[others])
@@ -232,8 +232,8 @@ class PACFL(Clustered):
         from scipy.spatial.distance import squareform
 
         tree = linkage(squareform(angles.double().cpu().numpy(), checks=False), self.linkage)
-        found = torch.from_numpy(fcluster(tree, self.threshold, "distance")).to(angles.device)
-        return found.unique(return_inverse=True)[1]
+        labels = torch.from_numpy(fcluster(tree, self.threshold, "distance")).to(angles.device)
+        return labels.unique(return_inverse=True)[1]
 
     def deployment(self, server, round):
         return Down() if self.deployed == "own" else super().deployment(server, round)

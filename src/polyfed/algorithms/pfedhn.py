@@ -61,11 +61,11 @@ class PFedHN(Algorithm):
 
     def _signals(self, server, ids):
         """The inputs [s, in] of each layer of h for some clients, and their models [s, p]."""
-        found = [server["v"][ids]]
+        signals = [server["v"][ids]]
         for k in range(self.layers + 1):
-            z = linear(found[-1], server[f"h{k}"][:, :-1], server[f"h{k}"][:, -1])
-            found.append(z.relu() if k < self.layers else z)
-        return found
+            z = linear(signals[-1], server[f"h{k}"][:, :-1], server[f"h{k}"][:, -1])
+            signals.append(z.relu() if k < self.layers else z)
+        return signals
 
     def downlink(self, server, round):
         return Down(each={"w": self._signals(server, round.ids)[-1]})

@@ -50,22 +50,22 @@ class Recalibrated(Personal):
     def local_update(self, task, client, down, data, round):
         w, own = local_sgd(task, down["w"], data, self.lr), down["w"].clone()
         weight, bias = (at.to(own.device) for at in _last_layer(task))
-        every, found = data.whole(), list[tuple[int, Tensor, np.ndarray, np.ndarray]]()
+        every, clients = data.whole(), list[tuple[int, Tensor, np.ndarray, np.ndarray]]()
         for i, mine in enumerate(own):
             b = every.x.shape[1] if every.sizes is None else every.sizes[i]
             z, u = task.outputs(mine, every.x[i, :b]), np.ones(b)
             if every.weighted and every.weight is not None:
                 u = b * every.weight[i, :b].double().cpu().numpy()
             if b and z.isfinite().all():
-                found.append((i, z, every.y[i, :b].cpu().numpy(), u))
-        outputs = [z.double().cpu().numpy().reshape(len(z), -1) for _, z, _, _ in found]
-        fits = fitted(outputs, [y for *_, y, _ in found], [u for *_, u in found], self.slope)
-        for (i, z, _, _), (a, c) in zip(found, fits, strict=True):
+                clients.append((i, z, every.y[i, :b].cpu().numpy(), u))
+        outputs = [z.double().cpu().numpy().reshape(len(z), -1) for _, z, _, _ in clients]
+        fits = fitted(outputs, [y for *_, y, _ in clients], [u for *_, u in clients], self.slope)
+        for (i, z, _, _), (a, c) in zip(clients, fits, strict=True):
             mine = own[i]
             if self.slope:
                 mine[weight] *= a
             mine[bias] = a * mine[bias] + torch.as_tensor(c).to(mine)
-            if i == found[0][0]:  # a fact about the model, the same for every client
+            if i == clients[0][0]:  # a fact about the model, the same for every client
                 expected = a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:])
                 _check(expected, task.outputs(mine, every.x[i, : len(expected)]))
         return {"w": own}, {"w": w}
@@ -89,8 +89,8 @@ def _last_layer(task: Task) -> tuple[Tensor, Tensor]:
     return torch.cat([places[k] for k in head if k not in bias]), torch.cat([places[k] for k in bias])
 
 
-def _check(expected: Tensor, found: Tensor) -> None:
-    if not torch.allclose(expected, found, rtol=1e-3, atol=1e-3 * float(expected.abs().max() + 1)):
+def _check(expected: Tensor, outputs: Tensor) -> None:
+    if not torch.allclose(expected, outputs, rtol=1e-3, atol=1e-3 * float(expected.abs().max() + 1)):
         raise ModelError(
             "recalibrated: the outputs do not move with the bias of the model's last layer; it must be last"
         )

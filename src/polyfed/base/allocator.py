@@ -61,6 +61,6 @@ def _reserve(table: Tensor, most: int) -> Tensor | None:
         return None
     with suppress(AttributeError, OSError):  # a system without huge pages
         room.madvise(mmap.MADV_HUGEPAGE)
-    found = torch.frombuffer(room, dtype=table.dtype).view(most, -1)
-    _reserved[found.data_ptr()] = room
-    return found
+    zeros = torch.frombuffer(room, dtype=table.dtype).view(most, -1)
+    _reserved[zeros.data_ptr()] = room
+    return zeros

@@ -60,8 +60,8 @@ class _Rule(NamedTuple):
         try:
             fit: Any = fitted(value, self.hint)
         except Misfit:
-            said = found(value, expected(self.hint, value), near(self.hint, value))
-            raise ConfigError(f"{self.name} of {whose}: {said}") from None
+            problem = found(value, expected(self.hint, value), near(self.hint, value))
+            raise ConfigError(f"{self.name} of {whose}: {problem}") from None
         own = fit.__class__ is not tuple and any(test(value) and test(fit) for test in (is_mapping, is_list))
         return value if own else fit
 
@@ -85,8 +85,8 @@ def _hints(function: Callable[..., Any], scope: dict[str, Any]) -> dict[str, Any
     public = sys.modules["polyfed"]
     while True:
         try:
-            asked: Any = types.SimpleNamespace(__annotations__=parameters)
-            return typing.get_type_hints(asked, function.__globals__, scope, include_extras=True)
+            holder: Any = types.SimpleNamespace(__annotations__=parameters)
+            return typing.get_type_hints(holder, function.__globals__, scope, include_extras=True)
         except NameError as e:
             name = str(e.name)
             if name not in public.__all__:
@@ -102,9 +102,9 @@ def _classes(hint: Any) -> tuple[type, ...]:
 
 
 def answer(
-    what: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
+    subject: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """Return a user's function's result as the type `takes`; ConfigError names the function, the setting `what`.
+    """Return a user's function's result as the type `takes`; ConfigError names the function, the setting `subject`.
 
     Errors of `through` are the function's own and pass.
     """
@@ -113,15 +113,15 @@ def answer(
     except (PolyfedError, *through):
         raise
     except Exception as e:
-        said = " ".join(str(e).split())[:200]
-        raise ConfigError(f"{what}: {_known_as(function)} failed: {type(e).__name__}: {said}") from e
+        problem = " ".join(str(e).split())[:200]
+        raise ConfigError(f"{subject}: {_known_as(function)} failed: {type(e).__name__}: {problem}") from e
     if takes is Any or (isinstance(takes, type) and isinstance(value, takes)):  # at once: some are called in every step
         return value
     try:
         return fitted(value, takes)
     except Misfit:
-        said = found(value, expected(takes, value))
-        raise ConfigError(f"{what}: {_known_as(function)} gave something else: {said}") from None
+        problem = found(value, expected(takes, value))
+        raise ConfigError(f"{subject}: {_known_as(function)} gave something else: {problem}") from None
 
 
 def _known_as(function: Any) -> str:

@@ -25,14 +25,14 @@ FEW, LARGE = 3, 1e6  # constants of a change of units, and their size: more, and
 
 def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
     """Arithmetic such as "x / 18.02" as a function of [N] numbers; a division by 0 gives one that is not finite."""
-    found = arithmetic(text)
+    compute = arithmetic(text)
 
     def computed(x: "np.ndarray") -> "np.ndarray":
         import numpy as np  # here, because settings are read without it
 
         with np.errstate(all="ignore"):
             try:
-                return np.asarray(found(x), dtype=np.float64)
+                return np.asarray(compute(x), dtype=np.float64)
             except (ZeroDivisionError, OverflowError):  # of numbers alone
                 return np.full(len(x), np.nan)
 
@@ -62,10 +62,10 @@ def arithmetic(text: str) -> Callable[[Any], Any]:
             case _:
                 raise wrong
 
-    found = made(tree)
+    function = made(tree)
     if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
         raise wrong
-    return found
+    return function
 
 
 def affine(text: str) -> bool:
@@ -76,7 +76,7 @@ def affine(text: str) -> bool:
     if len(numbers) > FEW or any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyrefly: ignore[bad-argument-type]
         return False
     try:
-        found = arithmetic(text)(Polynomial([0.0, 1.0]))
+        polynomial = arithmetic(text)(Polynomial([0.0, 1.0]))
     except (TypeError, ZeroDivisionError, OverflowError):
         return False
-    return found.trim().degree() <= 1
+    return polynomial.trim().degree() <= 1

@@ -83,9 +83,9 @@ def few(names: Iterable[object], most: int = 5) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, names: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or an empty string."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

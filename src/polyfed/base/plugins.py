@@ -75,20 +75,20 @@ def _installed(path: tuple[str, ...]) -> list[Plugin]:
     """Every entry point for polyfed of the packages on sys.path, `path`."""
     from importlib.metadata import distributions
 
-    found: dict[str, list[Plugin]] = {}
+    by_package: dict[str, list[Plugin]] = {}
     for package in distributions():
-        if f"[{OURS}." in (package.read_text("entry_points.txt") or "") and package.name not in found:
+        if f"[{OURS}." in (package.read_text("entry_points.txt") or "") and package.name not in by_package:
             entries = [e for e in package.entry_points if e.group.startswith(f"{OURS}.")]
-            found[package.name] = [Plugin(e.group, e.name, package.name, package.version, e) for e in entries]
-    return sorted((p for plugins in found.values() for p in plugins), key=lambda p: (p.package, p.name))
+            by_package[package.name] = [Plugin(e.group, e.name, package.name, package.version, e) for e in entries]
+    return sorted((p for plugins in by_package.values() for p in plugins), key=lambda p: (p.package, p.name))
 
 
 def find(group: str, name: str) -> Plugin | None:
     """The entry point of this name. Raises ConfigError where two packages have it."""
-    found = of(group, name)
-    if len(found) > 1:
-        raise ConfigError(f"{name}: found in two packages, {' and '.join(map(str, found))}; uninstall one of them")
-    return found[0] if found else None
+    plugins = of(group, name)
+    if len(plugins) > 1:
+        raise ConfigError(f"{name}: found in two packages, {' and '.join(map(str, plugins))}; uninstall one of them")
+    return plugins[0] if plugins else None
 
 
 def sibling(module: str, why: str) -> Any:
@@ -131,7 +131,7 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def blamed(plugin: Plugin | None, what: str, refusal: type[PolyfedError]) -> Generator[None, None, None]:
+def blamed(plugin: Plugin | None, subject: str, refusal: type[PolyfedError]) -> Generator[None, None, None]:
     """Errors of a package's own code as one line that names the package; None: code of polyfed, whose errors pass."""
     try:
         yield
@@ -140,4 +140,4 @@ def blamed(plugin: Plugin | None, what: str, refusal: type[PolyfedError]) -> Gen
     except (Exception, SystemExit) as e:
         if plugin is None:
             raise
-        raise refusal(f"{what}: {plugin} failed with {reason(e)}") from e
+        raise refusal(f"{subject}: {plugin} failed with {reason(e)}") from e

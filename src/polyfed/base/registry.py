@@ -33,9 +33,9 @@ class Registry(dict[str, T]):
         """Register a class or a function. Its own file may redefine it; another file may not take its name."""
         if thing.__module__ != self._homes.get(_plain(name)):
             self.load(name)
-        known = self.get(name)
-        if known is not None and not _same_file(known, thing):
-            one, other = (self._home(name, x) for x in (known, thing))
+        earlier = self.get(name)
+        if earlier is not None and not _same_file(earlier, thing):
+            one, other = (self._home(name, x) for x in (earlier, thing))
             raise self.refusal(f"{self.key}: found {name!r} twice, {one} and {other}, expected one name for each")
         self[name] = thing
         return thing
@@ -134,11 +134,11 @@ class Registry(dict[str, T]):
     def make(self, name: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> Any:
         """An instance of the class of this name; `spell` writes the names of settings in errors."""
         cls: Any = self.find(name)
-        known = {s.name: spell(s.name) for s in settings_of(cls)}
+        spelt = {s.name: spell(s.name) for s in settings_of(cls)}
         for key in settings:
-            if key not in known:
-                has = ", ".join(sorted(known.values())) or "none"
-                near = closest(spell(key), known.values())
+            if key not in spelt:
+                has = ", ".join(sorted(spelt.values())) or "none"
+                near = closest(spell(key), spelt.values())
                 self._refuse(key, f"{cls.table}.{spell(key)}: {name} has no such setting{near}; it has {has}")
         self._complete(name, cls, settings, spell)
         return cls(**{key: none_of(value, types_of(cls)[key]) for key, value in settings.items()})
@@ -148,11 +148,11 @@ class Registry(dict[str, T]):
         error.key = key
         raise error from None
 
-    def read(self, text: str, what: str, **more: Any) -> Any:
+    def read(self, text: str, place: str, **more: Any) -> Any:
         """An instance from `name:value,key=value`; values go to the settings in order, `more` to those beyond text."""
-        name, values, named = parse(text, what, self.refusal)
+        name, values, named = parse(text, place, self.refusal)
         cls: Any = self.find(name)
-        settings = arguments(cls, values, named, what, text, self.refusal) | more
+        settings = arguments(cls, values, named, place, text, self.refusal) | more
         self._complete(name, cls, settings)
         return cls(**settings)
 
@@ -179,7 +179,7 @@ def arguments(
     cls: type,
     values: Sequence[str],
     named: Mapping[str, str],
-    what: str,
+    place: str,
     text: str,
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
@@ -190,17 +190,17 @@ def arguments(
     has = ", ".join(key.replace("_", "-") for key in hints) or "none"
     if len(values) > len(hints):
         raise refusal(
-            f"{what}: found {shown(values[len(hints)])} in {shown(text)}, expected settings of {cls.__name__}: {has}"
+            f"{place}: found {shown(values[len(hints)])} in {shown(text)}, expected settings of {cls.__name__}: {has}"
         )
     out: dict[str, Any] = {}
     for key, value in [*zip(hints, values, strict=False), *named.items()]:
         if key not in hints or key in out:
             item = f"{key}={value}"
-            raise refusal(f"{what}: found {shown(item)} in {shown(text)}, expected settings of {cls.__name__}: {has}")
+            raise refusal(f"{place}: found {shown(item)} in {shown(text)}, expected settings of {cls.__name__}: {has}")
         try:
             out[key] = read(value, hints[key])
         except Misfit:
             typed = next(iter(toml_of(value)), value)
-            said = found(value, expected(hints[key], typed), near(hints[key], value))
-            raise refusal(f"{what}.{key.replace('_', '-')} of {cls.__name__}: {said}") from None
+            problem = found(value, expected(hints[key], typed), near(hints[key], value))
+            raise refusal(f"{place}.{key.replace('_', '-')} of {cls.__name__}: {problem}") from None
     return out

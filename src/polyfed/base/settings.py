@@ -84,8 +84,8 @@ def setting(
     """
     if default is not dataclasses.MISSING and factory is not dataclasses.MISSING:
         raise ConfigError(f"setting: found the default {shown(default)} and a factory, expected one of them")
-    known = Setting(Limits(ge, gt, le, lt), source, doc, decides, step_size, tune)
-    return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
+    described = Setting(Limits(ge, gt, le, lt), source, doc, decides, step_size, tune)
+    return dataclasses.field(default=default, default_factory=factory, metadata={"setting": described})
 
 
 class Described(NamedTuple):
@@ -102,11 +102,11 @@ class Described(NamedTuple):
 @cache
 def settings_of(cls: type) -> tuple[Described, ...]:
     """The settings of a dataclass, in their order."""
-    found: list[Described] = []
+    settings: list[Described] = []
     for f in _fields(cls):
         s, hint = f.metadata.get("setting", Setting()), types_of(cls)[f.name]
-        found.append(Described(f.name, words(hint), _default(f), s.doc, s.source, s.decides))
-    return tuple(found)
+        settings.append(Described(f.name, words(hint), _default(f), s.doc, s.source, s.decides))
+    return tuple(settings)
 
 
 def hinges(method: Any) -> list[dataclasses.Field[Any]]:
@@ -132,10 +132,10 @@ class _Docstring:
 
 def parameters(cls: type) -> str:
     """The settings of a class as the Parameters section of a numpydoc docstring has them."""
-    known = [
+    entries = [
         (f"{f.name} : {spelled(types_of(cls)[f.name])}", f.metadata.get("setting", Setting()).doc) for f in _fields(cls)
     ]
-    return "\n".join(f"{head}\n{textwrap.indent(textwrap.fill(doc, 112), ' ' * 4)}".rstrip() for head, doc in known)
+    return "\n".join(f"{head}\n{textwrap.indent(textwrap.fill(doc, 112), ' ' * 4)}".rstrip() for head, doc in entries)
 
 
 class Configured:
@@ -245,17 +245,17 @@ def options(
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
     """The options `given` to a function, as the annotations behind its first `skip` parameters take them."""
-    known = options_of(function, skip)
+    hints = options_of(function, skip)
     out: dict[str, Any] = {}
     for key, value in given.items():
-        if key not in known:
-            has = ", ".join(known) or "none"
-            raise refusal(f"{where}{key}: {of} has no such option{closest(key, known)}; it has {has}")
+        if key not in hints:
+            has = ", ".join(hints) or "none"
+            raise refusal(f"{where}{key}: {of} has no such option{closest(key, hints)}; it has {has}")
         try:
-            out[key] = fitted(none_of(value, known[key]), known[key])
+            out[key] = fitted(none_of(value, hints[key]), hints[key])
         except Misfit:
-            said = found(value, expected(known[key], value), near(known[key], value))
-            raise refusal(f"{where}{key}{f' of {of}' if of else ''}: {said}") from None
+            problem = found(value, expected(hints[key], value), near(hints[key], value))
+            raise refusal(f"{where}{key}{f' of {of}' if of else ''}: {problem}") from None
     return out
 
 
@@ -270,12 +270,12 @@ def is_table(value: Any) -> TypeGuard[dict[str, Any]]:
 def table_in(text: str | bytes) -> dict[str, Any]:
     """The table that a JSON file holds. Raises ValueError for anything else."""
     try:
-        found: Any = json.loads(text)
+        table: Any = json.loads(text)
     except RecursionError:
         raise ValueError("lists within lists without end") from None
-    if not is_table(found):
-        raise ValueError(f"found a {type(found).__name__}, expected a table")
-    return found
+    if not is_table(table):
+        raise ValueError(f"found a {type(table).__name__}, expected a table")
+    return table
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:

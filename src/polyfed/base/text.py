@@ -23,9 +23,9 @@ def nfc(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
-def value_of(text: str, what: str = "value") -> Any:
+def value_of(text: str, place: str = "value") -> Any:
     """A setting typed as text: a TOML value, with points as in .25 and 1. allowed, or else the text itself."""
-    _readable(text, what)
+    _readable(text, place)
     if "\n" in text:
         return text
     pointed = text if "'" in text or '"' in text else re.sub(ENDS, ".0", re.sub(BEGINS, "0.", text))
@@ -35,18 +35,18 @@ def value_of(text: str, what: str = "value") -> Any:
         except tomllib.TOMLDecodeError:
             continue
         except (ValueError, RecursionError):  # an integer of thousands of digits
-            raise ConfigError(f"{what}: {found(text, 'a value of fewer digits')}") from None
+            raise ConfigError(f"{place}: {found(text, 'a value of fewer digits')}") from None
     return text
 
 
-def _readable(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -> None:
+def _readable(text: str, place: str, refusal: type[PolyfedError] = ConfigError) -> None:
     depth = deepest = 0
     for c in text:
         depth += (c in "[{") - (c in "]}")
         deepest = max(deepest, depth)
     if "\0" in text or len(text) > LONGEST or deepest > DEEPEST:
         limits = f"at most {LONGEST} characters, none of them NUL, and at most {DEEPEST} nested brackets"
-        raise refusal(f"{what}: {found(text, limits)}")
+        raise refusal(f"{place}: {found(text, limits)}")
 
 
 def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: int = 0) -> None:
@@ -66,9 +66,9 @@ def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: 
             plain(v, where, key, depth + 1)
 
 
-def parse(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -> tuple[str, list[str], dict[str, str]]:
+def parse(text: str, place: str, refusal: type[PolyfedError] = ConfigError) -> tuple[str, list[str], dict[str, str]]:
     """`name:value,value,key=value` -> (name, values, {key: value}), as text; keys in snake_case, after values."""
-    _readable(text, what, refusal)
+    _readable(text, place, refusal)
     name, _, rest = text.partition(":")
     values: list[str] = []
     named: dict[str, str] = {}
@@ -79,7 +79,7 @@ def parse(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -> tu
             values.append(item)
         elif not equals or not key or key in named:
             raise refusal(
-                f"{what}: found {shown(item)} in {shown(text)}, expected name:key=value,key=value, each key once"
+                f"{place}: found {shown(item)} in {shown(text)}, expected name:key=value,key=value, each key once"
             )
         else:
             named[key] = tail.strip()

@@ -57,10 +57,10 @@ def unboxed(value: Any) -> Any:
 def fitted(value: Any, hint: Any) -> Any:
     """`value` as the type takes it, or Misfit: integers become numbers, lists tuples, numpy's scalars Python's."""
     spelled = repr(hint)  # int | float equals float | int, and does not take 1 alike
-    known = _FITS.get(spelled)
-    if known is None or known[0] != hint:
-        known = _FITS[spelled] = hint, fit_of(hint)
-    return known[1](value)
+    cached = _FITS.get(spelled)
+    if cached is None or cached[0] != hint:
+        cached = _FITS[spelled] = hint, fit_of(hint)
+    return cached[1](value)
 
 
 _FITS: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
@@ -89,22 +89,22 @@ def _strict(hint: Any, rules: tuple[Any, ...] = ()) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _strict(arguments[0], (*rules, *arguments[1:]))
-    known: Any = Any
+    inner: Any = Any
     if origin in UNIONS:
         each: Any = Union[tuple(_strict(a, rules) for a in arguments)]  # noqa: UP007  # pyrefly: ignore[invalid-annotation]
-        known = Annotated[each, p.Field(union_mode="left_to_right")]
+        inner = Annotated[each, p.Field(union_mode="left_to_right")]
     elif hint in (int, float):
-        known = _number(hint, rules)
+        inner = _number(hint, rules)
     elif hint is bool:
-        known = Annotated[bool, p.Strict()]
+        inner = Annotated[bool, p.Strict()]
     elif hint in (None, type(None)) or origin is Literal:
-        known = hint
+        inner = hint
     elif origin is tuple:
-        known = tuple[tuple(a if a is ... else _strict(a) for a in arguments)]  # pyrefly: ignore[invalid-annotation]
+        inner = tuple[tuple(a if a is ... else _strict(a) for a in arguments)]  # pyrefly: ignore[invalid-annotation]
     elif origin in MAPPINGS:
-        known = dict[_strict(arguments[0]), _strict(arguments[1])]  # pyrefly: ignore[invalid-annotation]
+        inner = dict[_strict(arguments[0]), _strict(arguments[1])]  # pyrefly: ignore[invalid-annotation]
     elif origin in MANIFOLD:
-        known = _listed(origin, _strict(arguments[0]))
+        inner = _listed(origin, _strict(arguments[0]))
     holds = _test(hint, origin, arguments)
 
     def looked_at(value: Any) -> Any:
@@ -113,7 +113,7 @@ def _strict(hint: Any, rules: tuple[Any, ...] = ()) -> Any:
             raise Misfit
         return value
 
-    return Annotated[known, p.BeforeValidator(looked_at)]
+    return Annotated[inner, p.BeforeValidator(looked_at)]
 
 
 def _number(hint: Any, rules: Iterable[Any]) -> Any:
@@ -143,8 +143,8 @@ def _listed(origin: Any, inner: Any) -> Any:
         dim = getattr(value, "ndim", None)
         if not all(like) or dim == 0 or isinstance(value, str | bytes | Mapping):
             raise Misfit
-        found = each(value.tolist() if dim == 1 else [*value])
-        return found if origin is list else value
+        items = each(value.tolist() if dim == 1 else [*value])
+        return items if origin is list else value
 
     return Annotated[list[inner], WrapValidator(listed)]
 
@@ -208,9 +208,9 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
     if origin is Annotated:
         return words(arguments[0], [*rules, *(m for a in arguments[1:] for m in getattr(a, "metadata", (a,)))])
     rules = [*rules]
-    said = next((r.words for r in rules if isinstance(r, Words)), None)
-    if said is not None:
-        return said
+    stated = next((r.words for r in rules if isinstance(r, Words)), None)
+    if stated is not None:
+        return stated
     if origin in (types.UnionType, Union):
         arguments = tuple(a for a in arguments if a is not str or Path not in arguments)  # a path may be text
         return either(list(dict.fromkeys(word for a in arguments for word in _alternatives(a, rules))))

@@ -166,8 +166,8 @@ class LocalEngine:
         """[s, p]: the models that `ids` would deploy; `down` is what all clients receive for it."""
         at = torch.as_tensor(ids, device=self.task.device)
         received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
-        found = algorithm.personal(self.task, self.rows.gather(at), received)
-        return contract.models(algorithm, found, len(ids), self.task.p)
+        models = algorithm.personal(self.task, self.rows.gather(at), received)
+        return contract.models(algorithm, models, len(ids), self.task.p)
 
     def private(self, ids: Tensor) -> State:
         return self.rows.gather(ids).whole()
@@ -227,11 +227,11 @@ class MemoryPlan(NamedTuple):
         steps = f", local steps {_size(self.steps)}" if self.steps else ""
         return f"{base}the server's state takes {_size(self.server)}, a cohort {_size(self.cohort)}{steps}"
 
-    def check(self, what: str, have: int) -> None:
-        """Raise RunError, about the run `what`, where fewer than `more` bytes are free."""
+    def check(self, run: str, have: int) -> None:
+        """Raise RunError, about the run `run`, where fewer than `more` bytes are free."""
         if self.more > have:
             raise RunError(
-                f"{what} does not fit: {self.words()}, {_size(have)} are free; fewer clients per round, a smaller "
+                f"{run} does not fit: {self.words()}, {_size(have)} are free; fewer clients per round, a smaller "
                 "batch-size, recompute, fewer workers or a smaller model is needed"
             )
 
@@ -248,11 +248,11 @@ def memory_of(
     added: bool,
     plan: Plan | None = None,
     most: int = 0,
-    seen: int = 0,
+    evaluated: int = 0,
 ) -> MemoryPlan:
     """The memory that a run of n clients takes, `cohort` at a time; without a plan that of local steps is left out.
 
-    `most` is the number of samples in a step, `seen` that of samples to evaluate on; for `added` see `make_rows`.
+    `most` is the number of samples in a step, `evaluated` that of samples to evaluate on; for `added` see `make_rows`.
     """
     row = size(contract.client_state(algorithm, algorithm.init_client(task, task.w0)))
     w = task.p * task.w0.element_size()
@@ -260,7 +260,7 @@ def memory_of(
     if plan is not None:
         on_cpu = task.device.type == "cpu"  # 4: as measured there; an accelerator halves a chunk that does not fit
         samples, chunk = (4 * most, plan.chunk) if on_cpu else (2 * most, 1)
-        steps = plan.workers * (8 * chunk * w + max(samples, min(seen, task.net.block)) * task.net.sample_bytes)
+        steps = plan.workers * (8 * chunk * w + max(samples, min(evaluated, task.net.block)) * task.net.sample_bytes)
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * row
     return MemoryPlan(size(task.net.fixed), 2 * size(outlined(algorithm, task, n)), moving, steps, row)
 

@@ -151,8 +151,8 @@ class Adapter:
         options = {key.strip(): value.strip() for key, _, value in pairs}
         for key, value in options.items():
             if key not in KINDS[name]:
-                known = ", ".join(KINDS[name]) or "none"
-                raise ConfigError(f"adapter: {name} has no option {key!r}{closest(key, KINDS[name])}; it has {known}")
+                choices = ", ".join(KINDS[name]) or "none"
+                raise ConfigError(f"adapter: {name} has no option {key!r}{closest(key, KINDS[name])}; it has {choices}")
             fits = KINDS[name][key]
             if not fits(value):
                 raise ConfigError(f"adapter.{key}: found {value!r}, expected {EXPECTED[key]}")
@@ -224,7 +224,7 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
     nn.Module
         Everything else is frozen, in the memory of `model`; in half precision it stays so, and computes in float32.
     """
-    asked = Adapter.read(adapter)
+    form = Adapter.read(adapter)
     same = {id(q): nn.Parameter(q.detach(), q.requires_grad) for q in model.parameters() if type(q) is nn.Parameter}
     model = copy.deepcopy(model, same)
     owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
@@ -234,16 +234,16 @@ def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
         raise ModelError(f"{type(model).__name__} has an adapter; expected the model that it was put into")
     head = owners[-1]
     model.requires_grad_(False)
-    if asked.name in ("lora", "dora"):
-        _add_lora(model, asked, head, seed)
-    if asked.name == "ia3":
-        ends = {key: _named(model, asked.options, key, head) for key in ("targets", "inputs")}
-        _put(model, {name: IA3(base, key == "inputs") for key, found in ends.items() for name, base in found.items()})
-    for name in owners[-int(asked.options["k"]) :] if asked.name == "last" else [head]:
+    if form.name in ("lora", "dora"):
+        _add_lora(model, form, head, seed)
+    if form.name == "ia3":
+        ends = {key: _named(model, form.options, key, head) for key in ("targets", "inputs")}
+        _put(model, {name: IA3(base, key == "inputs") for key, layers in ends.items() for name, base in layers.items()})
+    for name in owners[-int(form.options["k"]) :] if form.name == "last" else [head]:
         model.get_submodule(name).requires_grad_(True)
     for m in model.modules():
         for name, q in m.named_parameters(recurse=False):
-            if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and is_norm(m)):
+            if (form.name == "biases" and name == "bias") or (form.name == "norms" and is_norm(m)):
                 q.requires_grad_(True)
     for q in model.parameters():
         if q.requires_grad:
@@ -284,21 +284,21 @@ def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         setattr(model.get_submodule(where), last, layer)
 
 
-def _add_lora(model: nn.Module, asked: Adapter, head: str, seed: int) -> None:
+def _add_lora(model: nn.Module, form: Adapter, head: str, seed: int) -> None:
     """Put updates beside the linear layers of the model, in place."""
-    options = asked.options
-    train, r = "factors" if asked.name == "dora" else options.get("train", "chart"), int(options.get("r", "8"))
+    options = form.options
+    train, r = "factors" if form.name == "dora" else options.get("train", "chart"), int(options.get("r", "8"))
     factors = train != "chart"
     alpha = float(options.get("alpha", r))
     scale = alpha / (math.sqrt(r) if options.get("scale") == "rs" else r) if factors else 1.0
     if not factors and ("alpha" in options or "scale" in options):
         raise ConfigError("adapter: alpha and scale are for train=factors or residual; a chart has scale 1")
-    found: dict[str, nn.Module] = {}
+    updates: dict[str, nn.Module] = {}
     for name, base in _named(model, options, "targets", head).items():
         rank = min(r, base.in_features, base.out_features)
         a = _drawn(seed, name, rank, base, factors)
-        found[name] = DoRA(base, a, scale) if asked.name == "dora" else LoRA(base, a, scale, train)
-    _put(model, found)
+        updates[name] = DoRA(base, a, scale) if form.name == "dora" else LoRA(base, a, scale, train)
+    _put(model, updates)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

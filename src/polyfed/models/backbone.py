@@ -118,13 +118,13 @@ def pretrained(model: nn.Module, path: str | Path) -> nn.Module:
     nn.Module
         The model, its weights in the precision of the file.
     """
-    found, head = _tensors(Path(path)), ""
+    tensors, head = _tensors(Path(path)), ""
     for name, m in named_modules(model):
         if any(True for _ in m.parameters(recurse=False)):
             head = name
     fitting = dict[str, Tensor]()
     for name, t in model.state_dict().items():
-        given = found.get(name)
+        given = tensors.get(name)
         if given is not None and given.shape == t.shape:
             fitting[name] = given
         elif name.rpartition(".")[0] != head:
@@ -142,16 +142,16 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError) as e:
         raise ConfigError(f"model.backbone: {path}: cannot be read ({reason(e)})") from None
     except Exception:  # torch's unpickler has errors of many kinds
         raise ConfigError(f"model.backbone: {path}: found objects or no tensors, expected a state dict alone") from None
     for key in ("state_dict", "model"):
-        found = found[key] if is_mapping(found) and is_mapping(found.get(key)) else found
-    if not is_mapping(found) or not all(isinstance(t, Tensor) for t in found.values()):
+        tensors = tensors[key] if is_mapping(tensors) and is_mapping(tensors.get(key)) else tensors
+    if not is_mapping(tensors) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ConfigError(f"model.backbone: {path}: found no state dict, expected tensors by name")
-    return {str(name).removeprefix("module."): t for name, t in found.items()}
+    return {str(name).removeprefix("module."): t for name, t in tensors.items()}
 
 
 def digest_of(path: Path) -> str:

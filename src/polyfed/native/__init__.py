@@ -205,14 +205,14 @@ class Kernel:
 
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
         """[times, n]: the results of NumPy's Generator(Philox(key=key)).permutation(n), call after call."""
-        found, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)
+        result, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)
         self._library.polyfed_permutation(
             ctypes.c_void_p(key.ctypes.data),
             ctypes.c_int64(times),
             ctypes.c_int64(n),
-            ctypes.c_void_p(found.ctypes.data),
+            ctypes.c_void_p(result.ctypes.data),
         )
-        return found
+        return result
 
 
 @cache
@@ -245,7 +245,7 @@ def built() -> Kernel | None:
 def kernel() -> Kernel | None:
     """The kernel, where it is built and not switched off; POLYFED_NATIVE may also name an instruction set."""
     wanted = os.environ.get("POLYFED_NATIVE", "")
-    found = None if wanted == "0" else built()
-    if found is None or wanted not in SETS[: SETS.index(found.set)]:
-        return found
-    return found.narrowed(wanted)
+    full = None if wanted == "0" else built()
+    if full is None or wanted not in SETS[: SETS.index(full.set)]:
+        return full
+    return full.narrowed(wanted)

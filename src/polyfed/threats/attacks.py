@@ -61,10 +61,10 @@ class Attack(Configured):
         array
             [n] bool.
         """
-        found = np.zeros(len(keys), dtype=bool)
+        attackers = np.zeros(len(keys), dtype=bool)
         m = floor(self.ratio * len(keys) + 1e-9)
-        found[sample(seed, "attackers", 0, keys, m)] = True
-        return found
+        attackers[sample(seed, "attackers", 0, keys, m)] = True
+        return attackers
 
     def attacked(self, up: State) -> list[str]:
         """The tensors of an uplink that are forged.

@@ -174,8 +174,8 @@ def _cross_validated(x: np.ndarray, y: np.ndarray, u: np.ndarray | None) -> floa
     at, u = np.searchsorted(there, y), np.ones(len(y)) if u is None else u
 
     def loss(penalty: float) -> float:
-        said = [_logistic(penalty).fit(x[kept], y[kept], u[kept]).predict_log_proba(x[out]) for kept, out in cuts]
-        return -sum(float(p[np.arange(len(p)), at[out]] @ u[out]) for p, (_, out) in zip(said, cuts, strict=True))
+        log_p = [_logistic(penalty).fit(x[kept], y[kept], u[kept]).predict_log_proba(x[out]) for kept, out in cuts]
+        return -sum(float(p[np.arange(len(p)), at[out]] @ u[out]) for p, (_, out) in zip(log_p, cuts, strict=True))
 
     return min(reversed(PENALTIES), key=loss)
 

@@ -48,7 +48,7 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
     """[s]: the k-th largest of each row of `values: [s, d]`, several times as fast as selecting among all."""
     if values.device.type != "cpu":
         return values.kthvalue(values.shape[1] - k + 1, dim=1).values
-    found: list[float] = []
+    kth: list[float] = []
     for row in values.numpy():
         # every 32nd number mostly says between which two it lies, and only those between are put in order
         some = np.sort(row[::32])
@@ -58,5 +58,5 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
         near, rank = row[(row >= low) & (row <= high)], k - np.count_nonzero(row > high)
         if not 1 <= rank <= len(near):
             near, rank = row, k
-        found.append(np.partition(near, len(near) - rank)[-rank])
-    return torch.as_tensor(np.array(found, dtype=values.numpy().dtype))
+        kth.append(np.partition(near, len(near) - rank)[-rank])
+    return torch.as_tensor(np.array(kth, dtype=values.numpy().dtype))

@@ -108,10 +108,10 @@ class Choosing(Newcomer):
         return self.before["w"]
 
     def enter(self, choice, samples):
-        found = {"cluster": choice, KNOWN: samples}
-        self.rows = {name: torch.full_like(t, found[name]) for name, t in self.rows.items()}
+        values = {"cluster": choice, KNOWN: samples}
+        self.rows = {name: torch.full_like(t, values[name]) for name, t in self.rows.items()}
         mine = self.algorithm.init_client(self.task, self.task.w0)
-        return {name: torch.full_like(t, found[name]) for name, t in mine.items()}
+        return {name: torch.full_like(t, values[name]) for name, t in mine.items()}
 
 
 @dataclass(frozen=True)
@@ -222,18 +222,18 @@ class Alternating(Clustered, abstract=True):
             mass = torch.ones_like(round.samples) if weights is None else weights
             least = mass[mass > 0].amin() / mass.sum() / 2  # below it none has chosen the model; sums are rounded
             new = torch.where((share > least)[:, None], w + move / share.clamp(min=least)[:, None], w)
-            common, found = w[0] + move.sum(0), {"most": share.argmax()[None]}
+            common, update = w[0] + move.sum(0), {"most": share.argmax()[None]}
         else:
             cluster = up["cluster"].long()
             new = up.mean("w", weights, within=cluster, out=w.clone())
             mass = torch.ones_like(cluster, dtype=w.dtype) if weights is None else weights.to(w.dtype)
             share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())
             common = up.mean("w", weights) if self.shared_layers else w[0]
-            found = {"cluster": server["cluster"].index_copy(0, round.ids, cluster)}
+            update = {"cluster": server["cluster"].index_copy(0, round.ids, cluster)}
         new = self._next(w, new, share[:, None])
         if self.shared_layers:
             new = torch.where(server["own"], new, common)
-        return server | found | {"w": new}
+        return server | update | {"w": new}
 
     def _next(self, w, new, share):
         """[k, p]: every cluster's next model, from `new`, the mean over its share [k, 1] of clients."""

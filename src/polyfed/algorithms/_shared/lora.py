@@ -44,17 +44,17 @@ def places(layout: Layout, method: Algorithm) -> dict[str, Place]:
     """The adapted layers of a model by name. Raises ModelError where it has none that the method can use."""
     shapes = {e.name: e.shape for e in layout.entries}
     starts = dict(zip(shapes, [0, *torch.tensor(layout.sizes).cumsum(0).tolist()], strict=False))
-    found: dict[str, Place] = {}
+    layers: dict[str, Place] = {}
     pairs = [key[:-2] for key in shapes if key.endswith(".A") and f"{key[:-2]}.B" in shapes]
     for name in (name for name in pairs if f"{name}.g" not in shapes):  # which DoRA's lengths are
         (r, k), (m, _) = shapes[f"{name}.A"], shapes[f"{name}.B"]
-        found[name] = Place(starts[f"{name}.A"], starts[f"{name}.B"], starts.get(f"{name}.R", -1), r, m, k)
-    if not found or (method.adapter == "residual") != all(place.merged >= 0 for place in found.values()):
+        layers[name] = Place(starts[f"{name}.A"], starts[f"{name}.B"], starts.get(f"{name}.R", -1), r, m, k)
+    if not layers or (method.adapter == "residual") != all(place.merged >= 0 for place in layers.values()):
         raise ModelError(
             f"model: found no low-rank updates to train as {method.name} does, expected an adapter such as "
             f"lora:r=8,train={method.adapter or 'factors'}"
         )
-    return found
+    return layers
 
 
 def noted(layers: dict[str, Place]) -> State:

@@ -51,15 +51,15 @@ class Sheet(NamedTuple):
 
 def sheets(layout: Layout) -> dict[str, Sheet]:
     """Every layer of two or more axes, by its parameter's name. Kernels not of four axes are o x (all the rest)."""
-    found, start = {}, 0
+    layers, start = {}, 0
     for e in layout.entries:
         if e.channels_last:
             o, i, kh, kw = e.shape
-            found[e.name] = Sheet(start, o, kh, kw, i)
+            layers[e.name] = Sheet(start, o, kh, kw, i)
         elif len(e.shape) >= 2:
-            found[e.name] = Sheet(start, e.shape[0], 1, 1, e.size // e.shape[0])
+            layers[e.name] = Sheet(start, e.shape[0], 1, 1, e.size // e.shape[0])
         start += e.size
-    return found
+    return layers
 
 
 def svt(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor]:
@@ -119,11 +119,11 @@ def _shrunk(A: Tensor, amount: float) -> Tensor:
     """A [s, d1, d2] with singular values shrunk by `amount`."""
     if A.shape[1] > A.shape[2]:
         return _shrunk(A.mT, amount).mT
-    found = _eigen(A, amount)
-    if found is None:
+    eigen = _eigen(A, amount)
+    if eigen is None:
         U, S, Vh = torch.linalg.svd(A, full_matrices=False)
         return (U * (S - amount).clamp(min=0)[:, None]) @ Vh
-    squares, U, all_stay = found
+    squares, U, all_stay = eigen
     if all_stay:
         return _less(A, squares, U, amount)
     keep = 1 - amount / squares.clamp(min=amount**2).sqrt()[:, None]
@@ -158,10 +158,10 @@ def _of_full_rank(matrix: Tensor, amount: float) -> Tensor | None:
     if matrix.shape[0] > matrix.shape[1]:
         low = _of_full_rank(matrix.T, amount)
         return None if low is None else low.T
-    found = _eigen(matrix[None], amount)
-    if found is None or not found[2]:
+    eigen = _eigen(matrix[None], amount)
+    if eigen is None or not eigen[2]:
         return None
-    return _less(matrix[None], *found[:2], amount)[0]
+    return _less(matrix[None], *eigen[:2], amount)[0]
 
 
 class LowRank(Algorithm, abstract=True):

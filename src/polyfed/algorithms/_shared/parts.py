@@ -43,9 +43,9 @@ def spans(shared: Tensor) -> list[tuple[slice, bool]]:
 
 def split(shared: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """`w: [..., p]` at the shared positions and at the others."""
-    found = spans(shared)
+    pieces = spans(shared)
     common, own = (
-        torch.cat([w[..., at] for at, here in found if here == kind] or [w[..., :0]], -1) for kind in (True, False)
+        torch.cat([w[..., at] for at, here in pieces if here == kind] or [w[..., :0]], -1) for kind in (True, False)
     )
     return common, own
 

@@ -46,12 +46,12 @@ def pairs(up: Uplinks) -> tuple[Tensor, Tensor, Tensor]:
     return up["prototypes"][client, c] / weight[:, None], c, weight / weight.sum()
 
 
-def nearest(task: Task, w: Tensor, M: Tensor, seen: Tensor) -> Tensor:
+def nearest(task: Task, w: Tensor, M: Tensor, present: Tensor) -> Tensor:
     """A copy of `w: [s, p]` whose last layer takes the class of the nearest prototype: logits -||f - M_c||^2."""
     w = w.clone()
     weight, bias = task.layout.head(w)
-    weight.copy_(2 * M * seen[..., None])
-    bias.copy_(torch.where(seen > 0, -M.square().sum(2), IMPOSSIBLE))
+    weight.copy_(2 * M * present[..., None])
+    bias.copy_(torch.where(present > 0, -M.square().sum(2), IMPOSSIBLE))
     return w
 
 
@@ -83,16 +83,16 @@ class Pulled(Algorithm, abstract=True):
         return Down(shared={"prototypes": server["prototypes"], "seen": server["seen"]})
 
     def local_update(self, task, client, down, data, round):
-        M, seen = down["prototypes"], down["seen"]
+        M, present = down["prototypes"], down["seen"]
 
         def by_means(features, outputs, batch, rows):
-            share = members(batch.y, len(seen[0])).to(features)
+            share = members(batch.y, len(present[0])).to(features)
             mass = batch.mean(share)
             gap = batch.mean(share[..., None] * (features[:, :, None] - M[rows][:, None]))
             gap = gap / torch.where(mass == 0, 1, mass)[..., None]
-            return self.lam * (seen[rows] * gap.square().sum(2)).sum(1)
+            return self.lam * (present[rows] * gap.square().sum(2)).sum(1)
 
-        toward = (self.lam / task.width * seen, M) if self.lam and self.pull == "code" else None
+        toward = (self.lam / task.width * present, M) if self.lam and self.pull == "code" else None
         also = by_means if self.lam and self.pull == "paper" else None
         w = local_sgd(task, client["w"], data, self.lr, toward=toward, also=also)
         counts = data.counts(task.classes)

@@ -18,8 +18,8 @@ def unit(W: Tensor) -> Tensor:
 
 def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64."""
-    if (found := compiled.products(W, ids)) is not None:
-        return found
+    if (by_kernel := compiled.products(W, ids)) is not None:
+        return by_kernel
     G = W.new_zeros(len(ids), len(W), dtype=torch.float64)
     squares = W.new_zeros(len(W), dtype=torch.float64)
     for X in W.split(COLUMNS, dim=1):  # a copy of a few columns at a time stays in the cache
@@ -32,8 +32,8 @@ def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def mixed(weights: Tensor, W: Tensor, rows: Tensor | None = None) -> Tensor:
     """[m, p]: weights [m, k] @ W [k, p], in the precision of W; with rows [m, k], sums of rows of W, others in each."""
     weights = weights.to(W.dtype)
-    if (found := compiled.mixed(weights, W, rows)) is not None:
-        return found
+    if (by_kernel := compiled.mixed(weights, W, rows)) is not None:
+        return by_kernel
     return weights @ W if rows is None else embedding_bag(rows, W, per_sample_weights=weights, mode="sum")
 
 

@@ -294,8 +294,8 @@ def _illegal(G: Tensor, groups: Tensor, Om: Tensor, nodes: Nodes, label: Tensor,
     bad = grown & (reach > room)
     doubt = (grown & ~bad & (2 * reach > limit))[joined].nonzero()[:, 0]
     if len(doubt):
-        found = _rivals(G, joined, limit, torch.zeros_like(union.offset), doubt).isfinite()
-        bad[joined[doubt[found]]] = True
+        blocked = _rivals(G, joined, limit, torch.zeros_like(union.offset), doubt).isfinite()
+        bad[joined[doubt[blocked]]] = True
     return bad
 
 

@@ -108,8 +108,8 @@ def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
 
 def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
     """Norms of delta_ij = w_i - w_j + v_ij / rho, v_ij / rho = keep delta_ij; vectors that are held change in place."""
-    if (found := compiled.renewed(w, i, j, delta, row, keep)) is not None:
-        return found
+    if (by_kernel := compiled.renewed(w, i, j, delta, row, keep)) is not None:
+        return by_kernel
     if BLOCK // 4 <= w.shape[1]:
         return _renewed_alone(w, i, j, delta, row, keep)
     size = max(1, BLOCK // max(1, w.shape[1]))
