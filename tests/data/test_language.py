@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiny import WORDS
 
 import polyfed as pf
 from polyfed.base.columns import Columns
@@ -14,11 +15,11 @@ from polyfed.data.prepare import Cut
 from polyfed.data.schema import File
 from polyfed.studies.predict import Predictor
 
-WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 T, END = 4, "[PAD]"
 
 MODEL = """
 import torch
+from tiny import WORDS
 
 
 class Next(torch.nn.Module):

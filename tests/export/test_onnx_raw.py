@@ -1,9 +1,9 @@
 """Models of texts and images as ONNX: onnxruntime gives, for what is prepared, what the run's model gives."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from tiny import WORDS, notes, tokenizer_of_words
 from torch import nn
 
 import polyfed as pf
@@ -11,7 +11,6 @@ from polyfed.models.backbone import transformers as folder_of
 
 pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 T = 5
 
 
@@ -36,18 +35,7 @@ class Next(nn.Module):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: k + 2 for k, word in enumerate(WORDS)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(tmp_path_factory.mktemp("words") / "tokenizer.json"))
-    return str(next(tmp_path_factory.getbasetemp().glob("words*/tokenizer.json")))
-
-
-def notes(n, seed):
-    rng = np.random.default_rng(seed)
-    found = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(n)]
-    return pd.DataFrame({"note": found, "ill": ["yes" if "severe" in t else "no" for t in found]})
+    return str(tokenizer_of_words(tmp_path_factory.mktemp("words")))
 
 
 def prepared(rows):

@@ -1,32 +1,23 @@
 """Adapters of the command line in the hands of transformers and peft: the same logits of a client's model."""
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import notes, tokenizer_of_words
 
 import polyfed as pf
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 T = 5
 SIZES = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 X = torch.tensor([[[2, 3, 4, 5, 6], [1, 1, 1, 1, 1]], [[7, 2, 0, 0, 0], [1, 1, 0, 0, 0]]])
 
 
 def run(place, cli, model, columns):
-    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: k + 2 for k, word in enumerate(WORDS)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(place / "there" / "tokenizer.json"))
+    tokenizer_of_words(place / "there")
     (place / "data").mkdir()
-    rng = np.random.default_rng(0)
-    for name in ("bern", "oslo"):
-        found = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(24)]
-        table = pd.DataFrame({"note": found, "ill": ["yes" if "severe" in t else "no" for t in found]})
-        table.to_csv(place / "data" / f"{name}.csv", index=False)
+    for seed, name in enumerate(("bern", "oslo")):
+        notes(24, seed).to_csv(place / "data" / f"{name}.csv", index=False)
     (place / "study.toml").write_text(
         f'rounds = 2\nbatch-size = 8\nseeds = 1\n[data]\nname = "./data"\n[columns]\ntext = "note"\nlength = {T}\n'
         f'tokenizer = "there/tokenizer.json"\n{columns}[model]\nbackbone = "there"\n{model}'

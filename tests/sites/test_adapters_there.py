@@ -2,16 +2,14 @@
 
 import shutil
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hospitals import Sites, at_sites
+from tiny import notes, tokenizer_of_words
 
 from polyfed.studies.predict import Predictor
 
 NAMES = ("bern", "oslo")
-WORDS = ("pain", "fever", "none", "severe", "mild", "old")
 WIDTH, LAYERS, RANK, TARGETS, CLASSES, ROUNDS = 16, 2, 4, 2, 2, 2
 SENT = 4 * (LAYERS * TARGETS * RANK * WIDTH + (WIDTH + 1) * CLASSES)  # bytes: B of every target, and the head
 
@@ -36,22 +34,12 @@ lr = 0.1
 
 def bert(place):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     config = transformers.BertConfig(
         vocab_size=8, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=WIDTH
     )
     torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(place)
-    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: k + 2 for k, word in enumerate(WORDS)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(place / "tokenizer.json"))
-
-
-def notes(n, seed):
-    rng = np.random.default_rng(seed)
-    found = [" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(n)]
-    return pd.DataFrame({"note": found, "ill": ["yes" if "severe" in t else "no" for t in found]})
+    tokenizer_of_words(place)
 
 
 class Backed(Sites):
