@@ -50,9 +50,9 @@ def _add(module: Any) -> None:
     """Add the commands of a module and its groups of them, in the order of their declarations."""
     for name, about in vars(module).get("GROUPS", {}).items():
         groups[name] = typer.Typer(no_args_is_help=True, help=about)
-    for found in vars(module).values():
-        if isinstance(found, type) and issubclass(found, Command) and found.__module__ == module.__name__:
-            groups.get(found.group, app).command(word(found))(callback(found))
+    for command in vars(module).values():
+        if isinstance(command, type) and issubclass(command, Command) and command.__module__ == module.__name__:
+            groups.get(command.group, app).command(word(command))(callback(command))
 
 
 def _absent(name: str, package: str) -> None:
@@ -136,10 +136,10 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         if type(e).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
-            said = str(e.format_message())
-            if wrong := re.search(r"'([^']*)' is not one of '(.*)'", said):  # of a choice, it does not suggest any
-                said += closest(wrong[1], wrong[2].split("', '"))
-            once = dict.fromkeys(re.split(r"(?<=[.?]) ", said))  # typer and click both suggest the nearest command
+            message = str(e.format_message())
+            if wrong := re.search(r"'([^']*)' is not one of '(.*)'", message):  # of a choice, it does not suggest any
+                message += closest(wrong[1], wrong[2].split("', '"))
+            once = dict.fromkeys(re.split(r"(?<=[.?]) ", message))  # typer and click both suggest the nearest command
             return _say(" ".join(once) + _help(arguments), 2)
         if isinstance(e, OSError) and (line := _of_file(e)):
             return _say(line, 1)

@@ -51,20 +51,20 @@ class Key(NamedTuple):
 def keys() -> list[Key]:
     """Every key, those at the top of a file first; a table's keys begin with its name."""
     named = {"schedule": SCHEDULES, "attack": ATTACKS, "robust": RULES}
-    found: list[Key] = []
+    rows: list[Key] = []
     for table in FILE.values():
         at = f"{table.table}." if table.table else ""
         for s in settings_of(table):
             if s.name in named:
-                found += [Key(f"{s.name}.name", None, either(sorted(named[s.name])), s.doc)]
-                found += _named(s.name, named[s.name])
+                rows += [Key(f"{s.name}.name", None, either(sorted(named[s.name])), s.doc)]
+                rows += _named(s.name, named[s.name])
             elif table is Model and s.name == "options":
-                found.append(Key("model.OPTION", None, "see polyfed.models", s.doc))
+                rows.append(Key("model.OPTION", None, "see polyfed.models", s.doc))
             else:
-                found.append(
+                rows.append(
                     Key(f"{at}{kebab(s.name)}", s.default if s.default != {} else None, _of_a_file(s.takes), s.doc)
                 )
-    return found
+    return rows
 
 
 def _named(table: str, registry: dict[str, Any]) -> list[Key]:
@@ -76,11 +76,11 @@ def _named(table: str, registry: dict[str, Any]) -> list[Key]:
             if table != "schedule" or s.name not in ("fraction", "delays"):  # a key of its own; written as text
                 row = Key(f"{table}.{kebab(s.name)}", default, _of_a_file(s.takes), s.doc)
                 rows.setdefault(row, []).append(name)
-    found = [row if len(of) == len(registry) else row._replace(only_for=tuple(of)) for row, of in rows.items()]
+    listed = [row if len(of) == len(registry) else row._replace(only_for=tuple(of)) for row, of in rows.items()]
     if table == "schedule":
         takes = "uniform:LOW,HIGH, log-normal:MEDIAN,SHAPE or file:PATH.csv"
-        found.append(Key("schedule.delays", None, takes, "Seconds from message to reply, on a virtual clock."))
-    return sorted(found, key=lambda row: row.name)
+        listed.append(Key("schedule.delays", None, takes, "Seconds from message to reply, on a virtual clock."))
+    return sorted(listed, key=lambda row: row.name)
 
 
 def _of_a_file(takes: str) -> str:
@@ -117,16 +117,16 @@ def config(o: Config) -> None:
         stdout.print(Text("\nThe keys of [algorithm] are the method's settings: polyfed algorithms NAME", "dim"))
 
 
-def _matching(asked: str) -> list[Key]:
+def _matching(typed: str) -> list[Key]:
     """The key of this name, in whichever table, or the keys of the table of this name."""
-    wanted = kebab(asked)
+    wanted = kebab(typed)
     fits: tuple[Callable[[str], bool], ...] = (
         lambda name: name == wanted or name.startswith(f"{wanted}."),
         lambda name: name.rpartition(".")[2] == wanted,
     )
     for fit in fits:
-        if found := [key for key in keys() if fit(key.name)]:
-            return found
-    known = dict.fromkeys(name for key in keys() for name in (key.name, key.name.rpartition(".")[2]))
+        if matches := [key for key in keys() if fit(key.name)]:
+            return matches
+    names = dict.fromkeys(name for key in keys() for name in (key.name, key.name.rpartition(".")[2]))
     where = "polyfed config lists the keys of a file, polyfed algorithms NAME the settings of a method"
-    raise ConfigError(f"key: unknown {asked!r}{closest(wanted, known)}; {where}")
+    raise ConfigError(f"key: unknown {typed!r}{closest(wanted, names)}; {where}")

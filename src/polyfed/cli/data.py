@@ -34,31 +34,31 @@ def data_list(_: DataList) -> None:
     table = grid("name", "what it is", tight=("name",))
     refused = LOADERS.gather()
     for name in sorted(LOADERS):
-        what = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
-        table.add_row(Text(name, "cyan"), what)
+        description = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
+        table.add_row(Text(name, "cyan"), description)
     note = Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim")
     stdout.print(table, *(Text(f"\n{line}", "red") for line in refused), note, sep="\n")
 
 
 def data_inspect(o: DataInspect) -> None:
-    asked, out = collect(o), o.out
+    typed, out = collect(o), o.out
     file = Path(o.name) if o.name.endswith(".toml") else None
     if file is not None:
-        del asked["data"]["name"]
-    experiment = resolve(file, asked)
+        del typed["data"]["name"]
+    experiment = resolve(file, typed)
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
     if out is not None:
         spare(out, Path(experiment.data.name))
     parts = Parts(experiment)
-    if (found := tables_of(experiment)) is not None:
-        stdout.print(columns_of(found), "", *([sites_of(found), ""] if 1 < len(found.sheets) <= SITES else []))
-        for flag in found.audit:
+    if (table := tables_of(experiment)) is not None:
+        stdout.print(columns_of(table), "", *([sites_of(table), ""] if 1 < len(table.sheets) <= SITES else []))
+        for flag in table.audit:
             stdout.print(Text(f"! {flag}", "red"), soft_wrap=True)
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
     stdout.print(table_of(fed))
-    shown = [f"{CHECK}{flag}" for flag in found.audit] if found else []
+    shown = [f"{CHECK}{flag}" for flag in table.audit] if table else []
     for note in (_more(fed), *(f"- {note}" for note in fed.notes if note not in shown)):
         stdout.print(Text(note, "red" if CHECK in note else "dim"), soft_wrap=True)
     if out is not None:
@@ -67,8 +67,8 @@ def data_inspect(o: DataInspect) -> None:
         say(f"picture: {report.save(figure, out)}")
     if (
         out is not None
-        and found is not None
-        and (drawn := distribution_figure(found.parts, flagged(found.audit))) is not None
+        and table is not None
+        and (drawn := distribution_figure(table.parts, flagged(table.audit))) is not None
     ):
         say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
@@ -105,8 +105,8 @@ def sites_of(table: Table) -> Grid:
     for name, at in list(table.parts.items())[:MANY]:
         cells = [at.get(s.name) for s in table.sheets]
         gaps = [f", {p.gaps / p.rows:.0%} gaps" if p is not None and p.gaps else "" for p in cells]
-        said = ["" if p is None else f"{p.shown or f'{p.distinct} texts'}{g}" for p, g in zip(cells, gaps, strict=True)]
-        shown.add_row(Text(name, "cyan"), *map(Text, said))
+        row = ["" if p is None else f"{p.shown or f'{p.distinct} texts'}{g}" for p, g in zip(cells, gaps, strict=True)]
+        shown.add_row(Text(name, "cyan"), *map(Text, row))
     shown.add_row(Text("rows", "dim"), *(Text(str(len(s.lines)), "dim") for s in table.sheets))
     return shown
 

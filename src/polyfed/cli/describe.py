@@ -55,16 +55,16 @@ def package(plugin: Plugin | None) -> tuple[str, str]:
 def portrait(name: str) -> RenderableType:
     """One method in full."""
     cls = REGISTRY.find(name)
-    found = sections(cls)
-    parts: list[RenderableType] = [Text(f"{cls.__name__}  ({name})", "bold"), Text(found["summary"])]
+    docs = sections(cls)
+    parts: list[RenderableType] = [Text(f"{cls.__name__}  ({name})", "bold"), Text(docs["summary"])]
     if (plugin := REGISTRY.origin(name)) is not None:
         parts.append(Text(f"From the installed package {plugin}.", "dim"))
-    if found["body"]:
-        parts += [Text(), Text(found["body"])]
+    if docs["body"]:
+        parts += [Text(), Text(docs["body"])]
     parts += [Text("\nSettings", "bold"), settings(cls)]
     if issubclass(cls, Yardstick):
-        what = "an oracle" if cls.role == "oracle" else "a yardstick"
-        parts += [Text("\nSent", "bold"), Text(f"Nothing: it is {what}.")]
+        kind = "an oracle" if cls.role == "oracle" else "a yardstick"
+        parts += [Text("\nSent", "bold"), Text(f"Nothing: it is {kind}.")]
     if issubclass(cls, Algorithm):
         sent = counted(cls())
         words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
@@ -75,8 +75,8 @@ def portrait(name: str) -> RenderableType:
         parts += [Text("\nAs released  (--as-released)", "bold"), Text(row.words())]
     if proofs := certificates(cls):
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in proofs)]
-    if found["Notes"]:
-        parts += [Text("\nNotes", "bold"), Text(found["Notes"])]
+    if docs["Notes"]:
+        parts += [Text("\nNotes", "bold"), Text(docs["Notes"])]
     if entry := citation(cls):
         parts += [Text("\nCite", "bold"), Text(entry)]
     return Group(*parts)
@@ -140,5 +140,5 @@ def sections(cls: type) -> dict[str, str]:
     text = inspect.cleandoc(cls.__doc__ or "")
     parts = re.split(r"^(\w+)\n-{3,}\n", text, flags=re.M)
     summary, _, body = parts[0].partition("\n\n")
-    found = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Notes": ""}
-    return found | {head: rest.strip("\n") for head, rest in zip(parts[1::2], parts[2::2], strict=True)}
+    named = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Notes": ""}
+    return named | {head: rest.strip("\n") for head, rest in zip(parts[1::2], parts[2::2], strict=True)}

@@ -41,13 +41,13 @@ def export(o: Export) -> None:
             _measured(path, json.loads(about.read_text())["measured"])
 
 
-def _measured(path: Path, found: dict[str, Any]) -> None:
-    if "missing" in found:
-        say(f"not measured: {found['missing']}")
+def _measured(path: Path, measured: dict[str, Any]) -> None:
+    if "missing" in measured:
+        say(f"not measured: {measured['missing']}")
         return
-    say(f"{found['samples']} samples, one thread; the file has {path.stat().st_size:,} bytes")
-    for form, row in found["forms"].items():
-        best = "  fastest" if form == found["fastest"] else ""
+    say(f"{measured['samples']} samples, one thread; the file has {path.stat().st_size:,} bytes")
+    for form, row in measured["forms"].items():
+        best = "  fastest" if form == measured["fastest"] else ""
         price = f"{row['bytes']:>12,} bytes  {row['ms']:8.3f} ms"
         say(f"{form:<7} {price}  outputs differ by {row['difference']:.0e}{best}")
 

@@ -33,6 +33,6 @@ def collect(command: Command) -> dict[str, Any]:
 
 def read(table: type[T], given: Mapping[str, Any]) -> T:
     """The settings of a table among what is given by name; text is read as the setting's type takes it."""
-    found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
-    typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
+    values = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
+    typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in values.items()}
     return read_table(table, typed, Where(None, {}, {}))

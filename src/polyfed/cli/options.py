@@ -159,8 +159,8 @@ def callback(cls: type[Command]) -> Callable[..., int]:
     def command(context: Context, **given: Any) -> int:
         sources = {p: context.get_parameter_source(p.name or "") for p in context.command.params}
         refuse_idle(cls.idle, {p.name or "": p.opts[0] for p, s in sources.items() if s and s.name == "COMMANDLINE"})
-        asked = given.get(cls.asks)
-        if given.get("portable") or (asked is not None and portable.asked_by(asked)):
+        file = given.get(cls.asks)
+        if given.get("portable") or (file is not None and portable.asked_by(file)):
             portable.pin()  # before torch is imported
         return late(*cls.place)(cls(**given)) or 0
 

@@ -45,8 +45,8 @@ def _check() -> None:
     import torch
 
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        found = torch.backends.cpu.get_cpu_capability()
-        raise ConfigError(f"--portable: found a processor with {found}, expected x86-64 with AVX2")
+        capability = torch.backends.cpu.get_cpu_capability()
+        raise ConfigError(f"--portable: found a processor with {capability}, expected x86-64 with AVX2")
 
 
 def asked_by(path: Path) -> bool:

@@ -23,14 +23,14 @@ def predict(o: Predict) -> None:
             )
         names = opened.outline.names
         which = int(client) if client not in names and client.isdecimal() else client
-        found = predictor(opened, which)
+        deployed = predictor(opened, which)
     elif client is not None and model.exists():
         raise ConfigError(f"--client: for the folder of a run; {model} is one client's model")
     else:
-        found = Predictor.open(model)
-    known = found.preparation.repairs.get(found.client, {}).get(ENCODING)
-    sheet = read(o.rows, Columns(encoding=o.encoding or known))
-    answers, remarks = predicted(found, sheet, o.strict)
+        deployed = Predictor.open(model)
+    encoding = deployed.preparation.repairs.get(deployed.client, {}).get(ENCODING)
+    sheet = read(o.rows, Columns(encoding=o.encoding or encoding))
+    answers, remarks = predicted(deployed, sheet, o.strict)
     for line in remarks:
         say(line, stderr)
     if out is None:

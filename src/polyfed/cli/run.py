@@ -19,7 +19,6 @@ from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, resolve
 from polyfed.runs.ownership import holds_results
-from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.compare import compare as comparing
 from polyfed.studies.jobs import read_result
@@ -29,14 +28,14 @@ SEEDS = 5  # of a comparison
 
 def run(o: Run) -> int:
     typed = collect(o)
-    found = resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed))
-    return execute(found, o.out, o.force, o.quiet)
+    experiment = resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed))
+    return execute(experiment, o.out, o.force, o.quiet)
 
 
 def compare(o: Compare) -> int:
     typed = collect(o)
-    found = resolve(None, typed, o.methods, defaults_for(None, typed) | {"seeds": SEEDS})
-    return execute(found, o.out, o.force, o.quiet)
+    experiment = resolve(None, typed, o.methods, defaults_for(None, typed) | {"seeds": SEEDS})
+    return execute(experiment, o.out, o.force, o.quiet)
 
 
 def execute(
@@ -53,11 +52,12 @@ def execute(
     """
     parts = prepared(experiment, not resume and left is None)
     experiment, since = parts.experiment, stop.interruptions()
-    for note in parts.federation(experiment.seeds[0]).notes if not resume else ():
+    federation = parts.federation(experiment.seeds[0])
+    for note in federation.notes if not resume else ():
         if note.startswith(CHECK):
             say(note, stderr)
     with claimed(out, experiment.name, force, resume) as folder:
-        say(parts.federation(experiment.seeds[0]).aim)
+        say(federation.aim)
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
         try:
             status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)
@@ -92,23 +92,13 @@ def go_on(folder: Path) -> str:
 
 def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     """One run in its own folder; returns "" or "interrupted"."""
-    e, seed = parts.experiment, parts.experiment.seeds[0]
-    method = e.methods[0]
+    e, (method,), (seed,) = parts.experiment, parts.experiment.methods, parts.experiment.seeds
     if resume and (done := read_result(folder, method.label, seed, e.settings.rounds)) and done.status == "finished":
         say("finished already; nothing to resume", stderr)
         return ""
     with Show(True, quiet, [seed]) as show:
         show.begin(method.label, seed)
-        run = fit(
-            parts.model(seed),
-            parts.federation(seed),
-            method.algorithm,
-            parts.training(seed),
-            out=folder,
-            resume=resume,
-            callbacks=show.callbacks(),
-            describe=parts.describe(method),
-        )
+        run = parts.trainer.run(folder, resume, show.callbacks())
     return "interrupted" if run.status == "interrupted" else ""
 
 
@@ -123,12 +113,12 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     by_label = {m.label: m for m in e.methods}
     left = {m.label: (m.algorithm.name, _untuned(m.algorithm)) for m in e.methods}
     notes = [
-        f"note: {label} has its default {what}, on which its result hinges; polyfed tune {name} chooses it"
-        for label, (name, what) in left.items()
-        if what and not resume
+        f"note: {label} has its default {untuned}, on which its result hinges; polyfed tune {name} chooses it"
+        for label, (name, untuned) in left.items()
+        if untuned and not resume
     ]
     with Show(False, quiet, e.seeds, notes) as show:
-        found = comparing(
+        comparison = comparing(
             parts.model,
             parts.federation,
             {m.label: m.algorithm for m in e.methods},
@@ -142,12 +132,12 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
             describe=lambda label: parts.describe(by_label[label]),
             report=False,  # `execute` writes it
         )
-    return "interrupted" if found.status == "interrupted" else _diverged(found)
+    return "interrupted" if comparison.status == "interrupted" else _diverged(comparison)
 
 
-def _diverged(found: Comparison) -> str:
-    if not found.failures:
+def _diverged(comparison: Comparison) -> str:
+    if not comparison.failures:
         return ""
-    which = ", ".join(f"{r.label} seed {r.seed}" for r in found.failures)
-    first = found.failures[0].message
-    return f"{len(found.failures)} of {len(found.results)} runs diverged ({which}): {first}"
+    which = ", ".join(f"{r.label} seed {r.seed}" for r in comparison.failures)
+    first = comparison.failures[0].message
+    return f"{len(comparison.failures)} of {len(comparison.results)} runs diverged ({which}): {first}"

@@ -15,11 +15,11 @@ stdout = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
 stderr = Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
 
 
-def asked(what: str) -> bytes:
+def asked(prompt: str) -> bytes:
     """What is typed at the terminal, which does not show it."""
     if not sys.stdin.isatty():
         raise ConfigError("found no terminal to ask for a passphrase at; --passphrase FILE")
-    return getpass.getpass(what).encode()
+    return getpass.getpass(prompt).encode()
 
 
 def say(line: str, to: Console = stdout) -> None:

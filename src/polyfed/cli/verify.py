@@ -13,13 +13,13 @@ def verify(o: Verify) -> int:
     run, only = o.run, o.only
     equal = True
 
-    def tell(name: str, found: again.Verdict) -> None:
+    def tell(name: str, verdict: again.Verdict) -> None:
         nonlocal equal
-        equal = equal and (found.equal or found.rounded)
-        say(f"{name}: {found}")
-        for part, text in found.parts.items():
+        equal = equal and (verdict.equal or verdict.rounded)
+        say(f"{name}: {verdict}")
+        for part, text in verdict.parts.items():
             say(f"  {part:<8} {text}")
-        for part, (then, now) in found.versions.items():
+        for part, (then, now) in verdict.versions.items():
             say(f"  {part}: {then} in the run, {now} here")
 
     if run.is_file():

@@ -20,7 +20,7 @@ from polyfed.models.backbone import digest_of, is_half
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.runs.released import each_as_released
 from polyfed.runs.steps import local_steps_of
-from polyfed.runs.trainer import prepare
+from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.userfile import model_from, only_model
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
@@ -41,21 +41,21 @@ class Parts:
         """The data set, before it is divided among clients."""
         d = self._asked.data
         if not LOADERS.knows(d.name) and "/" not in d.name and not os.path.exists(d.name):
-            known = f"known: {', '.join(names())}, or a folder"
-            raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
+            choices = f"known: {', '.join(names())}, or a folder"
+            raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {choices}")
         check_options(d.name, d.options, ConfigError)
         columns = self._asked.columns.given
         if columns and LOADERS.knows(d.name):
             key = next(iter(columns)).replace("_", "-")
             own = f"; set data.options.{key}" if key in options(d.name) else ""
             raise ConfigError(f"columns.{key}: for folders of CSV files; {d.name} knows its columns{own}")
-        found = load(d.name, d.dir, without=d.without or (), **{**d.options, **columns})
-        if found.preparation is not None and found.preparation.survival:
+        dataset = load(d.name, d.dir, without=d.without or (), **{**d.options, **columns})
+        if dataset.preparation is not None and dataset.preparation.survival:
             raise ConfigError(
                 "columns.task: found survival, expected classes or regression; a Cox model is fitted by "
                 f"polyfed regress {d.name} --model cox --time {columns['time']} --event {columns['event']}"
             )
-        return found
+        return dataset
 
     def federation(self, seed: int) -> Federation:
         """The federation of one seed: the same for every method."""
@@ -83,11 +83,11 @@ class Parts:
     def leaving(self, clients: Sequence[str]) -> "Parts":
         """The same experiment on the same data set without these clients, of whom nothing but its classes is used."""
         e = self._asked
-        found = Parts(
+        parts = Parts(
             dataclasses.replace(e, data=dataclasses.replace(e.data, without=[*(e.data.without or ()), *clients]))
         )
-        found.dataset = self.dataset
-        return found
+        parts.dataset = self.dataset
+        return parts
 
     def check_without(self) -> None:
         """Raise ConfigError for a client to leave out that the data do not have."""
@@ -106,11 +106,21 @@ class Parts:
 
     def check(self) -> None:
         """Raise what a run of some method would be refused with; nothing has been written then."""
+        if self.experiment.single:
+            _ = self.trainer
+            return
         seed = self.experiment.seeds[0]
         model, federation, training = self.model(seed), self.federation(seed), self.training(seed)
         methods = {m.label: m.algorithm for m in self.experiment.methods}
         for algorithm, its in each_as_released(methods, training).values():
             prepare(model, federation, algorithm, its)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The run of an experiment that is a single one, ready to begin."""
+        (method,), (seed,) = self.experiment.methods, self.experiment.seeds
+        model, federation, training = self.model(seed), self.federation(seed), self.training(seed)
+        return prepare(model, federation, method.algorithm, training, describe=self.describe(method))
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -149,7 +159,7 @@ class Parts:
         """Describe for config.toml what `fit` does not know."""
         e = self.experiment
         tables = {"data": e.data.dump(), "model": model_table(e.model), "algorithm": method.table()}
-        tables |= {"columns": found} if (found := e.columns.dump()) else {}
+        tables |= {"columns": columns} if (columns := e.columns.dump()) else {}
         return tables | {"portable": e.settings.portable or None}
 
 
@@ -158,13 +168,13 @@ def backed(m: Model) -> Model:
     if m.backbone is None:
         return m
     path = Path(m.backbone).expanduser().resolve()
-    found, expected = digest_of(path), m.backbone_digest
-    if expected not in (None, found):
-        raise ConfigError(f"model.backbone: {path}: found digest {found}, expected {expected}")
+    digest, expected = digest_of(path), m.backbone_digest
+    if expected not in (None, digest):
+        raise ConfigError(f"model.backbone: {path}: found digest {digest}, expected {expected}")
     whole = path.is_dir()
     if whole and (m.file is not None or m.name not in (None, "transformers")):
         raise ConfigError(f"model.backbone: {path} is a folder, a model of its own; expected no other name and no file")
-    return dataclasses.replace(m, name="transformers" if whole else m.name, backbone=str(path), backbone_digest=found)
+    return dataclasses.replace(m, name="transformers" if whole else m.name, backbone=str(path), backbone_digest=digest)
 
 
 def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:

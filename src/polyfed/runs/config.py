@@ -121,9 +121,9 @@ def read_table(cls: type[T], values: Mapping[str, Any], where: Where, also: Iter
     types = {kebab(name): hint for name, hint in types_of(cls).items()}
     for key in values:
         if key not in types:
-            known = [*types, *also]
+            keys = [*types, *also]
             name = where(f"{cls.table}.{key}" if cls.table else key)
-            raise ConfigError(f"{name}: unknown key{closest(key, known)}; known: {', '.join(sorted(known))}")
+            raise ConfigError(f"{name}: unknown key{closest(key, keys)}; known: {', '.join(sorted(keys))}")
     try:
         return cls(**{key.replace("-", "_"): none_of(value, types[key]) for key, value in values.items()})
     except PolyfedError as e:
@@ -143,14 +143,14 @@ class Method:
 
     def table(self) -> dict[str, Any]:
         """As [algorithm] of a TOML file. TOML has no null: "none" where none is not the default."""
-        found: dict[str, Any] = {"name": self.algorithm.name} | ({"file": self.file} if self.file else {})
+        table: dict[str, Any] = {"name": self.algorithm.name} | ({"file": self.file} if self.file else {})
         for f in dataclasses.fields(self.algorithm):
             value = getattr(self.algorithm, f.name)
             if value is not None:
-                found[kebab(f.name)] = list(value) if is_list(value) else value
+                table[kebab(f.name)] = list(value) if is_list(value) else value
             elif f.default is not None:
-                found[kebab(f.name)] = "none"
-        return found
+                table[kebab(f.name)] = "none"
+        return table
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Experiment:
     def toml(self) -> dict[str, Any]:
         """The whole experiment as an experiment file."""
         tables = {"data": self.data.dump(), "model": model_table(self.model)}
-        tables |= {"columns": found} if (found := self.columns.dump()) else {}
+        tables |= {"columns": columns} if (columns := self.columns.dump()) else {}
         tables |= {"packages": [*added]} if (added := self.packages()) else {}
         return self.settings.dump() | {"seeds": self.seeds} | tables | {"algorithms": [m.table() for m in self.methods]}
 
@@ -191,15 +191,15 @@ class Experiment:
 
 def model_of(table: Mapping[str, Any], where: Where) -> Model:
     """A [model] table: what is no setting of `Model` is an option of the model."""
-    known = {key: value for key, value in table.items() if key in MODEL}
-    options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
-    return dataclasses.replace(read_table(Model, known, where), options=options)
+    own = {key: value for key, value in table.items() if key in MODEL}
+    options = {key.replace("-", "_"): value for key, value in table.items() if key not in own}
+    return dataclasses.replace(read_table(Model, own, where), options=options)
 
 
 def model_table(model: Model) -> dict[str, Any]:
     """The [model] table of a file."""
-    found = model.dump()
-    return {**{kebab(k): v for k, v in found.pop("options", {}).items()}, **found}
+    table = model.dump()
+    return {**{kebab(k): v for k, v in table.pop("options", {}).items()}, **table}
 
 
 # reading and layering
@@ -208,7 +208,7 @@ def model_table(model: Model) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or ConfigError in one line. Paths in it are taken from its folder."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = closest(path.name, [p.name for p in path.parent.glob("*.toml")])
         raise ConfigError(f"{path}: no such file{near}") from None
@@ -218,18 +218,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({e.strerror or e})") from None
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
         raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
-    plain(found, lambda key: f"{path}: {key}")
-    tables = [found.get(key) for key in ("data", "columns", "model", "algorithm")]
-    listed = found.get("algorithms")
+    plain(content, lambda key: f"{path}: {key}")
+    tables = [content.get(key) for key in ("data", "columns", "model", "algorithm")]
+    listed = content.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
         for key in ("dir", "file", "backbone", "tokenizer", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and os.path.exists(place)):
                     table[key] = str(place.resolve())
-    if is_table(schedule := found.get("schedule")) and "delays" in schedule:
+    if is_table(schedule := content.get("schedule")) and "delays" in schedule:
         schedule["delays"] = delays_at(schedule["delays"], path.parent)
-    return found
+    return content
 
 
 def delays_at(delays: Any, folder: Path) -> Any:
@@ -334,8 +334,8 @@ def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[s
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of the file, typed
     if typed:
         if "name" in over and any(t["name"] != over["name"] for t in typed):
-            said = found(over["name"], ", ".join(dict.fromkeys(t["name"] for t in typed)))
-            raise ConfigError(f"algorithm.name: {said}, which the command line names too; leave out one of them")
+            clash = found(over["name"], ", ".join(dict.fromkeys(t["name"] for t in typed)))
+            raise ConfigError(f"algorithm.name: {clash}, which the command line names too; leave out one of them")
         over = {k: v for k, v in over.items() if k != "name"}
         for t in typed:
             of_file = [table for table in own if table.get("name") == t["name"]]
@@ -419,10 +419,10 @@ def _method(
             raise ConfigError(f"{where(f'algorithm.{key}')}: found {value!r}, expected text")
     if file is not None:
         file = _absolute(file)
-        found = algorithms_of(Path(file))
-        if name is None and len(found) != 1:
-            raise ConfigError(f"{file}: holds {', '.join(found) or 'no method'}; name one with algorithm.name")
-        name = name or found[0]
+        names = algorithms_of(Path(file))
+        if name is None and len(names) != 1:
+            raise ConfigError(f"{file}: holds {', '.join(names) or 'no method'}; name one with algorithm.name")
+        name = name or names[0]
     if name is None:
         raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(REGISTRY.names())}")
     cls = REGISTRY.find(name)
@@ -438,13 +438,13 @@ def _method(
 
 def _used(shared: Mapping[str, Any], methods: list[Method], where: Where) -> None:
     """A setting for all methods must be known to one of them at least."""
-    known = {kebab(f.name) for m in methods for f in dataclasses.fields(m.algorithm)}
+    settings = {kebab(f.name) for m in methods for f in dataclasses.fields(m.algorithm)}
     for key in shared:
-        if key not in known and key not in ("name", "file"):
+        if key not in settings and key not in ("name", "file"):
             names = ", ".join(dict.fromkeys(m.algorithm.name for m in methods))
             raise ConfigError(
-                f"{where(f'algorithm.{key}')}: unknown setting of {names}{closest(key, known)}; "
-                f"known: {', '.join(sorted(known))}"
+                f"{where(f'algorithm.{key}')}: unknown setting of {names}{closest(key, settings)}; "
+                f"known: {', '.join(sorted(settings))}"
             )
 
 

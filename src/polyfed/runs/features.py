@@ -21,7 +21,7 @@ from polyfed.engines.local import cores
 from polyfed.runs import ownership as files
 
 MAPPED = 1 << 28  # bytes of features above which they stay in their file
-_known = WeakValueDictionary[str, Tensor]()  # those of this process
+_loaded = WeakValueDictionary[str, Tensor]()  # those of this process
 
 
 def features(kept: Kept, data: Mapping[str, Split], folder: Path | None) -> dict[str, Split]:
@@ -38,13 +38,13 @@ def _features(kept: Kept, split: Split, folder: Path | None) -> Tensor:
     key, shape = kept.key(split), (len(split.x), *kept.shape)
     size = prod(shape) * kept.task.w0.element_size()
     path = None if folder is None else folder / "features" / f"{key}.npy"
-    found = _known.get(key)
-    if found is None and folder is not None and path is not None and files.linked(folder, f"features/{path.name}"):
-        found = _read(path, shape, kept)
-    if found is None:
-        found = _made(kept, split, shape, path, size)
-    _known[key] = found
-    return found
+    inputs = _loaded.get(key)
+    if inputs is None and folder is not None and path is not None and files.linked(folder, f"features/{path.name}"):
+        inputs = _read(path, shape, kept)
+    if inputs is None:
+        inputs = _made(kept, split, shape, path, size)
+    _loaded[key] = inputs
+    return inputs
 
 
 def _made(kept: Kept, split: Split, shape: tuple[int, ...], path: Path | None, size: int) -> Tensor:
@@ -69,9 +69,9 @@ def _made(kept: Kept, split: Split, shape: tuple[int, ...], path: Path | None, s
             files.put(file, write)
         except OSError as e:
             raise RunError(f"cannot write {file}: {reason(e)}") from None
-        found = _read(file, shape, kept)
-        assert found is not None, "it was just written"
-        return found
+        inputs = _read(file, shape, kept)
+        assert inputs is not None, "it was just written"
+        return inputs
 
 
 def _read(path: Path, shape: tuple[int, ...], kept: Kept) -> Tensor | None:

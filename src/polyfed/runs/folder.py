@@ -93,12 +93,13 @@ class RunFolder:
         wanted = {"digest": task.net.fixed_digest}
         if not task.net.fixed or files.linked(self.path, "fixed.safetensors", lambda path: said(path) == wanted):
             return
-        known, found = set[int](), dict[str, Tensor]()
+        storages, copies = set[int](), dict[str, Tensor]()
         for name, t in task.net.fixed.items():
             t = t.detach().cpu().contiguous()
-            found[name] = t.clone() if t.untyped_storage().data_ptr() in known else t  # of tensors that share memory
-            known.add(t.untyped_storage().data_ptr())
-        self._put("fixed.safetensors", lambda draft: save_file(found, draft, wanted))
+            # one that shares the memory of another is written apart
+            copies[name] = t.clone() if t.untyped_storage().data_ptr() in storages else t
+            storages.add(t.untyped_storage().data_ptr())
+        self._put("fixed.safetensors", lambda draft: save_file(copies, draft, wanted))
 
     def record(self, records: list[Record]) -> None:
         """Append one evaluated round to metrics.jsonl."""
@@ -229,11 +230,11 @@ def said(path: Path) -> dict[str, str] | None:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """A table as CSV; names that a spreadsheet would take for a formula are marked, see `cells`."""
-    found = frame.rename(columns=lambda c: marked(c) if isinstance(c, str) else c)
-    for column in found.columns:
-        if found[column].dtype == object or isinstance(found[column].dtype, pd.StringDtype):
-            found[column] = found[column].map(lambda v: marked(v) if isinstance(v, str) else v)
-    return found.to_csv(index=False)
+    table = frame.rename(columns=lambda c: marked(c) if isinstance(c, str) else c)
+    for column in table.columns:
+        if table[column].dtype == object or isinstance(table[column].dtype, pd.StringDtype):
+            table[column] = table[column].map(lambda v: marked(v) if isinstance(v, str) else v)
+    return table.to_csv(index=False)
 
 
 def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
@@ -256,8 +257,8 @@ def scores(run: Result) -> dict[str, Tensor]:
     probability: [N] of two classes, that of the second; class is there too
     """
     task, test = run.trained.task, run.federation.test.to(run.trained.task.device, run.trained.task.dtype)
-    known = run.federation.meta.get("split_indices")
-    ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
+    indices = run.federation.meta.get("split_indices")
+    ids = np.arange(len(test.x)) if indices is None else np.concatenate(indices["test"])
     parts: dict[str, list[Tensor]] = {}
     for i, outputs in run.answers():
         for name, values in evaluation.terms(task, outputs, test.client(i)[1], test.units([i])).items():
@@ -266,34 +267,34 @@ def scores(run: Result) -> dict[str, Tensor]:
             parts.setdefault(name, []).append(values.cpu())
         exact = Predictions(outputs.cpu().double(), test.client(i)[1].cpu(), task.threshold)
         if exact.kind == "two classes":
-            known = math.nan if math.isnan(run.final["test"]["loss"][i]) else 1.0  # an attacker's is not
-            parts.setdefault("probability", []).append(known * torch.as_tensor(exact.probabilities[:, 1]))
-    found = {name: torch.cat(values).float() for name, values in parts.items()}
-    if any(m.classwise for m in run.metrics) or "probability" in found:
+            one = math.nan if math.isnan(run.final["test"]["loss"][i]) else 1.0  # an attacker has no scores
+            parts.setdefault("probability", []).append(one * torch.as_tensor(exact.probabilities[:, 1]))
+    terms = {name: torch.cat(values).float() for name, values in parts.items()}
+    if any(m.classwise for m in run.metrics) or "probability" in terms:
         y = test.y.cpu()
-        found["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
+        terms["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
     if (whose := run.federation.meta.get("whose")) is not None:
-        found["whose"] = torch.as_tensor(np.concatenate(whose))
-    return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
+        terms["whose"] = torch.as_tensor(np.concatenate(whose))
+    return terms | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 
 def fingerprint(settings: Config, task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
     s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.net.fixed_digest}
-    found = json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
-    found["model"] = {k: v for k, v in found["model"].items() if k != "backbone"}  # its digest says which it is
-    return found
+    decided = json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
+    decided["model"] = {k: v for k, v in decided["model"].items() if k != "backbone"}  # its digest says which it is
+    return decided
 
 
 def summary(run: Result) -> Summary:
     """The run in a few numbers, as summary.json holds them."""
-    metric, asked = run.metric, run.metrics
+    metric, judges = run.metric, run.metrics
     scores = {
-        split: {m.name: Spread.of(m, found[m.name]) for m in asked if m.name in found}
-        for split, found in run.final.items()
+        split: {m.name: Spread.of(m, values[m.name]) for m in judges if m.name in values}
+        for split, values in run.final.items()
     }
-    final = {split: found[metric.name] for split, found in scores.items()}
+    final = {split: values[metric.name] for split, values in scores.items()}
     down, up = run.trained.ledger.totals()
     return Summary.model_validate({
         "status": run.status,
@@ -303,7 +304,7 @@ def summary(run: Result) -> Summary:
         **Judge.of(metric).model_dump(),
         "higher_is_better": metric.better == "higher",
         "final": final,
-        "metrics": [Judge.of(m) for m in asked],
+        "metrics": [Judge.of(m) for m in judges],
         "scores": scores,
         "down_bytes": down,
         "up_bytes": up,
@@ -344,11 +345,11 @@ def version_of(package: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    found |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
+    facts = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    facts |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
     # the instructions that torch, MKL and our kernel choose decide the last bits
     compiled = kernel()
-    return found | {
+    return facts | {
         "sums": "in one order",
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
         "kernel": "none" if compiled is None else compiled.set,

@@ -44,11 +44,11 @@ class Answers:
                 yield i, t.to(self.task.device, self.task.dtype)
 
     def digest(self) -> str:
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         for t in self.outputs.get("test", ()):
             if len(t):
-                found.update(raw(t.to(self.task.device, self.task.dtype)))
-        return found.hexdigest()
+                sha.update(raw(t.to(self.task.device, self.task.dtype)))
+        return sha.hexdigest()
 
 
 @dataclass(frozen=True)

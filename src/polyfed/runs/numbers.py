@@ -101,16 +101,16 @@ class Numbers:
     def added(self) -> Mapping[str, Added] | None:
         """{client: (its test samples, what each adds to the metric that leads, NaN where that is not known)}, of
         clients that have some; None where it was not written."""
-        found = schema.scores(self.folder)
-        if found is None or len(found["counts"]) != self.n:
+        scores = schema.scores(self.folder)
+        if scores is None or len(scores["counts"]) != self.n:
             return None
-        metric, at, none = self.summary.leads, np.r_[0, np.cumsum(found["counts"])], np.full(len(found["id"]), -1)
-        known = metric.sign and metric.name in found and ("class" in found or not metric.classwise)
-        ids = np.c_[found["id"], found.get("class", none)]
-        each = found[metric.name].astype(float) if known else np.full(len(ids), math.nan)
+        metric, at, none = self.summary.leads, np.r_[0, np.cumsum(scores["counts"])], np.full(len(scores["id"]), -1)
+        additive = metric.sign and metric.name in scores and ("class" in scores or not metric.classwise)
+        ids = np.c_[scores["id"], scores.get("class", none)]
+        each = scores[metric.name].astype(float) if additive else np.full(len(ids), math.nan)
         places = zip(self.about.names, at, at[1:], strict=False)
         parts = {name: (ids[a:b], each[a:b]) for name, a, b in places if b > a}
-        if (whose := found.get("whose")) is None:
+        if (whose := scores.get("whose")) is None:
             return parts
         groups = {name: whose[a:b] for name, a, b in zip(self.about.names, at, at[1:], strict=False)}
         return {name: clustered(*part, groups[name]) for name, part in parts.items()}
@@ -119,11 +119,13 @@ class Numbers:
     def probabilities(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
         """{client: ([m] the probability of the second of two classes, [m] whether it is true)} of its test samples;
         empty where it was not written, and without those that are not finite."""
-        found = schema.scores(self.folder) or {}
-        if "probability" not in found or "class" not in found or len(found["counts"]) != self.n:
+        scores = schema.scores(self.folder) or {}
+        if "probability" not in scores or "class" not in scores or len(scores["counts"]) != self.n:
             return {}
-        at = np.r_[0, np.cumsum(found["counts"])]
-        pairs = [(found["probability"][a:b].astype(float), found["class"][a:b] > 0) for a, b in itertools.pairwise(at)]
+        at = np.r_[0, np.cumsum(scores["counts"])]
+        pairs = [
+            (scores["probability"][a:b].astype(float), scores["class"][a:b] > 0) for a, b in itertools.pairwise(at)
+        ]
         named = zip(self.about.names, pairs, strict=True)
         return {n: (p[ok], y[ok]) for n, (p, y) in named if (ok := np.isfinite(p)).any()}
 
@@ -177,8 +179,8 @@ def so_far(config: schema.Config, records: Sequence[schema.Record]) -> schema.Su
 
 def described(about: Mapping[str, Any]) -> Numbers:
     """A federation, as `Federation.describe` has it, as a run that has not begun."""
-    config, found = schema.Config(), schema.About.model_validate(about)
-    return Numbers(Path(), "", config, found, [], so_far(config, []), None, schema.Findings())
+    config, federation = schema.Config(), schema.About.model_validate(about)
+    return Numbers(Path(), "", config, federation, [], so_far(config, []), None, schema.Findings())
 
 
 def clustered(ids: np.ndarray, each: np.ndarray, whose: np.ndarray) -> Added:

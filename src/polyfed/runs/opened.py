@@ -65,10 +65,10 @@ def opened(
     federation, model: of a run that was started from Python with its own     kind: what is made of it
     """
     kept = Stored(Path(folder), federation, model)
-    said, final = kept.numbers, {} if kept.numbers.clients is None else reading.final(kept.numbers.clients)
+    numbers, final = kept.numbers, {} if kept.numbers.clients is None else reading.final(kept.numbers.clients)
     return kind(
-        kept.settings, kept.outline, said.records, final, kept.metrics, said.status, said.summary.rounds,
-        said.summary.seconds, False, kept.at, kept,
+        kept.settings, kept.outline, numbers.records, final, kept.metrics, numbers.status, numbers.summary.rounds,
+        numbers.summary.seconds, False, kept.at, kept,
     )  # fmt: skip
 
 
@@ -84,10 +84,10 @@ class Stored:
         self._table = files.unsealed(config)
         if missing := [key for key in NEEDED if key not in self._table]:
             raise RunError(f"{config}: the key {missing[0]!r} is missing")
-        self.numbers = said = Numbers.of(folder)
-        self.settings = said.config
-        asked = said.config.judges if said.clients is None else []
-        self.metrics = tuple(asked or said.summary.judges)
+        self.numbers = numbers = Numbers.of(folder)
+        self.settings = numbers.config
+        judges = numbers.config.judges if numbers.clients is None else []
+        self.metrics = tuple(judges or numbers.summary.judges)
 
     # from the files
 
@@ -103,9 +103,9 @@ class Stored:
     @property
     def _billed(self) -> Ledger:
         """The ledger of the checkpoint."""
-        found = Ledger()
-        found.restore(self._state[0]["ledger"])
-        return found
+        ledger = Ledger()
+        ledger.restore(self._state[0]["ledger"])
+        return ledger
 
     def by_client(self) -> Mapping[str, np.ndarray]:
         table = self.numbers.clients
@@ -174,8 +174,8 @@ class Stored:
                 "polyfed.Run.open(folder, model=...)"
             )
         else:
-            found = model_of(table, self._where)
-            model = make_model(found, self.outline.input_shape, self.outline.outputs, self.settings.seed)
+            given = model_of(table, self._where)
+            model = make_model(given, self.outline.input_shape, self.outline.outputs, self.settings.seed)
         path = self.at / "fixed.safetensors"
         try:
             model.load_state_dict(reading.tensors(path) if path.is_file() else {}, strict=False)
@@ -185,8 +185,8 @@ class Stored:
 
     def _check_layout(self, task: Task) -> None:
         """Raise RunError for a model that is not the run's, as far as the files of its clients' models can tell."""
-        found = client_model(self.at, 0, self.numbers.about.names[0])
-        expected = {} if found is None else {name: list(t.shape) for name, t in found[0].items()}
+        first = client_model(self.at, 0, self.numbers.about.names[0])
+        expected = {} if first is None else {name: list(t.shape) for name, t in first[0].items()}
         has = {name: list(t.shape) for name, t in task.layout.named(task.w0).items()}
         p = self.settings.model.get("parameters", task.p)
         if task.p != p or (expected and has != expected):
@@ -235,25 +235,25 @@ class Stored:
         s = self._table
         return [
             key
-            for key, found in (
+            for key, is_object in (
                 ("loss", self.settings.loss not in (*LOSSES, tokens.__name__)),
                 ("augment", s.get("augment") == "function"),
                 ("metrics", any(scores.known(name) is None for name in self.settings.metrics)),
                 ("local-steps", isinstance(s.get("local-steps"), str)),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
-            if found
+            if is_object
         ]
 
     @cached_property
     def _training(self) -> Settings:
         """Settings of the run; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
-        known = of_earlier({k: v for k, v in self._table.items() if k not in aside})
+        kept = of_earlier({k: v for k, v in self._table.items() if k not in aside})
         gone: dict[str, Any] = {
             key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")
         }
-        return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
+        return dataclasses.replace(read_table(Settings, kept, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:

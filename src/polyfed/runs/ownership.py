@@ -91,7 +91,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     """The tables of a sealed file. Raises RunError, with one line, where it is not as it was written."""
     try:
         text = path.read_bytes().decode()
-        found = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except OSError as e:
         raise RunError(f"{path}: cannot be read ({reason(e)})") from None
     except ValueError as e:
@@ -104,7 +104,7 @@ def unsealed(path: Path) -> dict[str, Any]:
             f"{path}: was cut or edited after it was written (its checksum does not match); nothing was touched, and "
             "an edited copy is run with: polyfed run copy.toml"
         )
-    return found
+    return tables
 
 
 def put_out(out: Path, content: bytes) -> None:
@@ -296,10 +296,10 @@ def _sign(handle: int, holder: dict[str, Any]) -> None:
 
 def _holder(handle: int) -> dict[str, Any]:
     try:
-        found: Any = json.loads(os.pread(handle, 4096, 0))
+        signed: Any = json.loads(os.pread(handle, 4096, 0))
     except ValueError:
         return {}
-    return found if is_table(found) and isinstance(found.get("pid"), int) else {}
+    return signed if is_table(signed) and isinstance(signed.get("pid"), int) else {}
 
 
 def _alive(holder: dict[str, Any]) -> bool:

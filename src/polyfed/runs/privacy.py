@@ -64,12 +64,12 @@ class Privacy(Configured):
         return self if self.per == "run" else replace(self, runs=max(1, runs))
 
 
-def refuse_private(privacy: Privacy | None, what: str) -> None:
+def refuse_private(privacy: Privacy | None, analysis: str) -> None:
     """Raise ConfigError for an analysis that trains again and again on the same rows, which no budget is kept for."""
     if privacy is not None:
         raise ConfigError(
-            f"privacy: not with {what}, which trains cohorts that differ by one site, or many runs that no budget is "
-            "kept for; leave it out"
+            f"privacy: not with {analysis}, which trains cohorts that differ by one site, or many runs that no budget "
+            "is kept for; leave it out"
         )
 
 
@@ -78,8 +78,8 @@ def privacy_of(table: Mapping[str, Any]) -> Privacy:
     types, given = types_of(Privacy), {str(key).replace("-", "_"): value for key, value in table.items()}
     for key in given:
         if key not in types:
-            known = [kebab(name) for name in types]
+            keys = [kebab(name) for name in types]
             raise ConfigError(
-                f"privacy.{kebab(key)}: unknown key{closest(kebab(key), known)}; known: {', '.join(sorted(known))}"
+                f"privacy.{kebab(key)}: unknown key{closest(kebab(key), keys)}; known: {', '.join(sorted(keys))}"
             )
     return Privacy(**{key: none_of(value, types[key]) for key, value in given.items()})

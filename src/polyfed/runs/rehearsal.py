@@ -84,8 +84,8 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     kinds: dict[str, set[str]] = {}
     for of in loop.kinds.values():
-        for name, asked in of.items():
-            kinds.setdefault(name, set()).update(asked)
+        for name, uses in of.items():
+            kinds.setdefault(name, set()).update(uses)
     return Sent(task.p, first, later, kinds, sums_instead(algorithm))
 
 
@@ -130,12 +130,12 @@ def sums(
         loop, engine = _drawn(algorithm, task, shape, classes, outputs)
     except Exception:  # a method or a loss of the user's own need not run on such samples
         return {}, False
-    found: dict[tuple[int, int], Wanted] = {}
-    for kind, asked in loop.kinds.items():
+    wanted: dict[tuple[int, int], Wanted] = {}
+    for kind, uplinks in loop.kinds.items():
         rows = engine.up[kind][0]
-        found[kind] = {k: of for k, of in asked.items() if "rows" not in of and k in rows and rows[k].dim() > 0}
-    asked = [of for kind in loop.kinds.values() for of in kind.values()]
-    return found, bool(asked) and not any("rows" in of for of in asked)
+        wanted[kind] = {k: of for k, of in uplinks.items() if "rows" not in of and k in rows and rows[k].dim() > 0}
+    uses = [of for uplinks in loop.kinds.values() for of in uplinks.values()]
+    return wanted, bool(uses) and not any("rows" in of for of in uses)
 
 
 class Forms(NamedTuple):
@@ -156,10 +156,10 @@ class Forms(NamedTuple):
         """Messages sent down in one exchange; where it was not rehearsed, in any."""
         return self._of(self.down, phases, phase)
 
-    def _of(self, known: Mapping[str, dict[str, Form]], phases: int, phase: int) -> dict[str, Form]:
-        if (found := known.get(f"{phases}.{phase}")) is not None:
-            return found
-        return {name: form._replace(optional=True) for forms in known.values() for name, form in forms.items()}
+    def _of(self, kinds: Mapping[str, dict[str, Form]], phases: int, phase: int) -> dict[str, Form]:
+        if (exact := kinds.get(f"{phases}.{phase}")) is not None:
+            return exact
+        return {name: form._replace(optional=True) for forms in kinds.values() for name, form in forms.items()}
 
     @property
     def largest(self) -> int:
@@ -172,8 +172,8 @@ class Forms(NamedTuple):
         return _largest([*self.down.values(), self.deployed])
 
 
-def _largest(known: Iterable[Mapping[str, Form]]) -> int:
-    return max((sum(f.bytes for f in of.values()) for of in known), default=0)
+def _largest(messages: Iterable[Mapping[str, Form]]) -> int:
+    return max((sum(f.bytes for f in of.values()) for of in messages), default=0)
 
 
 class _Noting(LocalEngine):
@@ -259,8 +259,8 @@ def forms(algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int
     """The forms of what a method sends, seen in three rounds of two clients with random samples of this shape."""
     loop, engine = _drawn(algorithm, task, shape, classes, outputs)
     up, down = (
-        {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in seen.items()}
-        for seen in (engine.up, engine.down)
+        {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in sent.items()}
+        for sent in (engine.up, engine.down)
     )
     deployed = expand(loop.deployment(), loop.n)
     return Forms(up, down, _forms([{name: t[0] for name, t in deployed.items()}], task.p))
@@ -268,14 +268,14 @@ def forms(algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int
 
 def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:
     """Find what messages of one kind have in common."""
-    found: dict[str, Form] = {}
+    common: dict[str, Form] = {}
     for name in dict.fromkeys(name for m in messages for name in m):
-        seen = [form_of(m[name]) for m in messages if name in m]
-        sizes = [set(of) for of in zip(*(f.shape for f in seen), strict=True)]
+        each = [form_of(m[name]) for m in messages if name in m]
+        sizes = [set(of) for of in zip(*(f.shape for f in each), strict=True)]
         shape = tuple(next(iter(of)) if len(of) == 1 else None for of in sizes)
-        most = max(f.most for f in seen)
-        found[name] = Form(seen[0].dtype, shape, max(most, p) if None in shape else most, len(seen) < len(messages))
-    return found
+        most = max(f.most for f in each)
+        common[name] = Form(each[0].dtype, shape, max(most, p) if None in shape else most, len(each) < len(messages))
+    return common
 
 
 def averaged(used: dict[str, set[str]]) -> list[str]:
@@ -298,16 +298,16 @@ def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, wo
 
 def _asked(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> bool:
     """True where a method's local steps are those of `local_sgd`, tried with one step of two clients."""
-    asked: list[bool] = []
+    starts: list[bool] = []
 
     class Noticing(Optimizer):
         def start(self, w: Tensor, only: Tensor | None = None) -> Advance:
-            asked.append(True)
+            starts.append(True)
             return super().start(w, only)
 
     watched = having(task, optimizer=Noticing(**dataclasses.asdict(task.net.optimizer)))
     rehearse(algorithm, watched, federation, dataclasses.replace(work, steps=1))
-    return bool(asked)
+    return bool(starts)
 
 
 def check_robust(

@@ -124,8 +124,8 @@ def as_released(algorithm: Contender, training: Training) -> tuple[Contender, Tr
     for key, value in (plain | row.training).items():
         if (given := getattr(training, key)) not in (usual[key], value):
             theirs = "none" if value is None else shown(value)
-            said = f"found {shown(given)}, where the released code of {algorithm.name} has {theirs}"
-            raise ConfigError(f"{kebab(key)}: {said}; leave it out, or as-released")
+            clash = f"found {shown(given)}, where the released code of {algorithm.name} has {theirs}"
+            raise ConfigError(f"{kebab(key)}: {clash}; leave it out, or as-released")
     own = {k: v for k, v in row.method.items() if getattr(algorithm, k) == usual[k]}
     return replace(algorithm, **own), replace(training, **row.training)
 

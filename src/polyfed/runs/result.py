@@ -149,15 +149,15 @@ class Result:
     @property
     def personal(self) -> Tensor:
         """[n, p]: the model that each client would deploy."""
-        found = self.trained.personal(np.arange(self.outline.n))
-        return found[:1].clone().expand_as(found) if found.stride(0) == 0 else found.clone()
+        models = self.trained.personal(np.arange(self.outline.n))
+        return models[:1].clone().expand_as(models) if models.stride(0) == 0 else models.clone()
 
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
         method = self.algorithm
-        found = method.describe(self.kept.server).common if isinstance(method, Algorithm) else None
-        return None if found is None else found.clone()
+        w = method.describe(self.kept.server).common if isinstance(method, Algorithm) else None
+        return None if w is None else w.clone()
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
         """(position, outputs [b, ...] in the targets' own units) of each client that has test samples, for these, from
@@ -193,16 +193,16 @@ class Result:
         ConfigError
             There is no such split, or no model, or it is of another size.
         """
-        found, n, task = splits(self.federation), self.outline.n, self.trained.task
-        if split not in found:
-            raise ConfigError(f"no split {split!r}{closest(split, found)}; the federation has {', '.join(found)}")
+        by_name, n, task = splits(self.federation), self.outline.n, self.trained.task
+        if split not in by_name:
+            raise ConfigError(f"no split {split!r}{closest(split, by_name)}; the federation has {', '.join(by_name)}")
         if models is None:
             raise ConfigError(f"{self.algorithm.name} has no common model to evaluate")
         if models.shape[-1:] != (task.p,) or models.dim() > 2 or (models.dim() == 2 and len(models) != n):
             raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
         if not task.settled:  # of a folder
             check(task, self.federation.train, self.federation.classes)
-        task, data = self.trained.ready(split, found[split])
+        task, data = self.trained.ready(split, by_name[split])
         return evaluation.metrics(task, models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
 
     @property
@@ -250,8 +250,8 @@ class Result:
     @property
     def assignments(self) -> pd.DataFrame:
         """The groups over time: one row per evaluated round in which they changed, one column per client."""
-        found = {r.round: r.assigned for r in self.records if r.assigned is not None}
-        return pd.DataFrame.from_dict(found, orient="index", columns=list(self.outline.names)).rename_axis("round")
+        labels = {r.round: r.assigned for r in self.records if r.assigned is not None}
+        return pd.DataFrame.from_dict(labels, orient="index", columns=list(self.outline.names)).rename_axis("round")
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -266,8 +266,8 @@ class Result:
     @property
     def clusters(self) -> np.ndarray | None:
         """[n] the group that the method found for each client, or None when it finds none."""
-        found = self.findings.get("clusters")
-        return None if found is None else np.asarray(found)
+        groups = self.findings.get("clusters")
+        return None if groups is None else np.asarray(groups)
 
     @property
     def metric(self) -> Metric:
@@ -295,15 +295,15 @@ class Result:
         return self.folder
 
 
-def position(client: int | str, names: Sequence[str], what: str = "client") -> int:
+def position(client: int | str, names: Sequence[str], kind: str = "client") -> int:
     """Where a client is, by position or name. Raises ConfigError, which calls it `what`, where there is none."""
     n, client = len(names), nfc(client) if isinstance(client, str) else client
     if client not in (names if isinstance(client, str) else range(-n, n)):
-        raise ConfigError(f"no {what} {client!r}{closest(str(client), names)}; there are {n} of them")
+        raise ConfigError(f"no {kind} {client!r}{closest(str(client), names)}; there are {n} of them")
     return names.index(client) if isinstance(client, str) else range(n)[client]
 
 
 def splits(federation: Federation) -> dict[str, Any]:
     """The federation's splits by name, those that hold samples."""
-    found = {"train": federation.train, "validation": federation.validation, "test": federation.test}
-    return {name: split for name, split in found.items() if split is not None and len(split.x)}
+    by_name = {"train": federation.train, "validation": federation.validation, "test": federation.test}
+    return {name: split for name, split in by_name.items() if split is not None and len(split.x)}

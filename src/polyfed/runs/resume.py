@@ -71,7 +71,7 @@ def digest(federation: Federation) -> str:
         keys = ("fill", "shift", "scale", "target")
         sites = {name: {k: of[k] for k in keys} for name, of in prepared["sites"].items()}
         about["preparation"] = prepared | {"sites": sites}
-    found = {
+    parts = {
         "clients": _short([about["classes"], *federation.names]),
         "preparation": _short([about.get(k) for k in ("dataset", "partition", "test", "options", "preparation")]),
     }
@@ -80,8 +80,8 @@ def digest(federation: Federation) -> str:
         for t in (split.x, split.y, *(() if split.weight is None else (split.weight,))):
             whole.update(f"{t.dtype} {list(t.shape)}".encode())
             whole.update(np.ascontiguousarray(t.cpu().numpy()).reshape(-1).view(np.uint8).data)
-        found[name] = whole.hexdigest()
-    return " ".join(f"{part}:{value}" for part, value in found.items())
+        parts[name] = whole.hexdigest()
+    return " ".join(f"{part}:{value}" for part, value in parts.items())
 
 
 def _short(value: Any) -> str:

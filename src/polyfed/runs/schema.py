@@ -220,13 +220,13 @@ class Spread(_File):
     @classmethod
     def of(cls, metric: Metric, values: np.ndarray) -> "Spread":
         """The spread of a metric's values [n]; NaN where a client has none. Of infinite ones there is no mean."""
-        known = values[~np.isnan(values)]
-        if not len(known):
+        present = values[~np.isnan(values)]
+        if not len(present):
             return cls(mean=math.nan, std=math.nan, worst=math.nan, best=math.nan, clients=0)
-        merit, whole = metric.merit(known), bool(np.isfinite(known).all())
+        merit, whole = metric.merit(present), bool(np.isfinite(present).all())
         return cls(
-            mean=mean_of(values), std=float(known.std()) if whole else math.nan, worst=float(known[merit.argmin()]),
-            best=float(known[merit.argmax()]), clients=len(known),
+            mean=mean_of(values), std=float(present.std()) if whole else math.nan, worst=float(present[merit.argmin()]),
+            best=float(present[merit.argmax()]), clients=len(present),
         )  # fmt: skip
 
 
@@ -315,8 +315,8 @@ class Record(_File):
 
     @model_serializer(mode="wrap")
     def _in_order(self, dump: SerializerFunctionWrapHandler) -> Table:
-        found = dump(self)
-        return {key: found[key] for key in ("round", "split", *self.metrics)} | found
+        table = dump(self)
+        return {key: table[key] for key in ("round", "split", *self.metrics)} | table
 
 
 F = TypeVar("F", bound=_File)
@@ -357,14 +357,14 @@ def config(folder: Path) -> Config:
 def federation(folder: Path) -> About:
     """Read who took part: at least one client, names that differ, labels and clusters of fitting lengths."""
     path = folder / "federation.json"
-    found = _checked(path, _json(path), About)
-    if len(set(found.names)) < len(found.clients):
+    about = _checked(path, _json(path), About)
+    if len(set(about.names)) < len(about.clients):
         raise RunError(f"{path}: two clients have the same name")
-    if len({None if c.labels is None else len(c.labels) for c in found.clients}) > 1:
+    if len({None if c.labels is None else len(c.labels) for c in about.clients}) > 1:
         raise RunError(f"{path}: 'labels' differ in length between clients")
-    if found.clusters and len(found.clusters) != len(found.clients):
-        raise RunError(f"{path}: {len(found.clusters)} clusters are given for {len(found.clients)} clients")
-    return found
+    if about.clusters and len(about.clusters) != len(about.clients):
+        raise RunError(f"{path}: {len(about.clusters)} clusters are given for {len(about.clients)} clients")
+    return about
 
 
 def summary(folder: Path) -> Summary:
@@ -375,10 +375,10 @@ def summary(folder: Path) -> Summary:
 def report(folder: Path) -> Findings:
     """Read what the method found; nothing where nothing was written."""
     path = folder / "report.json"
-    found = _checked(path, _json(path), Findings) if path.exists() else Findings()
-    if len({len(row) for row in found.mixing or ()}) > 1:
+    findings = _checked(path, _json(path), Findings) if path.exists() else Findings()
+    if len({len(row) for row in findings.mixing or ()}) > 1:
         raise RunError(f"{path}: the rows of 'mixing' differ in length")
-    return found
+    return findings
 
 
 def metrics(folder: Path) -> list[Record]:
@@ -401,23 +401,23 @@ def metrics(folder: Path) -> list[Record]:
 def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per client, in the order of `names` if given; text where a number belongs is refused."""
     path = folder / "clients.csv"
-    found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(OF_SPLIT))
-    found["client"] = found["client"].fillna("").map(unmarked)
-    if names is not None and found["client"].tolist() != list(names):
+    table = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(OF_SPLIT))
+    table["client"] = table["client"].fillna("").map(unmarked)
+    if names is not None and table["client"].tolist() != list(names):
         raise RunError(
-            f"{path}: its {len(found)} rows are not the {len(names)} clients of federation.json, in their order"
+            f"{path}: its {len(table)} rows are not the {len(names)} clients of federation.json, in their order"
         )
-    return found
+    return table
 
 
 def final(table: pd.DataFrame) -> Scores:
     """The metrics of clients.csv."""
-    found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    by_split: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for column, values in table.items():
         split, _, key = str(column).partition("_")
         if split in SPLITS and key not in ("", "samples"):
-            found[split][key] = values.to_numpy(dtype=float)
-    return {**found}
+            by_split[split][key] = values.to_numpy(dtype=float)
+    return {**by_split}
 
 
 def scores(folder: Path) -> dict[str, np.ndarray] | None:
@@ -425,14 +425,14 @@ def scores(folder: Path) -> dict[str, np.ndarray] | None:
     path = folder / "scores.safetensors"
     if not path.exists():
         return None
-    found = tensors(path, kind="np")
-    if missing := {"counts", "id"} - found.keys():
+    terms = tensors(path, kind="np")
+    if missing := {"counts", "id"} - terms.keys():
         raise RunError(f"{path}: the tensor {min(missing)!r} is missing")
-    counts = found["counts"]
-    bad = {name: t.shape for name, t in found.items() if name != "counts" and t.shape != (counts.sum(),)}
+    counts = terms["counts"]
+    bad = {name: t.shape for name, t in terms.items() if name != "counts" and t.shape != (counts.sum(),)}
     if counts.ndim != 1 or counts.dtype.kind != "i" or (counts < 0).any() or bad:
         raise RunError(f"{path}: its tensors do not belong together, expected one number per test sample")
-    return found
+    return terms
 
 
 def ledger(folder: Path) -> pd.DataFrame:
@@ -477,7 +477,7 @@ def _checked(path: Path, value: Any, model: type[F], where: str = "") -> F:
     try:
         return model.model_validate(value)
     except ValidationError as e:
-        first = min(e.errors(), key=lambda found: found["type"] == "missing")
+        first = min(e.errors(), key=lambda error: error["type"] == "missing")
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":
             raise RunError(f"{path}: {where}the key {key!r} is missing") from None

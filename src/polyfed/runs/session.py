@@ -84,8 +84,8 @@ class Session:
         self.records = [Record.model_validate(r) for r in meta["records"]]
         self.seconds, self.ended = meta["seconds"], meta["ended"]
         over = self.ended or self.loop.t >= self.rounds
-        found, lines = versions_since(meta["versions"], self.settings.versions, self.loop.t)
-        self.settings = self.settings.model_copy(update={"versions": meta["versions"] if over else found})
+        versions, lines = versions_since(meta["versions"], self.settings.versions, self.loop.t)
+        self.settings = self.settings.model_copy(update={"versions": meta["versions"] if over else versions})
         for line in () if over else lines:
             store.log(line)
 
@@ -116,10 +116,10 @@ class Session:
         finally:
             loop.engine = loop.engine.close()
         self.status = "finished" if loop.t >= self.rounds or self.ended else "interrupted"
-        found = self.result()
+        result = self.result()
         if store is not None:
-            store.finish(found)
-        return found
+            store.finish(result)
+        return result
 
     def _rounds(self) -> None:
         loop, store = self.loop, self.store
@@ -162,8 +162,8 @@ class Session:
         if self.store is not None and records:
             self.store.record(records)
         run = self.result()
-        said = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
-        return any(answer is True or answer is np.True_ for answer in said)
+        answers = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
+        return any(answer is True or answer is np.True_ for answer in answers)
 
     def _diverged(self) -> str:
         """Save the last finite state; where it is."""
@@ -175,8 +175,8 @@ class Session:
         with suppress(Diverged):
             self._evaluate(self.all_of_them)
         self.store.finish(self.result())
-        found = checkpoint.checkpoints(self.store.path / "checkpoint")
-        return f"; the last finite state is {found[-1]}" if found else ""
+        saved = checkpoint.checkpoints(self.store.path / "checkpoint")
+        return f"; the last finite state is {saved[-1]}" if saved else ""
 
 
 def watched(data: Any) -> list[str]:
@@ -190,8 +190,8 @@ def record(run: Result, split: str) -> Record:
     values = metrics[metric.name]
     down, up = run.trained.ledger.totals()
     spread = Spread.of(metric, values)
-    seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
-    pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
+    counts = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
+    pooled = float(np.nansum(counts * values) / counts.sum()) if counts.any() else float("nan")
     return Record.model_validate({
         "round": run.rounds,
         "split": split,
@@ -210,9 +210,9 @@ def grouping(run: Result) -> dict[str, Any]:
     """Number of clusters that the method sees now and, where it has changed, the label of every client; or the error of
     its means of factors."""
     shown = run.trained.algorithm.describe(run.kept.server)
-    error, found = shown.findings.get("aggregation_error"), shown.clusters
-    if found is None:
+    error, groups = shown.findings.get("aggregation_error"), shown.clusters
+    if groups is None:
         return {} if error is None else {"aggregation_error": float(error)}
     before = next((r.assigned for r in reversed(run.records) if r.assigned is not None), None)
-    labels: list[int] = plain(torch.as_tensor(found))
+    labels: list[int] = plain(torch.as_tensor(groups))
     return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})

@@ -27,10 +27,10 @@ class Listed(Each):
         return len(set(self.steps.values())) == 1
 
     def __call__(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
-        known = {key_of(name): steps for name, steps in self.steps.items()}
-        if any(key not in known for key in keys.tolist()):
+        by_key = {key_of(name): steps for name, steps in self.steps.items()}
+        if any(key not in by_key for key in keys.tolist()):
             raise ConfigError("local_steps: found a list without the new client, expected one number or rule")
-        return np.array([known[key] for key in keys.tolist()], dtype=np.int64)
+        return np.array([by_key[key] for key in keys.tolist()], dtype=np.int64)
 
 
 def local_steps_of(given: LocalSteps | None, names: Sequence[str]) -> int | Callable[[int], int] | Each | None:

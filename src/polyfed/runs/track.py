@@ -79,8 +79,8 @@ def _tensorboard(name: str, group: str, settings: Mapping[str, str], place: Path
 @contextmanager
 def _mlflow(name: str, group: str, settings: Mapping[str, str], place: Path | None) -> Generator[Log]:
     client: Any = import_module("mlflow").MlflowClient()
-    known = client.get_experiment_by_name(PROJECT)
-    experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
+    existing = client.get_experiment_by_name(PROJECT)
+    experiment = client.create_experiment(PROJECT) if existing is None else existing.experiment_id
     run = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
     status = "FAILED"
     try:
@@ -111,18 +111,18 @@ TRACKERS = {"mlflow": _mlflow, "tensorboard": _tensorboard, "wandb": _wandb}
 
 def _numbers(step: Progress) -> dict[str, float]:
     """The finite numbers of a round's evaluations: test/accuracy, test/worst, up_bytes."""
-    found = {
+    numbers = {
         key if key in OF_THE_RUN else f"{record.split}/{key}": float(value)
         for record in step.records
         for key, value in record.table().items()
         if key != "round" and isinstance(value, int | float)
     }
-    return {key: value for key, value in found.items() if isfinite(value)}
+    return {key: value for key, value in numbers.items() if isfinite(value)}
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, str]:
     """Settings by their full names, as texts: algorithm.lr."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in table.items():
-        found |= _flat(value, f"{before}{key}.") if is_mapping(value) else {f"{before}{key}": str(value)}
-    return found
+        flat |= _flat(value, f"{before}{key}.") if is_mapping(value) else {f"{before}{key}": str(value)}
+    return flat

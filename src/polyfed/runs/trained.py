@@ -94,25 +94,25 @@ class Trained(Deployed):
 
     def digest(self) -> str:
         """sha256 of the clients' models."""
-        found, size = hashlib.sha256(), max(1, BLOCK // (self.task.p * self.task.w0.element_size()))
+        sha, size = hashlib.sha256(), max(1, BLOCK // (self.task.p * self.task.w0.element_size()))
         for k in range(0, self.n, size):
-            found.update(raw(self.personal(np.arange(k, min(k + size, self.n)))))
-        return found.hexdigest()
+            sha.update(raw(self.personal(np.arange(k, min(k + size, self.n)))))
+        return sha.hexdigest()
 
     def parameters(self) -> np.ndarray:
         """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
         counts = np.full(self.n, self.task.p, dtype=np.int64)
         if not self.engine.here:
-            for i, found in self.engine.parameters.items():
-                counts[i] = found
+            for i, count in self.engine.parameters.items():
+                counts[i] = count
             return counts
         if type(self.algorithm).parameters is Algorithm.parameters:
             return counts
         down = expand(self.deployment(), self.n)
         for ids in pieces(torch.arange(self.n, device=self.task.device), 16):
             received = {name: rows_of(t, ids) for name, t in down.items()}
-            found = self.algorithm.parameters(self.task, self.engine.private(ids), received)
-            counts[ids.cpu().numpy()] = self.task.p if found is None else torch.as_tensor(found).cpu().numpy()
+            own = self.algorithm.parameters(self.task, self.engine.private(ids), received)
+            counts[ids.cpu().numpy()] = self.task.p if own is None else torch.as_tensor(own).cpu().numpy()
         return counts
 
 

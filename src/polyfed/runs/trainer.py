@@ -150,9 +150,9 @@ class Trainer:
         plan, fed, top = self.plan, self.federation, self.kept.top if self.kept else self.task
         if self.training.engine != "local" or isinstance(fed, Outline):
             return None
-        seen, base = max(len(split.x) for split in splits(fed).values()), size(self.task.net.fixed)
+        evaluated, base = max(len(split.x) for split in splits(fed).values()), size(self.task.net.fixed)
         method, most = looped(self.algorithm), self._most
-        return memory_of(method, top, fed.n, self.cohort, self.streamed, plan, most, seen)._replace(base=base)
+        return memory_of(method, top, fed.n, self.cohort, self.streamed, plan, most, evaluated)._replace(base=base)
 
     @property
     def _most(self) -> int:
@@ -283,8 +283,8 @@ class Trainer:
             "versions": versions(),
         }
         for key, value in self.describe.items():
-            known = settings.get(key)
-            settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
+            own = settings.get(key)
+            settings[key] = own | value if isinstance(own, dict) and isinstance(value, dict) else value
         data, model = (settings[table].get("name") for table in ("data", "model"))
         added = packages([self.algorithm], data, model, self.training.metrics)
         settings["versions"] |= added
@@ -292,10 +292,10 @@ class Trainer:
 
 
 def _checked(
-    t: Training, model: nn.Module, loss: Loss, device: torch.device, weights: list[float] | None, found: dict[str, Any]
+    t: Training, model: nn.Module, loss: Loss, device: torch.device, weights: list[float] | None, facts: dict[str, Any]
 ) -> Task:
     """The same task in another process."""
-    return adopt(t.task(model, loss, device, class_weights=weights), found)
+    return adopt(t.task(model, loss, device, class_weights=weights), facts)
 
 
 @checked
@@ -368,13 +368,13 @@ def prepare(
         kept=cut,
     )  # fmt: skip
     if t.evaluate_every is None:
-        found, share, keys = splits(federation), trainer.cohort / federation.n, client_keys(federation.names)
-        looked = sum(len(found[name].x) for name in watched(found))
+        data, share, keys = splits(federation), trainer.cohort / federation.n, client_keys(federation.names)
+        looked = sum(len(data[name].x) for name in watched(data))
         every = between_evaluations(looked, federation.train.counts, keys, work, share, task.p)
         trainer = dataclasses.replace(trainer, training=dataclasses.replace(t, evaluate_every=every))
     if (needed := trainer.memory) is not None:
-        what = f"{looped(algorithm).name} with {federation.n} clients and {task.p:,} parameters"
-        needed.check(what, free_memory(task.device))
+        run = f"{looped(algorithm).name} with {federation.n} clients and {task.p:,} parameters"
+        needed.check(run, free_memory(task.device))
     return trainer if privacy is None else privacy.guarded(trainer)
 
 
@@ -391,11 +391,11 @@ def _attacked(attack: Attack | None, seed: int, federation: Federation) -> tuple
     """[n] bool: who attacks, and the clients as that leaves them. Raises ConfigError if it is no client or all."""
     if attack is None:
         return np.zeros(federation.n, dtype=bool), federation
-    found = attack.attackers(seed, client_keys(federation.names))
-    if found.all() or (attack.ratio > 0 and not found.any()):
-        who = "all, and no client is left to measure" if found.all() else "none of them"
+    attackers = attack.attackers(seed, client_keys(federation.names))
+    if attackers.all() or (attack.ratio > 0 and not attackers.any()):
+        who = "all, and no client is left to measure" if attackers.all() else "none of them"
         raise ConfigError(f"attack.ratio: found {attack.ratio:g}, which of {federation.n} clients is {who}")
-    return found, attack.poison(federation, seed)
+    return attackers, attack.poison(federation, seed)
 
 
 def _kept(task: Task, federation: Federation, work: Work, t: Training) -> Kept | None:
@@ -510,10 +510,10 @@ def fit(
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a function with the settings of a run in the place of its `**settings`."""
     own = inspect.signature(function)
-    *known, _ = own.parameters.values()
+    *named, _ = own.parameters.values()
     kind, taken = inspect.Parameter.KEYWORD_ONLY, set(own.parameters)
     more = [inspect.Parameter(s.name, kind, default=s.default) for s in settings_of(Training) if s.name not in taken]
-    return own.replace(parameters=[*known, *more])
+    return own.replace(parameters=[*named, *more])
 
 
 SETTINGS = "    **settings\n        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, ...``.\n"

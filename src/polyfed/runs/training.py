@@ -195,8 +195,8 @@ class Training(Table):
         from polyfed.metrics.metric import Metric
         from polyfed.threats import Attack, Rule
 
-        known: dict[str, Any] = {"torch": torch, "nn": torch.nn, "Loss": Loss, "Metric": Metric}
-        return known | {"Schedule": Schedule, "Attack": Attack, "Rule": Rule}
+        types: dict[str, Any] = {"torch": torch, "nn": torch.nn, "Loss": Loss, "Metric": Metric}
+        return types | {"Schedule": Schedule, "Attack": Attack, "Rule": Rule}
 
     def __post_init__(self) -> None:
         import torch
@@ -407,10 +407,10 @@ class Model(Table):
 
 def training_of(training: Training | None, given: Mapping[str, Any]) -> Training:
     """`training` with the settings `given` to a function by keyword. Raises ConfigError for one that there is not."""
-    known = [s.name for s in settings_of(Training)]
+    keys = [s.name for s in settings_of(Training)]
     for key in given:
-        if key not in known:
-            raise ConfigError(f"{key}: unknown setting{closest(key, known)}; known: {', '.join(known)}")
+        if key not in keys:
+            raise ConfigError(f"{key}: unknown setting{closest(key, keys)}; known: {', '.join(keys)}")
     return Training(**given) if training is None else dataclasses.replace(training, **given)
 
 

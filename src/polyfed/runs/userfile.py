@@ -32,8 +32,8 @@ def blamed(error: BaseException, own: str | tuple[str, ...] = PREFIX) -> MethodE
     if not mine or (isinstance(error, PolyfedError) and not argument):
         return None
     code, line = mine[-1]
-    said = str(error) if argument else f"{code.co_qualname} failed with {_reason(error)}"
-    return MethodError(f"{code.co_filename}, line {line}: {said}")
+    reason = str(error) if argument else f"{code.co_qualname} failed with {_reason(error)}"
+    return MethodError(f"{code.co_filename}, line {line}: {reason}")
 
 
 def algorithms_of(path: Path) -> list[str]:
@@ -82,10 +82,10 @@ def _reason(error: BaseException) -> str:
 
 def only_model(path: Path) -> str:
     module = _import(path)
-    found = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module) and _own(v, module)]
-    if len(found) != 1:
-        raise ConfigError(f"model.name: is missing; {path} defines {', '.join(found) or 'no nn.Module class'}")
-    return found[0]
+    nets = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module) and _own(v, module)]
+    if len(nets) != 1:
+        raise ConfigError(f"model.name: is missing; {path} defines {', '.join(nets) or 'no nn.Module class'}")
+    return nets[0]
 
 
 def _own(value: Any, module: ModuleType) -> bool:
@@ -97,8 +97,8 @@ def model_from(path: Path, name: str, given: dict[str, Any], options: Mapping[st
     module = _import(path)
     make: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(make):
-        known = [n for n, v in vars(module).items() if callable(v) and _own(v, module)]
-        raise ConfigError(f"model.name: {path} has no {name!r}{closest(name, known)}; it has {', '.join(known)}")
+        names = [n for n, v in vars(module).items() if callable(v) and _own(v, module)]
+        raise ConfigError(f"model.name: {path} has no {name!r}{closest(name, names)}; it has {', '.join(names)}")
     takes = inspect.signature(make).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for key in options:

@@ -41,8 +41,8 @@ Callback = Callable[[Progress], Any]
 def watchers() -> tuple[Callback, ...]:
     """The callbacks of a `fit` that was given none: in a cell of a notebook or at IPython's prompt a line; not in a
     process that was started from one."""
-    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    notebook = found is not None and found() is not None and multiprocessing.parent_process() is None
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    notebook = get_ipython is not None and get_ipython() is not None and multiprocessing.parent_process() is None
     return (Line(),) if notebook else ()
 
 

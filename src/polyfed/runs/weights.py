@@ -10,7 +10,7 @@ from polyfed.data.federation import Federation
 
 
 def weights_of(
-    asked: str | Sequence[float] | Mapping[str, float] | None, loss: Any, about: Mapping[str, Any]
+    given: str | Sequence[float] | Mapping[str, float] | None, loss: Any, about: Mapping[str, Any]
 ) -> list[float] | None:
     """One number per class, or None where none are asked for. about: what `Federation.describe` says.
 
@@ -18,7 +18,7 @@ def weights_of(
     Raises ConfigError where the weights do not fit the classes, or the loss takes none.
     """
     classes = about["classes"]
-    if asked is None:
+    if given is None:
         return None
     if classes is None:
         raise ConfigError("class-weights: the targets are numbers, expected classes")
@@ -26,26 +26,26 @@ def weights_of(
         raise ConfigError("class-weights: for the loss cross-entropy alone; a loss of your own weighs classes itself")
     prepared: dict[str, Any] = about.get("preparation") or {}
     labels: list[str] = prepared.get("labels") or [str(k) for k in range(classes)]
-    if is_mapping(asked):
-        for key in asked:
+    if is_mapping(given):
+        for key in given:
             if key not in labels:
-                known = f"{closest(key, labels)}; known: {', '.join(labels)}"
-                raise ConfigError(f"class-weights: unknown class {key!r}{known}")
-        if missing := [label for label in labels if label not in asked]:
+                choices = f"{closest(key, labels)}; known: {', '.join(labels)}"
+                raise ConfigError(f"class-weights: unknown class {key!r}{choices}")
+        if missing := [label for label in labels if label not in given]:
             raise ConfigError(f"class-weights: found none for the class {missing[0]!r}, expected one for each class")
-        return [float(asked[label]) for label in labels]
-    if is_list(asked):
-        if len(asked) != classes:
-            raise ConfigError(f"class-weights: found {len(asked)} numbers, expected one for each of {classes} classes")
-        return [float(w) for w in asked]
+        return [float(given[label]) for label in labels]
+    if is_list(given):
+        if len(given) != classes:
+            raise ConfigError(f"class-weights: found {len(given)} numbers, expected one for each of {classes} classes")
+        return [float(w) for w in given]
     counts = [sum(client["labels"][k] for client in about["clients"]) for k in range(classes)]
     if none := [label for label, n in zip(labels, counts, strict=True) if n == 0]:
         raise ConfigError(f"class-weights: balanced, but no training row has the class {none[0]!r}; give numbers")
     return [sum(counts) / (classes * n) for n in counts]
 
 
-def noted(federation: Federation, asked: str | Sequence[float] | Mapping[str, float]) -> Federation:
+def noted(federation: Federation, given: str | Sequence[float] | Mapping[str, float]) -> Federation:
     """The federation with a note that the loss weighs classes."""
-    how = "inversely to their share of all clients' training rows" if asked == "balanced" else f"by {asked}"
+    how = "inversely to their share of all clients' training rows" if given == "balanced" else f"by {given}"
     note = f"the loss weighs classes {how}"
     return replace(federation, meta={**federation.meta, "notes": [*federation.notes, note]})
