@@ -39,11 +39,11 @@ def regress(o: Regress) -> None:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
     if out is not None:
         spare(out, Path(o.data))
-    found = _fitted(o)
-    table = found.table()
+    result = _fitted(o)
+    table = result.table()
     show_table(table)
     if out is not None and out.suffix == ".html":
-        written = late("polyfed_clinical.page", "write_page")(found, out)
+        written = late("polyfed_clinical.page", "write_page")(result, out)
         say(f"report: {written}")
     elif out is not None:
         put_out(out, str(table.to(forms[out.suffix])).encode())
@@ -52,7 +52,7 @@ def regress(o: Regress) -> None:
 
 def _fitted(o: Regress) -> ClinicalFit:
     """The regression that the options ask for, of a folder of files or of a named data set."""
-    data, model, asked = o.data, o.model, collect(o)
+    data, model, typed = o.data, o.model, collect(o)
     given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
@@ -68,43 +68,43 @@ def _fitted(o: Regress) -> ClinicalFit:
         "splines": _named("spline", o.spline, _knots), "sums": _one_of("sums", o.sums, ("plain", "secure")),
     }  # fmt: skip
     missing = o.missing
-    dealt = asked.pop("data", {}) | {k: asked.pop(k) for k in ("seed",) if k in asked}
+    dealt = typed.pop("data", {}) | {k: typed.pop(k) for k in ("seed",) if k in typed}
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
         if dealt:
             raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has a file per site")
-        taken = tables(Path(data), model, given, chosen, asked, missing == "complete", o.cluster)
-        found = replace(fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about)
+        taken = tables(Path(data), model, given, chosen, typed, missing == "complete", o.cluster)
+        result = replace(fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about)
         if taken.left is None:
-            return found
-        sites = found.sites if found.sums == "secure" else found.sites.assign(left_out=taken.left)
-        return replace(found, sites=sites, totals={**found.totals, "left_out": sum(taken.left)})
-    if chosen or o.cluster or asked or any(given.values()):
+            return result
+        sites = result.sites if result.sums == "secure" else result.sites.assign(left_out=taken.left)
+        return replace(result, sites=sites, totals={**result.totals, "left_out": sum(taken.left)})
+    if chosen or o.cluster or typed or any(given.values()):
         if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
             readers.files_of(Path(data))  # which names a format that is not read
-        known = {"columns": chosen, "cluster": o.cluster, "drop": o.drop, "encoding": o.encoding, "set": asked}
-        which = next((name for name, value in known.items() if value), takes[0])
+        options = {"columns": chosen, "cluster": o.cluster, "drop": o.drop, "encoding": o.encoding, "set": typed}
+        which = next((name for name, value in options.items() if value), takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     return fit(federation(data, dealt), model, missing=missing, **how)
 
 
-def _one_of(option: str, value: str | None, known: Sequence[str]) -> str | None:
-    if value is not None and value not in known:
-        raise ConfigError(f"--{option}: found {value!r}{closest(value, known)}, expected {' or '.join(known)}")
+def _one_of(option: str, value: str | None, choices: Sequence[str]) -> str | None:
+    if value is not None and value not in choices:
+        raise ConfigError(f"--{option}: found {value!r}{closest(value, choices)}, expected {' or '.join(choices)}")
     return value
 
 
 def _named(option: str, given: Sequence[str] | None, read: Callable[[str], Any]) -> dict[str, Any]:
     """{column: value} of a repeatable COLUMN=VALUE; a column's name may hold a =."""
-    found = dict[str, Any]()
+    values = dict[str, Any]()
     for text in given or ():
         column, equals, value = text.rpartition("=")
         try:
-            found[column] = read(value)
+            values[column] = read(value)
         except ValueError:
             equals = ""
         if not (equals and column):
             raise ConfigError(f"--{option}: found {text!r}, expected COLUMN={'10 or =sd' if option == 'per' else '4'}")
-    return found
+    return values
 
 
 def _unit(text: str) -> float | str:
@@ -126,10 +126,10 @@ def federation(data: str, dealt: Mapping[str, Any]) -> Federation:
     return load(data, dealt.get("dir"), **raw).partition(how.pop("partition", None), test_fraction=0.0, **how)
 
 
-def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
-    """The columns as `asked` on the command line, without `drop`, and in the roles of a regression."""
-    settings = asked.get("columns", {})
-    for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
+def described(typed: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
+    """The columns as `typed` on the command line, without `drop`, and in the roles of a regression."""
+    settings = typed.get("columns", {})
+    for key in [*(k for k in typed if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
         raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
     both = dict.fromkeys([*settings.get("drop", []), *drop])
     return read_table(Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, Where(None, {}, {}))
@@ -150,12 +150,12 @@ def tables(
     model: str,
     given: dict[str, str | None],
     columns: list[str] | None,
-    asked: Mapping[str, Any],
+    typed: Mapping[str, Any],
     complete: bool,
     cluster: str | None,
 ) -> Read:
     """A folder with a CSV file per site, columns taken by name; if `complete`, rows with gaps are left out."""
-    cox, sheets = model == "cox", _sheets(folder, model, given, asked)
+    cox, sheets = model == "cox", _sheets(folder, model, given, typed)
     first = list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:
@@ -167,15 +167,15 @@ def tables(
     every = dict.fromkeys(c for sheet in sheets for c in sheet.columns)
     drop = [c for c in every if (columns and c not in (*columns, *wanted)) or c in aside]
     if cox:
-        settings = described(asked, drop, task="survival", time=wanted[0], event=wanted[1])
+        settings = described(typed, drop, task="survival", time=wanted[0], event=wanted[1])
     else:
         task = "auto" if model == "logistic" else "regression"
-        settings = described(asked, drop, task=task, target=wanted[0])
+        settings = described(typed, drop, task=task, target=wanted[0])
 
     def surveyed() -> Table:
-        known = survey(sheets, settings)
-        named = {n: replace(c, numbers_rows=False) for n, c in known.items() if columns}
-        return Table(sheets, known | named, settings)
+        by_name = survey(sheets, settings)
+        named = {n: replace(c, numbers_rows=False) for n, c in by_name.items() if columns}
+        return Table(sheets, by_name | named, settings)
 
     table, rows = surveyed(), [len(sheet.lines) for sheet in sheets]
     if complete:
@@ -187,21 +187,21 @@ def tables(
         raise DataError(f"{folder}: {'; '.join(problems)}")
     each = zip(sheets, table.targets(), strict=True)
     sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in each]
-    said = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
-    said += "" if cox or given["target"] else " (the last column)"
+    about = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
+    about += "" if cox or given["target"] else " (the last column)"
     left = [n - len(sheet.lines) for n, sheet in zip(rows, sheets, strict=True)] if complete else None
     groups = None if cluster is None else [[*map(sheet.texts(cluster).key, sheet.columns[cluster])] for sheet in sheets]
     return Read(
-        [sheet.name for sheet in sheets], sites, said + _references(table, None if cox else table.labels), left, groups
+        [sheet.name for sheet in sheets], sites, about + _references(table, None if cox else table.labels), left, groups
     )
 
 
-def _sheets(folder: Path, model: str, given: Mapping[str, str | None], asked: Mapping[str, Any]) -> list[Sheet]:
-    """The files of all sites, repaired as `asked`."""
+def _sheets(folder: Path, model: str, given: Mapping[str, str | None], typed: Mapping[str, Any]) -> list[Sheet]:
+    """The files of all sites, repaired as `typed`."""
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
-    reading = {key: value for key, value in asked.get("columns", {}).items() if key in READING}
+    reading = {key: value for key, value in typed.get("columns", {}).items() if key in READING}
     roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
     if "missing-target" in reading:
         reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
@@ -236,10 +236,10 @@ def _arrays(
 
 def _references(table: Table, labels: list[str] | None) -> str:
     """The classes and categories that others are compared with, and the columns that number rows."""
-    said = f": {labels[-1]}, against {', '.join(labels[:-1])}" if labels else ""
+    text = f": {labels[-1]}, against {', '.join(labels[:-1])}" if labels else ""
     if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
-        said += f"; categories against {', '.join(references)}"
-    return said + "".join(f"; {c.name} is {gone}" for c in table.survey.values() if ROWS in (gone := table.becomes(c)))
+        text += f"; categories against {', '.join(references)}"
+    return text + "".join(f"; {c.name} is {gone}" for c in table.survey.values() if ROWS in (gone := table.becomes(c)))
 
 
 def whole(sheet: Sheet, needed: Sequence[str], gaps: Sequence[str]) -> Sheet:

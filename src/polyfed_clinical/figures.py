@@ -23,24 +23,24 @@ NAMES = {"estimate": "ratio", "lower": "ratio_lower", "upper": "ratio_upper"}
 def forest_figure(fit: ClinicalFit) -> Figure | None:
     """Every coefficient, or ratio on a logarithmic axis, with its interval and meta-analysis; None for over 60."""
     keys = [NAMES[k] if fit.ratio else k for k in NAMES]
-    found = [of.loc[fit.single, keys] for of in (fit.coefficients, fit.meta)]
-    names = [str(n) for n in found[0].index]
-    if not 0 < len(names) <= DRAWN or not _finite(found[0]).any():
+    fits = [of.loc[fit.single, keys] for of in (fit.coefficients, fit.meta)]
+    names = [str(n) for n in fits[0].index]
+    if not 0 < len(names) <= DRAWN or not _finite(fits[0]).any():
         return None
     with styled():
         drawn, (axes,) = canvas(height=1.3 + 0.3 * len(names))
         for k, (of, colour, label, face) in enumerate(
-            zip(found, (BLUE, QUIET), ("federated", "meta-analysis"), (BLUE, "none"), strict=True)
+            zip(fits, (BLUE, QUIET), ("federated", "meta-analysis"), (BLUE, "none"), strict=True)
         ):
             shown = _finite(of)
             place = np.flatnonzero(shown) + (0.0 if k == 0 else 0.28)
             value, low, high = (of[key].to_numpy(dtype=float)[shown] for key in keys)
             axes.hlines(place, low, high, color=colour, linewidth=1.6 - 0.6 * k)
             axes.scatter(value, place, s=26 - 8 * k, color=colour, facecolor=face, label=label, zorder=3)
-            said = [
+            texts = [
                 f"{names[round(y)]}, {label}: {_interval(*v)}" for y, *v in zip(place, value, low, high, strict=True)
             ]
-            hover(axes, [*value], [*place], said)
+            hover(axes, [*value], [*place], texts)
         _finish(axes, fit, names)
         axes.set_xlabel(fit.ratio or "coefficient")
         drawn.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
@@ -74,8 +74,8 @@ def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
         axes.hlines(place[shown], low[shown], high[shown], colors=list(colours[shown]), linewidth=1.4)
         for marker, which in (("s", slice(0, len(rows))), ("D", slice(len(rows), None))):
             axes.scatter(value[which], place[which], s=24, c=list(colours[which]), marker=marker, zorder=3)
-        said = [f"{e[0]}: {_interval(*v)}" for e, *v in zip(each, value, low, high, strict=True)]
-        hover(axes, [*value], [*place], said)
+        texts = [f"{e[0]}: {_interval(*v)}" for e, *v in zip(each, value, low, high, strict=True)]
+        hover(axes, [*value], [*place], texts)
         _finish(axes, fit, [e[0] + ("" if ok else ": no fit") for e, ok in zip(each, shown, strict=True)], place)
         axes.set_xlabel(f"{fit.ratio or 'coefficient'} of {coefficient}")
     return drawn

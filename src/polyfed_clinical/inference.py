@@ -31,11 +31,11 @@ def wald(
     """Estimates with standard errors, intervals and two-sided p values; Student's t with `df`, else normal."""
     law = stats.norm if df is None else stats.t(df)
     half = law.ppf(0.5 + level / 2) * se
-    found = {"estimate": estimate, "se": se, "lower": estimate - half, "upper": estimate + half}
+    table = {"estimate": estimate, "se": se, "lower": estimate - half, "upper": estimate + half}
     if model.ratio:
         with np.errstate(over="ignore"):
-            found |= {"ratio": np.exp(estimate)} | {f"ratio_{end}": np.exp(found[end]) for end in ("lower", "upper")}
-    return pd.DataFrame(found | {"p": 2 * law.sf(np.abs(estimate / se))}, index=list(names))
+            table |= {"ratio": np.exp(estimate)} | {f"ratio_{end}": np.exp(table[end]) for end in ("lower", "upper")}
+    return pd.DataFrame(table | {"p": 2 * law.sf(np.abs(estimate / se))}, index=list(names))
 
 
 def joint(estimate: pd.Series, covariance: pd.DataFrame, curves: Mapping[str, Sequence[str]]) -> pd.DataFrame:

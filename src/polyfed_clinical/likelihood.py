@@ -9,7 +9,7 @@ from torch import Tensor
 from polyfed.base.errors import DataError
 from polyfed_clinical.inference import LikelihoodRatio
 from polyfed_clinical.models import Model
-from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Found, evaluated, newton, why
+from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Optimum, evaluated, newton, why
 from polyfed_clinical.sites import Design, Wire
 
 
@@ -44,16 +44,16 @@ class Layout(NamedTuple):
         """[size, size]: the sum of the sites' symmetric matrices [who, q (q + 1) / 2]."""
         above = torch.triu_indices(self.at.shape[1], self.at.shape[1])
         places = self.at[:, above[0]] * self.size + self.at[:, above[1]]
-        found = sent.new_zeros(self.size**2).index_add(0, places.flatten(), sent.flatten())
-        found = found.view(self.size, self.size)
-        return found + found.triu(1).T
+        whole = sent.new_zeros(self.size**2).index_add(0, places.flatten(), sent.flatten())
+        whole = whole.view(self.size, self.size)
+        return whole + whole.triu(1).T
 
 
 class Best(NamedTuple):
     """The fit that was asked for, and the test against the other one."""
 
     layout: Layout
-    found: Found  # at the maximum, or where Newton's next step leads
+    optimum: Optimum  # at the maximum, or where Newton's next step leads
     beta: Tensor  # [layout.size]
     start: Tensor  # [q] coefficients of one model for all
     test: LikelihoodRatio | None = None  # of one intercept for all
@@ -61,9 +61,9 @@ class Best(NamedTuple):
 
     def each(self, sites: int) -> Tensor:
         """[sites, q] the coefficients that each of so many sites has."""
-        found = self.start.expand(sites, -1).clone()
-        found[self.layout.who] = self.beta[self.layout.at]
-        return found
+        beta = self.start.expand(sites, -1).clone()
+        beta[self.layout.who] = self.beta[self.layout.at]
+        return beta
 
 
 def maximum(
@@ -82,9 +82,9 @@ def maximum(
     """
     sites = len(wire.sites)
     common, apart = Layout.common(sites, len(start), kind.intercept), Layout.apart(speak, len(start))
-    found = (evaluated if given else newton)(_summed(wire, kind, design, common), start)
-    _refuse(found, kind, labels, common)
-    one = Best(common, found, start if given else found.beta, start if given else found.beta)
+    optimum = (evaluated if given else newton)(_summed(wire, kind, design, common), start)
+    _refuse(optimum, kind, labels, common)
+    one = Best(common, optimum, start if given else optimum.beta, start if given else optimum.beta)
     if given or not kind.intercept or sites < 2:
         return one
     if not speak:
@@ -97,15 +97,15 @@ def maximum(
         return one._replace(untested=why(other, kind, [INTERCEPT] * len(speak) + [*labels], "an intercept per site"))
     _refuse(other, kind, labels, apart)
     rows = sum(len(site.x) for site in wire.sites)
-    test = LikelihoodRatio.of(kind, found.value, other.value, rows, sites - 1)
+    test = LikelihoodRatio.of(kind, optimum.value, other.value, rows, sites - 1)
     return one._replace(test=test) if intercepts == "common" else Best(apart, other, other.beta, one.beta, test)
 
 
-def _refuse(found: Found, kind: Model, labels: Sequence[str], layout: Layout) -> None:
-    if found.outcome != FINE:
-        said = why(found, kind, [INTERCEPT] * layout.intercepts + [*labels], "all sites together")
-        within = layout.intercepts > 1 and "constant within" in said
-        raise DataError(said + "; intercepts = 'common' has one for all sites" * within)
+def _refuse(optimum: Optimum, kind: Model, labels: Sequence[str], layout: Layout) -> None:
+    if optimum.outcome != FINE:
+        reason = why(optimum, kind, [INTERCEPT] * layout.intercepts + [*labels], "all sites together")
+        within = layout.intercepts > 1 and "constant within" in reason
+        raise DataError(reason + "; intercepts = 'common' has one for all sites" * within)
 
 
 def _summed(wire: Wire, kind: Model, design: Design, layout: Layout) -> Callable[[Tensor], Derivatives]:
@@ -113,8 +113,8 @@ def _summed(wire: Wire, kind: Model, design: Design, layout: Layout) -> Callable
 
     def ask(beta: Tensor) -> Derivatives:
         tensors = [t for t in design if len(t)]
-        found = wire.ask(lambda site, b: site.derivatives(kind, design, b), beta[layout.at], layout.who, tensors)
-        gradient = beta.new_zeros(layout.size).index_add(0, layout.at.flatten(), found["gradient"].flatten())
-        return found["value"].sum(), gradient, layout.added(found["information"])
+        sums = wire.ask(lambda site, b: site.derivatives(kind, design, b), beta[layout.at], layout.who, tensors)
+        gradient = beta.new_zeros(layout.size).index_add(0, layout.at.flatten(), sums["gradient"].flatten())
+        return sums["value"].sum(), gradient, layout.added(sums["information"])
 
     return ask

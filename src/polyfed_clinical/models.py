@@ -110,18 +110,18 @@ class Model:
 
     def derivatives(self, beta: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-likelihood, gradient [p] and information [p, p] (the negative Hessian) of rows x: [N, p]."""
-        found = self.parts(x @ beta, target)
-        information = (x.T * found.weight) @ x
-        if found.centres is not None:
-            centres = found.centres(x)
+        parts = self.parts(x @ beta, target)
+        information = (x.T * parts.weight) @ x
+        if parts.centres is not None:
+            centres = parts.centres(x)
             information = information - centres.T @ centres
-        return found.value, x.T @ found.slope, information
+        return parts.value, x.T @ parts.slope, information
 
     def scores(self, beta: Tensor, x: Tensor, target: Tensor) -> Tensor:
         """[N, p]: what each row adds to the gradient; for Cox, Lin and Wei's residuals."""
-        found = self.parts(x @ beta, target)
-        scores = x * found.slope[:, None]
-        return scores if found.others is None else scores - found.others(x)
+        parts = self.parts(x @ beta, target)
+        scores = x * parts.slope[:, None]
+        return scores if parts.others is None else scores - parts.others(x)
 
 
 MODELS = {
@@ -134,15 +134,13 @@ MODELS = {
 
 def named(model: str, ties: str = "efron") -> Model:
     """The model of a name. Raises ConfigError for another one."""
-    for key, value, known in (("model", model, MODELS), ("ties", ties, TIES)):
-        if value not in known:
-            raise ConfigError(f"{key}: found {value!r}{closest(str(value), known)}, expected {', '.join(known)}")
-    found = MODELS[model]
+    for key, value, names in (("model", model, MODELS), ("ties", ties, TIES)):
+        if value not in names:
+            raise ConfigError(f"{key}: found {value!r}{closest(str(value), names)}, expected {', '.join(names)}")
+    kind = MODELS[model]
     if model != "cox":
-        return found
-    return Model(
-        f"cox ({ties})", lambda eta, target: cox(eta, target, ties), *(found.intercept, found.ratio, found.takes)
-    )
+        return kind
+    return Model(f"cox ({ties})", lambda eta, target: cox(eta, target, ties), *(kind.intercept, kind.ratio, kind.takes))
 
 
 @dataclass(frozen=True)

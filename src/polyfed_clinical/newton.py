@@ -18,7 +18,7 @@ INTERCEPT = "intercept"
 Derivatives = tuple[Tensor, Tensor, Tensor]  # log-likelihood, gradient [p], information [p, p]
 
 
-class Found(NamedTuple):
+class Optimum(NamedTuple):
     """Result of Newton's method."""
 
     beta: Tensor  # [p]
@@ -28,14 +28,14 @@ class Found(NamedTuple):
     columns: Tensor  # [p] bool, those to blame
 
 
-def newton(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Found:
+def newton(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Optimum:
     """Newton's method with halved steps; `ask` gives log-likelihood, gradient and information at beta [p]."""
     # If the maximum is at infinity (separated classes, a group without events), gradient and information vanish alike,
     # and the steps do not: then, and only then, the last of `STEPS` steps is not small.
     value, gradient, information = ask(beta)
     none = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:
-        return Found(beta, float(value), none, *null)
+        return Optimum(beta, float(value), none, *null)
     step = torch.zeros_like(beta)
     for _ in range(STEPS):
         factor, failed = torch.linalg.cholesky_ex(information)
@@ -43,7 +43,7 @@ def newton(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Found:
             break
         step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
         if step.abs().max() <= STEP:
-            return Found(
+            return Optimum(
                 beta + step,
                 float(value),
                 torch.cholesky_inverse(factor),
@@ -57,9 +57,9 @@ def newton(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Found:
             if all(bool(t.isfinite().all()) for t in there) and there[0] >= worst:
                 break
             if (share := share / 2) < 1e-9:
-                return Found(beta, float(value), none, ENDLESS, step.abs() > 0.1 * step.abs().max())
+                return Optimum(beta, float(value), none, ENDLESS, step.abs() > 0.1 * step.abs().max())
         beta, (value, gradient, information) = beta + share * step, there
-    return Found(beta, float(value), none, ENDLESS, step.abs() > 0.1 * step.abs().max())
+    return Optimum(beta, float(value), none, ENDLESS, step.abs() > 0.1 * step.abs().max())
 
 
 def dependent(information: Tensor) -> tuple[int, Tensor] | None:
@@ -75,34 +75,36 @@ def dependent(information: Tensor) -> tuple[int, Tensor] | None:
     return SINGULAR, torch.cat([null > 1e-3 * null.max(), torch.zeros(p - first, dtype=torch.bool)])
 
 
-def evaluated(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Found:
+def evaluated(ask: Callable[[Tensor], Derivatives], beta: Tensor) -> Optimum:
     """The likelihood at beta, with where Newton's next step would lead in place of beta."""
     value, gradient, information = ask(beta)
     if not bool(information.isfinite().all()):
         raise Diverged("the method ended where the likelihood is not finite; try a smaller lr")
     nan = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:
-        return Found(beta, float(value), nan, *null)
+        return Optimum(beta, float(value), nan, *null)
     covariance = torch.linalg.inv(information)
-    return Found(beta + covariance @ gradient, float(value), covariance, FINE, torch.zeros_like(beta, dtype=torch.bool))
+    return Optimum(
+        beta + covariance @ gradient, float(value), covariance, FINE, torch.zeros_like(beta, dtype=torch.bool)
+    )
 
 
-def why(found: Found, model: Model, names: Sequence[str], who: str = "") -> str:
+def why(optimum: Optimum, model: Model, names: Sequence[str], who: str = "") -> str:
     """In one line, why there is no estimate; nothing where there is one."""
-    slopes = [n for n, blame in zip(names, found.columns, strict=True) if blame and n != INTERCEPT]
+    slopes = [n for n, blame in zip(names, optimum.columns, strict=True) if blame and n != INTERCEPT]
     listed, who = ", ".join(slopes), f"{who}: " if who else ""
-    if found.outcome == FINE:
+    if optimum.outcome == FINE:
         return ""
-    if found.outcome == FEW:
+    if optimum.outcome == FEW:
         return f"{who}no more clusters than coefficients"
-    if found.outcome == ENDLESS and model.name == "linear":
+    if optimum.outcome == ENDLESS and model.name == "linear":
         return f"{who}no estimate within rounding; {listed} too nearly a combination of other columns"
-    if found.outcome == ENDLESS:
+    if optimum.outcome == ENDLESS:
         verb = "separate" if len(slopes) > 1 else "separates"
         return f"{who}no finite estimate; {listed or 'nothing'} {verb} those with events from those without"
     if not slopes:
         return f"{who}as many rows as coefficients, or no variance left"
-    if len(slopes) == 1 or found.outcome == CONSTANT:
+    if len(slopes) == 1 or optimum.outcome == CONSTANT:
         verb = "column {} is" if len(slopes) == 1 else "columns {} are"
         return f"{who}{verb.format(listed)} constant {'within every site' if who else 'there'}"
     return f"{who}the columns {listed} are combinations of one another{'; leave one out' if who else ''}"

@@ -49,7 +49,7 @@ def headline(fit: ClinicalFit) -> str:
     """Coefficients that differ from none, one by one, and those on which the sites disagree; "" before convergence."""
     if not fit.arrived:
         return f"{fit.unfinished[:1].upper()}{fit.unfinished[1:]}."
-    what, null = (fit.ratio, 1) if fit.ratio else ("coefficient", 0)
+    effect, null = (fit.ratio, 1) if fit.ratio else ("coefficient", 0)
     rows = fit.coefficients.loc[fit.single]
     clear = rows[(rows["lower"] > 0) | (rows["upper"] < 0)].sort_values("p")
     keys = ("ratio", "ratio_lower", "ratio_upper") if fit.ratio else ("estimate", "lower", "upper")
@@ -59,7 +59,7 @@ def headline(fit: ClinicalFit) -> str:
         each.append(f"{coefficient} {value} ({low} to {high})")
     several = "s differ" if len(rows) != 1 else " differs"
     text = (
-        f"{len(clear) or 'None'} of {len(rows)} {what}{several} from {null} at {100 * fit.level:g} %, each on its own"
+        f"{len(clear) or 'None'} of {len(rows)} {effect}{several} from {null} at {100 * fit.level:g} %, each on its own"
     )
     text += f": {words.listed(each, 5)}." if each else "."
     beside = [name for name in fit.coefficients.index if name == "intercept"]  # of sites', the likelihood ratio speaks
@@ -80,20 +80,20 @@ def _forests(fit: ClinicalFit) -> list[Drawing]:
     differ = fit.heterogeneity.loc[fit.single].to_dict("index")
     order = sorted(differ, key=lambda name: differ[name]["p"])[: 0 if fit.own.empty else FORESTS]
     more = f" Of {len(differ)} coefficients, those {FORESTS} on which sites differ most." * (len(differ) > FORESTS)
-    found = []
+    drawings = []
     for k, name in enumerate(order):
         drawn, row = site_figure(fit, str(name)), differ[name]
         if drawn is not None:
-            said = f"I² {100 * row['I2']:.0f} %, p of Q {row['p']:.3f}." if np.isfinite(row["I2"]) else ""
-            told = f"{said} Sites by their own fits (patients).{more * (k == 0)}"
-            found.append(Drawing(f"forest-{k}", drawn, str(name), told))
-    return found
+            between = f"I² {100 * row['I2']:.0f} %, p of Q {row['p']:.3f}." if np.isfinite(row["I2"]) else ""
+            told = f"{between} Sites by their own fits (patients).{more * (k == 0)}"
+            drawings.append(Drawing(f"forest-{k}", drawn, str(name), told))
+    return drawings
 
 
 def _sites(fit: ClinicalFit) -> Table:
     rows, price = [], fit.bytes.to_dict("index")
     head = [k for k in ("patients", "events", "left_out") if k in fit.sites]
-    what = {"logistic": "baseline risk", "poisson": "baseline rate", "linear": "baseline"}.get(fit.model, "")
+    baseline = {"logistic": "baseline risk", "poisson": "baseline rate", "linear": "baseline"}.get(fit.model, "")
     for name, row in fit.sites.to_dict("index").items():
         cells = [Cell(f"{row[k]:,}", {k: row[k]}) for k in head]
         if "baseline" in row:
@@ -107,7 +107,7 @@ def _sites(fit: ClinicalFit) -> Table:
         )
         moved = [Cell(words.size(v), {f"{way}_bytes": v}) for way, v in price[name].items()]
         rows.append((Cell(str(name), {"site": name}), *cells, own, *moved))
-    base = (what, "intercept") if "baseline" in fit.sites else ()
+    base = (baseline, "intercept") if "baseline" in fit.sites else ()
     notes = ("Baseline: expected at the site for a patient at the means of all columns.",) if base else ()
     columns = ("site<", *(k.replace("_", " ") for k in head), *base, "fit of its own<", "down", "up")
     return Table("Sites", columns, tuple(rows), notes)

@@ -25,7 +25,7 @@ from polyfed_clinical.columns import Units, designed, started
 from polyfed_clinical.inference import meta_analysis, wald
 from polyfed_clinical.likelihood import Best, maximum
 from polyfed_clinical.models import Loss, Model, loss, named
-from polyfed_clinical.newton import INTERCEPT, Found, why
+from polyfed_clinical.newton import INTERCEPT, Optimum, why
 from polyfed_clinical.secured import fit_sums
 from polyfed_clinical.sites import Design, Site, Wire, check, correction, dispersion, gathered, labelled
 from polyfed_clinical.summary import ARRIVED, ClinicalFit, loglik_of, told
@@ -119,13 +119,13 @@ def fit(
     start = started(kind, each["target"].sum(0), len(labels) + kind.intercept)
     if method is not None:
         start = design.standardised(_trained(wire, kind, loss(model, ties), design, start, method, settings))
-    speak = [i for i, said in enumerate(alike) if not said]
+    speak = [i for i, silent in enumerate(alike) if not silent]
     best = maximum(wire, kind, design, labels, start, speak, intercepts, method is not None)
     layout, beta, k = best.layout, best.beta, best.layout.intercepts
     by_site = kind.intercept and len(places) > 1 and intercepts != "common" and method is None
     n, p = int(each["n"][layout.who].sum()), layout.size
     covariance, kept = _covariance(kind, best, n), "model"
-    left = float(((best.found.beta - beta).abs() / covariance.diagonal().sqrt()).max())
+    left = float(((best.optimum.beta - beta).abs() / covariance.diagonal().sqrt()).max())
     mine = best.each(len(places))
     if robust:
         covariance, groups = _sandwich(wire, kind, design, best, mine, n, clusters is not None)
@@ -136,9 +136,9 @@ def fit(
     back = units.of(k)[:, None] * design.back(k)
     spread = (back @ covariance @ back.T).numpy()
     estimate, se = (units.of(k) * design.given(beta, k)).numpy(), np.sqrt(spread.diagonal())
-    found = wald([*firsts, *terms], estimate, se, kind, level, n - p if kind.name == "linear" and not robust else None)
+    table = wald([*firsts, *terms], estimate, se, kind, level, n - p if kind.name == "linear" and not robust else None)
     if left > ARRIVED:
-        found.loc[:, [c for c in found.columns if c == "p" or c.endswith(("lower", "upper"))]] = np.nan
+        table.loc[:, [c for c in table.columns if c == "p" or c.endswith(("lower", "upper"))]] = np.nan
     mine_named = [INTERCEPT] * kind.intercept + terms
     fits, fits_se = (own[key].numpy() * units.of(int(kind.intercept)).numpy() for key in ("estimate", "se"))
     centre = own["centre"].numpy() if kind.intercept else None
@@ -153,9 +153,9 @@ def fit(
     totals = {key: int(about[key].sum()) for key in ("patients", "events", "left_out") if key in about}
     at = pd.MultiIndex.from_product([who, mine_named], names=["site", "coefficient"])
     return told(
-        wire, kind, knots, found, coefficients=found.iloc[k * by_site :],
-        covariance=pd.DataFrame(spread, index=found.index, columns=found.index),
-        loglik=loglik_of(kind, best.found.value, n, design), heterogeneity=heterogeneity, meta=meta, sites=about,
+        wire, kind, knots, table, coefficients=table.iloc[k * by_site :],
+        covariance=pd.DataFrame(spread, index=table.index, columns=table.index),
+        loglik=loglik_of(kind, best.optimum.value, n, design), heterogeneity=heterogeneity, meta=meta, sites=about,
         own=pd.DataFrame({"estimate": fits.ravel(), "se": fits_se.ravel()}, index=at), left=left, level=level,
         method="newton" if method is None else method.name,
         intercepts="" if not kind.intercept or len(places) < 2 else "site" if by_site else "common",
@@ -165,10 +165,10 @@ def fit(
 
 def _covariance(kind: Model, best: Best, n: int) -> Tensor:
     """Covariance [p, p] by the information of `n` rows. Raises DataError where nothing is left to measure it by."""
-    variance, p = dispersion(kind, best.found.value, n, best.layout.size), best.layout.size
+    variance, p = dispersion(kind, best.optimum.value, n, best.layout.size), best.layout.size
     if not variance > 0:
         raise DataError(f"{n} rows for {p} coefficients leave no variance to measure; more rows are needed")
-    return best.found.covariance * variance
+    return best.optimum.covariance * variance
 
 
 def _complete(places: list[Site], kind: Model, labels: list[str], missing: str) -> tuple[list[Site], list[int] | None]:
@@ -200,9 +200,9 @@ def _about(kind: Model, who: list[str], each: Mapping[str, Tensor], left_out: li
 
 def _why(kind: Model, labels: list[str], start: Tensor, own: Mapping[str, Any], alike: Sequence[str]) -> list[str]:
     """The trouble with each site's own fit, if any."""
-    ends = [Found(start, 0.0, start, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
+    ends = [Optimum(start, 0.0, start, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
     names = [INTERCEPT] * kind.intercept + labels
-    return [said or why(end, kind, names) for said, end in zip(alike, ends, strict=True)]
+    return [reason or why(end, kind, names) for reason, end in zip(alike, ends, strict=True)]
 
 
 def _trained(
@@ -272,9 +272,9 @@ def _sandwich(
 ) -> tuple[Tensor, int]:
     """Robust covariance [p, p] from `n` rows and each site's coefficients `mine` [sites, q]; number of clusters."""
     layout = best.layout
-    said = wire.ask(lambda site, b: site.meat(kind, design, b), mine[layout.who], layout.who)
-    groups, p = int(said["clusters"].sum()), layout.size
+    sums = wire.ask(lambda site, b: site.meat(kind, design, b), mine[layout.who], layout.who)
+    groups, p = int(sums["clusters"].sum()), layout.size
     if groups <= p:
         raise DataError(f"found {groups} clusters for {p} coefficients; robust errors need more than that")
-    covariance = best.found.covariance @ layout.added(said["meat"]) @ best.found.covariance
+    covariance = best.optimum.covariance @ layout.added(sums["meat"]) @ best.optimum.covariance
     return covariance * correction(kind, clustered, groups, n, p), groups

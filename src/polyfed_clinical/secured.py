@@ -22,7 +22,7 @@ from polyfed_clinical import splines as curves
 from polyfed_clinical.columns import Units, designed, started
 from polyfed_clinical.inference import LikelihoodRatio, wald
 from polyfed_clinical.models import Model
-from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Found, newton, why
+from polyfed_clinical.newton import FINE, INTERCEPT, Derivatives, Optimum, newton, why
 from polyfed_clinical.sites import CONSTANTS, Design, Site, Wire, correction, dispersion, full, upper
 from polyfed_clinical.summary import ClinicalFit, loglik_of, told
 from polyfed_privacy.fixed import narrow, wide
@@ -60,7 +60,7 @@ class Sealed(Wire):
         digest = sha256(given.numpy().tobytes()).digest()
         names = sorted(self._ends)
         context = secure.Context(self._run, str(self.rounds), tuple(names), digest, len(names), limbs=2)  # pyrefly: ignore[missing-attribute]
-        server, said, form, seconds = None, dict[str, Any](), State(), dict[str, float]()
+        server, messages, form, seconds = None, dict[str, Any](), State(), dict[str, float]()
         for site in self.sites:
             start = time.perf_counter()
             form = answer(site, given)
@@ -68,15 +68,15 @@ class Sealed(Wire):
                 q = wide([v for name in sorted(form) for v in form[name].double().flatten().tolist()])
             except Refusal as e:
                 raise DataError(f"site {site.name!r}: {e}") from None
-            said[site.name] = masked = self._ends[site.name].mask(context, q)
+            messages[site.name] = masked = self._ends[site.name].mask(context, q)
             server = server or secure.Server(context, len(q))  # pyrefly: ignore[missing-attribute]
             server.take(site.name, masked)
             seconds[site.name] = time.perf_counter() - start
         assert server is not None
         opened = {name: self._ends[name].open(context, names, server.sealed(name)) for name in names}
-        found = narrow(server.sum(opened))
+        total = narrow(server.sum(opened))
         down = np.array([8 * len(given) + size(server.sealed(site.name)) for site in self.sites])
-        sent = {n: said[n].words.nbytes + sum(map(size, said[n][1:])) + size(opened[n].shares) for n in names}
+        sent = {n: messages[n].words.nbytes + sum(map(size, messages[n][1:])) + size(opened[n].shares) for n in names}
         up = np.array([sent[site.name] for site in self.sites])
         who, took = np.arange(len(self.sites)), np.array([seconds[site.name] for site in self.sites])
         self.ledger.record(self.rounds, who, np.array(2), down, up, np.array(0), took)
@@ -84,7 +84,7 @@ class Sealed(Wire):
         sums, at = State(), 0
         for name in sorted(form):
             n = form[name].numel()
-            sums[name] = torch.tensor(found[at : at + n], dtype=torch.float64).view(form[name].shape)
+            sums[name] = torch.tensor(total[at : at + n], dtype=torch.float64).view(form[name].shape)
             at += n
         return sums
 
@@ -93,8 +93,8 @@ class Sealed(Wire):
             x = values(site)
             return {"n": torch.tensor(float(len(x))), "x": x.sum(0), "size": x.abs().sum(0)}
 
-        said = self.total(first)
-        mean, unit = said["x"] / said["n"], said["size"] / said["n"]
+        sums = self.total(first)
+        mean, unit = sums["x"] / sums["n"], sums["size"] / sums["n"]
         unit = torch.where(unit > 0, unit, 1.0)
 
         def second(site: Site, sent: Tensor) -> State:
@@ -102,8 +102,8 @@ class Sealed(Wire):
             return {"squares": ((values(site) - middle) / unit).square().sum(0)}
 
         spread = self.total(second, torch.cat([mean, unit]))["squares"]
-        scale = (spread / said["n"]).sqrt() * unit
-        return said["n"], mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)
+        scale = (spread / sums["n"]).sqrt() * unit
+        return sums["n"], mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)
 
 
 def size(of: Mapping[str, bytes]) -> int:
@@ -141,8 +141,8 @@ class Home:
         rest = x[:, 1:] @ beta
 
         def alone(a: Tensor) -> Derivatives:
-            found = self.model.parts(a + rest, y)
-            return found.value, found.slope.sum()[None], found.weight.sum()[None, None]
+            parts = self.model.parts(a + rest, y)
+            return parts.value, parts.slope.sum()[None], parts.weight.sum()[None, None]
 
         best = newton(alone, beta.new_tensor([self.intercept]))
         self.intercept = float(best.beta)
@@ -167,26 +167,26 @@ class Home:
         q, mine = len(beta), self.coefficients(beta)
         if self.apart and self.silent:
             return {"meat": beta.new_zeros(q * (q + 1) // 2), "clusters": beta.new_zeros(())}
-        found = self.site.meat(self.model, self.design, mine)
-        middle = full(found["meat"], len(mine))
+        own = self.site.meat(self.model, self.design, mine)
+        middle = full(own["meat"], len(mine))
         if self.apart:
             x, y = self.design.rows(self.site.x, True), self.design.targets(self.site.target)
             whole = self.model.derivatives(mine, x, y)[2]
             less = torch.cat([-whole[1:, :1] / whole[0, 0], torch.eye(q, dtype=beta.dtype)], 1)
             middle = less @ middle @ less.T
-        return {"meat": upper(middle), "clusters": found["clusters"].double()}
+        return {"meat": upper(middle), "clusters": own["clusters"].double()}
 
     def own(self, beta: Tensor, pooled: tuple[Tensor, Tensor], robust: bool) -> State:
         """The own fit's part of the meta-analysis, in units of the federated standard errors.
 
         `pooled` has estimates and standard errors, with an intercept also that at the means of the columns, last.
         """
-        found = self.site.own(self.model, self.design, self.coefficients(beta), robust)
-        theta, se = found["estimate"][int(self.apart) :], found["se"][int(self.apart) :]
+        own = self.site.own(self.model, self.design, self.coefficients(beta), robust)
+        theta, se = own["estimate"][int(self.apart) :], own["se"][int(self.apart) :]
         if self.model.intercept and not self.apart:
-            centre, error = found["centre"]
+            centre, error = own["centre"]
             theta, se = torch.cat([theta, centre[None]]), torch.cat([se, error[None]])
-        there = bool(se.isfinite().all()) and int(found["outcome"]) == FINE
+        there = bool(se.isfinite().all()) and int(own["outcome"]) == FINE
         weight = (pooled[1] / se).square() if there else torch.zeros_like(se)
         gap = (theta - pooled[0]) / pooled[1] if there else torch.zeros_like(se)
         return {"sites": beta.new_tensor(float(there)), "w": weight, "wd": weight * gap, "wdd": weight * gap.square()}
@@ -207,21 +207,21 @@ class Sums:
 
     def asked(self, beta: Tensor) -> Derivatives:
         """The pooled derivatives."""
-        found = self.wire.total(lambda site, b: self.homes[site.name].answer(b), beta)
-        value = found["value"] if not found["lost"] else found["value"] * torch.nan
-        return value, found["gradient"], full(found["information"], len(beta))
+        sums = self.wire.total(lambda site, b: self.homes[site.name].answer(b), beta)
+        value = sums["value"] if not sums["lost"] else sums["value"] * torch.nan
+        return value, sums["gradient"], full(sums["information"], len(beta))
 
     def part(self) -> None:
         """Give every site an intercept of its own."""
         for home in self.homes.values():
             home.apart = True
 
-    def refuse(self, found: Found, firsts: int) -> None:
+    def refuse(self, optimum: Optimum, firsts: int) -> None:
         """Raise DataError for a fit that has no maximum."""
-        if found.outcome != FINE:
-            raise DataError(why(found, self.model, [INTERCEPT] * firsts + [*self.labels], "all sites together"))
+        if optimum.outcome != FINE:
+            raise DataError(why(optimum, self.model, [INTERCEPT] * firsts + [*self.labels], "all sites together"))
 
-    def maximum(self, start: Tensor, speak: int, intercepts: str | None) -> tuple[Found, LikelihoodRatio | None, str]:
+    def maximum(self, start: Tensor, speak: int, intercepts: str | None) -> tuple[Optimum, LikelihoodRatio | None, str]:
         """(the fit that was asked for, the test of one intercept for all, the reason for having none).
 
         At `speak` sites outcomes are not all alike.
@@ -250,13 +250,13 @@ class Sums:
             home.apart = False
         return one, test, "" if tested else why(other, self.model, self.labels, "an intercept per site")
 
-    def sandwich(self, found: Found, p: int, clustered: bool) -> tuple[Tensor, int]:
+    def sandwich(self, optimum: Optimum, p: int, clustered: bool) -> tuple[Tensor, int]:
         """Robust covariance of the `p` coefficients, those of the sites too, and the number of clusters."""
-        said = self.wire.total(lambda site, b: self.homes[site.name].meat(b), found.beta)
-        groups = int(said["clusters"])
+        sums = self.wire.total(lambda site, b: self.homes[site.name].meat(b), optimum.beta)
+        groups = int(sums["clusters"])
         if groups <= p:
             raise DataError(f"found {groups} clusters for {p} coefficients; robust errors need more than that")
-        covariance = found.covariance @ full(said["meat"], len(found.beta)) @ found.covariance
+        covariance = optimum.covariance @ full(sums["meat"], len(optimum.beta)) @ optimum.covariance
         return covariance * correction(self.model, clustered, groups, self.rows, p), groups
 
     def combined(
@@ -275,12 +275,12 @@ class Sums:
             estimates = sent[q:].view(2, -1)
             return self.homes[site.name].own(sent[:q], (estimates[0], estimates[1]), robust)
 
-        said = {k: t.numpy() for k, t in self.wire.total(answer, torch.cat([beta, *pooled])).items()}
-        m, there = len(names), int(said["sites"])
+        sums = {k: t.numpy() for k, t in self.wire.total(answer, torch.cat([beta, *pooled])).items()}
+        m, there = len(names), int(sums["sites"])
         df = max(there - 1, 0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            shift, error = said["wd"] / said["w"], said["w"] ** -0.5
-            Q = said["wdd"] - said["wd"] * shift
+            shift, error = sums["wd"] / sums["w"], sums["w"] ** -0.5
+            Q = sums["wdd"] - sums["wd"] * shift
             at = [len(Q) - 1, *range(1, m)] if len(Q) > m else [*range(m)]  # an intercept's is that at the means
             Q = np.maximum(Q[at], 0.0)
             theta, se = (t[:m].numpy() for t in pooled)
@@ -309,38 +309,38 @@ def fit_sums(
         of = [float(heard), float(heard * len(site.x)), float(gone[site.name])]
         return {"of": torch.tensor(of, dtype=torch.float64), "target": site.target.sum(0)}
 
-    said, c = wire.total(counts), len(labels)
-    speak, rows, left = (int(v) for v in said["of"])
-    each = {"n": n[None], "target": said["target"][None], "x": mean[None, :c] * n, "squares": scale[None, :c] ** 2 * n}
-    each["target squares"] = scale[None, c:] ** 2 * n
+    counted, c = wire.total(counts), len(labels)
+    speak, rows, left = (int(v) for v in counted["of"])
+    each = {"n": n[None], "x": mean[None, :c] * n, "squares": scale[None, :c] ** 2 * n}
+    each |= {"target": counted["target"][None], "target squares": scale[None, c:] ** 2 * n}
     design, deviation, _ = designed(kind, labels, each)
     units = Units.read(per, labels, knots, deviation)
     by_site = kind.intercept and intercepts != "common"
     sums = Sums(wire, kind, labels, design, rows if by_site else int(n))
-    found, test, untested = sums.maximum(started(kind, said["target"], c + kind.intercept), speak, intercepts)
+    optimum, test, untested = sums.maximum(started(kind, counted["target"], c + kind.intercept), speak, intercepts)
     k = int(kind.intercept and not by_site)
     p = c + (speak if by_site else k)
-    if not (variance := dispersion(kind, found.value, sums.rows, p)) > 0:
+    if not (variance := dispersion(kind, optimum.value, sums.rows, p)) > 0:
         raise DataError(f"{sums.rows} rows for {p} coefficients leave no variance to measure; more rows are needed")
-    covariance, kept = found.covariance * variance, "model"
+    covariance, kept = optimum.covariance * variance, "model"
     if robust:
-        covariance, groups = sums.sandwich(found, p, clustered)
+        covariance, groups = sums.sandwich(optimum, p, clustered)
         kept = f"robust, {groups:,} clusters" if clustered else "robust"
     back = design.back(k)
-    estimate, spread = design.given(found.beta, k), back @ covariance @ back.T
+    estimate, spread = design.given(optimum.beta, k), back @ covariance @ back.T
     names = [INTERCEPT] * k + [units.names.get(label, label) for label in labels]
     pooled = estimate, spread.diagonal().sqrt()
     if k:
-        centre = found.beta[:1] * design.unit + design.zero, covariance[:1, 0].sqrt() * design.unit
+        centre = optimum.beta[:1] * design.unit + design.zero, covariance[:1, 0].sqrt() * design.unit
         pooled = torch.cat([pooled[0], centre[0]]), torch.cat([pooled[1], centre[1]])
     unit = units.of(k).numpy()
-    meta, differ = sums.combined(names, found.beta, pooled, unit, level, robust)
+    meta, differ = sums.combined(names, optimum.beta, pooled, unit, level, robust)
     matrix = pd.DataFrame(spread.numpy() * np.outer(unit, unit), index=names, columns=names)
     degrees = sums.rows - p if linear and not robust else None
     table = wald(names, unit * estimate.numpy(), np.sqrt(np.diag(matrix)), kind, level, degrees)
-    totals = {"patients": int(n)} | ({} if linear else {"events": int(said["target"][0 if kind.intercept else 1])})
+    totals = {"patients": int(n)} | ({} if linear else {"events": int(counted["target"][0 if kind.intercept else 1])})
     return told(
-        wire, kind, knots, table, covariance=matrix, loglik=loglik_of(kind, found.value, float(n), design),
+        wire, kind, knots, table, covariance=matrix, loglik=loglik_of(kind, optimum.value, float(n), design),
         heterogeneity=differ, meta=meta, sites=pd.DataFrame(index=[site.name for site in places]),
         own=pd.DataFrame(columns=["estimate", "se"]), left=0.0, method="newton", level=level,
         intercepts="" if not kind.intercept else "site" if by_site else "common", test=test, untested=untested,

@@ -48,16 +48,16 @@ class Design(NamedTuple):
 
     def back(self, intercepts: int) -> Tensor:
         """[p, p]: from coefficients of `rows` and `targets`, intercepts first, to those of the columns as given."""
-        found = torch.eye(intercepts + len(self.scale), dtype=self.scale.dtype)
-        found[:intercepts, intercepts:] = -self.mean / self.scale
-        found[intercepts:, intercepts:] /= self.scale
-        return found * self.unit
+        matrix = torch.eye(intercepts + len(self.scale), dtype=self.scale.dtype)
+        matrix[:intercepts, intercepts:] = -self.mean / self.scale
+        matrix[intercepts:, intercepts:] /= self.scale
+        return matrix * self.unit
 
     def given(self, beta: Tensor, intercepts: int) -> Tensor:
         """[p]: coefficients of the columns as given."""
-        found = self.back(intercepts) @ beta
-        found[:intercepts] += self.zero
-        return found
+        given = self.back(intercepts) @ beta
+        given[:intercepts] += self.zero
+        return given
 
     def standardised(self, beta: Tensor) -> Tensor:
         """[p]: coefficients of `rows` and `targets`, from those of `rows` and the target as given."""
@@ -85,8 +85,8 @@ class Site:
 
     def sums(self, model: Model) -> State:
         """Squares are about the site's own mean: those of a column far from zero would lose all digits."""
-        found = moments_of(self.x) | {"target": self.target.sum(0)}
-        return found | ({"target squares": squares(self.target[:, :1])} if model.name == "linear" else {})
+        sums = moments_of(self.x) | {"target": self.target.sum(0)}
+        return sums | ({"target squares": squares(self.target[:, :1])} if model.name == "linear" else {})
 
     def derivatives(self, model: Model, design: Design, beta: Tensor) -> State:
         value, gradient, information = model.derivatives(
@@ -110,25 +110,25 @@ class Site:
     def own(self, model: Model, design: Design, beta: Tensor, robust: bool) -> State:
         """The site's own fit, started from the federated one; NaN where it has none, with the columns to blame."""
         x, y = design.rows(self.x, model.intercept), design.targets(self.target)
-        found = newton(lambda b: model.derivatives(b, x, y), beta)
-        spread, outcome, covariance = dispersion(model, found.value, len(x), len(beta)), found.outcome, found.covariance
+        best = newton(lambda b: model.derivatives(b, x, y), beta)
+        spread, outcome, covariance = dispersion(model, best.value, len(x), len(beta)), best.outcome, best.covariance
         if outcome == FINE and not spread > ROUNDING:
             outcome = SINGULAR
         if robust and outcome == FINE:
-            middle = full(self.meat(model, design, found.beta)["meat"], len(beta))
+            middle = full(self.meat(model, design, best.beta)["meat"], len(beta))
             spread = correction(model, self.cluster is not None, self.clusters, len(x), len(beta))
             outcome, covariance = outcome if self.clusters > len(beta) else FEW, covariance @ middle @ covariance
         back, none = design.back(int(model.intercept)), torch.full_like(beta, torch.nan)
         covariance = covariance * max(spread, 0.0)
         answer = {
-            "estimate": design.given(found.beta, int(model.intercept)),
+            "estimate": design.given(best.beta, int(model.intercept)),
             "se": (back @ covariance @ back.T).diagonal().sqrt(),
         }
         if model.intercept:  # at the pooled means of the columns
-            centre = found.beta[0] * design.unit + design.zero
+            centre = best.beta[0] * design.unit + design.zero
             answer["centre"] = torch.stack([centre, covariance[0, 0].sqrt() * design.unit])
         answer = answer if outcome == FINE else {name: none[: len(t)] for name, t in answer.items()}
-        return answer | {"outcome": torch.tensor(outcome, dtype=torch.uint8), "columns": found.columns}
+        return answer | {"outcome": torch.tensor(outcome, dtype=torch.uint8), "columns": best.columns}
 
 
 def upper(matrix: Tensor) -> Tensor:
@@ -139,9 +139,9 @@ def upper(matrix: Tensor) -> Tensor:
 
 def full(sent: Tensor, p: int) -> Tensor:
     """[p, p]: a symmetric matrix from what was sent of it."""
-    found, above = sent.new_zeros(p, p), torch.triu_indices(p, p)
-    found[above[0], above[1]] = sent
-    return found + found.triu(1).T
+    whole, above = sent.new_zeros(p, p), torch.triu_indices(p, p)
+    whole[above[0], above[1]] = sent
+    return whole + whole.triu(1).T
 
 
 def dispersion(model: Model, value: float, n: int, p: int) -> float:
@@ -175,19 +175,19 @@ class Wire:
         design: Sequence[Tensor] = (),
     ) -> State:
         """The answers [who, ...] of the sites `who` (None: all) to `beta` [who, q], and at first to the design."""
-        asked = [*range(len(self.sites))] if who is None else [*who]
-        given = torch.zeros(len(asked), 0) if beta is None else beta
+        sites = [*range(len(self.sites))] if who is None else [*who]
+        given = torch.zeros(len(sites), 0) if beta is None else beta
         replies, seconds, down = [], [], []
-        for i, b in zip(asked, given, strict=True):
+        for i, b in zip(sites, given, strict=True):
             start = time.perf_counter()
             replies.append({name: t[None] for name, t in answer(self.sites[i], b).items()})
             seconds.append(time.perf_counter() - start)
             sent = [t for t in (b, *(() if i in self.informed else design)) if len(t)]
             down.append(down_bytes(Down({str(k): t for k, t in enumerate(sent)})))
-        self.informed |= set(asked) if len(design) else set()
+        self.informed |= set(sites) if len(design) else set()
         up = np.array([row_bytes(r) for r in replies])
         self.ledger.record(
-            self.rounds, np.array(asked), np.array(1), np.array(down), up, np.array(0), np.array(seconds)
+            self.rounds, np.array(sites), np.array(1), np.array(down), up, np.array(0), np.array(seconds)
         )
         self.rounds += 1
         return {name: torch.cat([r[name] for r in replies]) for name in replies[0]}
@@ -199,8 +199,8 @@ class Wire:
 
     def moments(self, values: Callable[[Site], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(rows, means [c], deviations [c]) over all sites of their `values` [N, c]."""
-        said = self.ask(lambda site, _: moments_of(values(site)))
-        return said["n"].sum(), *pooled(said["n"], said["x"], said["squares"])
+        sums = self.ask(lambda site, _: moments_of(values(site)))
+        return sums["n"].sum(), *pooled(sums["n"], sums["x"], sums["squares"])
 
     def took(self, ledger: Ledger, rounds: int) -> None:
         """Add what another method's run exchanged."""
@@ -229,7 +229,7 @@ def gathered(
     named = _named(names, len(pairs))
     if clusters is not None and len(clusters) != len(pairs):
         raise ConfigError(f"clusters: found {len(clusters)}, expected an array per site, {len(pairs)} of them")
-    found: list[Site] = []
+    checked: list[Site] = []
     for name, pair, labels in zip(named, pairs, clusters or [None] * len(pairs), strict=True):
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             raise DataError(f"site {name!r}: found {type(pair).__name__}, expected (x, y) or (x, time, event)")
@@ -247,13 +247,13 @@ def gathered(
         if x.dim() != 2 or sizes != {x.shape[:1]} or len(target) != 2 or not len(x):
             shapes = " and ".join(str(list(t.shape)) for t in (x, *target))
             raise DataError(f"site {name!r}: found {shapes}, expected [N, columns] and {model.takes}, N of each")
-        if found and x.shape[1] != found[0].x.shape[1]:
-            raise DataError(f"site {name!r}: {x.shape[1]} columns, {found[0].name!r} has {found[0].x.shape[1]}")
+        if checked and x.shape[1] != checked[0].x.shape[1]:
+            raise DataError(f"site {name!r}: {x.shape[1]} columns, {checked[0].name!r} has {checked[0].x.shape[1]}")
         if labels is not None and len(labels) != len(x):
             raise DataError(f"site {name!r}: found {len(labels)} clusters, expected one per row, {len(x)}")
         group = None if labels is None else torch.from_numpy(np.unique(np.asarray(labels), return_inverse=True)[1])
-        found.append(Site(name, x, torch.stack(target, 1), group))
-    return found, columns
+        checked.append(Site(name, x, torch.stack(target, 1), group))
+    return checked, columns
 
 
 def _named(names: Sequence[str | int] | None, sites: int) -> list[str]:

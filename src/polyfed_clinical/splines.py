@@ -46,20 +46,20 @@ def terms_of(column: str, knots: Sequence[float]) -> list[str]:
     return [column + "'" * k for k in range(len(knots) - 1)]
 
 
-def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequence[float]]) -> Knots:
-    """The knots of every column of `asked`, as given or as many as asked for."""
-    for name, knots in asked.items():
+def placed(wire: Wire, columns: Sequence[str], wanted: Mapping[str, int | Sequence[float]]) -> Knots:
+    """The knots of every column of `wanted`, as given or as many as asked for."""
+    for name, knots in wanted.items():
         if name not in columns:
             raise ConfigError(f"splines: no column {name!r}{closest(name, columns)}; there are {', '.join(columns)}")
         rising = not isinstance(knots, int) and len(knots) > 2 and list(knots) == sorted(set(knots))
         if not rising and (not isinstance(knots, int) or knots not in QUANTILES):
             raise ConfigError(f"splines: {name}: found {knots}, expected 3 to 7 knots, or three places or more, rising")
-    counted = {name: knots for name, knots in asked.items() if isinstance(knots, int)}
-    found: dict[str, tuple[float, ...]] = {
-        name: tuple(map(float, knots)) for name, knots in asked.items() if not isinstance(knots, int)
+    counted = {name: knots for name, knots in wanted.items() if isinstance(knots, int)}
+    places: dict[str, tuple[float, ...]] = {
+        name: tuple(map(float, knots)) for name, knots in wanted.items() if not isinstance(knots, int)
     }
     if not counted:
-        return found
+        return places
     which = [columns.index(name) for name in counted]
 
     def histogram(site: Site, edges: Tensor) -> State:
@@ -77,8 +77,8 @@ def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequenc
         knots = tuple(round(float(t), 2 - math.floor(math.log10(width))) for t in at) if width > 0 else ()
         if len(set(knots)) < len(at):
             raise DataError(f"splines: {name}: too few distinct values for {len(at)} knots; name their places")
-        found[name] = knots
-    return {name: found[name] for name in asked}
+        places[name] = knots
+    return {name: places[name] for name in wanted}
 
 
 def bent(site: Site, columns: Sequence[str], knots: Knots) -> Site:

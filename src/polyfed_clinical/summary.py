@@ -88,53 +88,53 @@ class ClinicalFit:
             f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row.get("meta", True)
         ]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
-        found = [*([self.about] if self.about else []), *self._model(), f"log-likelihood {self.loglik:.4f}"]
+        lines = [*([self.about] if self.about else []), *self._model(), f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
             step = f"the next Newton step is {words.figures(self.left)} standard errors"
-            found.append(f"{self.method} has not arrived: {step}" if self.arrived else self.unfinished)
+            lines.append(f"{self.method} has not arrived: {step}" if self.arrived else self.unfinished)
         if "intercept" in self.coefficients.index and self.heterogeneity["df"].iloc[0] > 0:
-            found.append("heterogeneity of the intercept: at the mean of every column")
+            lines.append("heterogeneity of the intercept: at the mean of every column")
         if without:
-            found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
+            lines.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
         if self.sums == "secure":
             fits = f"{int(self.heterogeneity['sites'].iloc[0])} have fits of their own, which the meta-analysis sums"
-            found.append(
+            lines.append(
                 f"secure sums over {words.count(len(self.sites), 'site')}, of which {fits}; no site's numbers are known"
             )
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
-        return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
+        return (*lines, f"{self.method}: {cost} and {words.size(down)} down per site")
 
     def _model(self) -> list[str]:
         """Lines about intercepts, rows, curves and errors."""
-        found, sites = list[str](), self.sites.to_dict("index")
+        lines, sites = list[str](), self.sites.to_dict("index")
         rows: Mapping[Any, Mapping[Any, Any]] = self.joint.to_dict("index")
         if self.intercepts:
-            found.append("an intercept per site" if self.intercepts == "site" else "one intercept for all sites")
+            lines.append("an intercept per site" if self.intercepts == "site" else "one intercept for all sites")
         if self.test is not None:
-            found[0] += (
+            lines[0] += (
                 f"; likelihood ratio of one per site against one for all: {words.figures(self.test.statistic)} on "
                 f"{words.count(self.test.df, 'degree')} of freedom, p {_p(self.test.p, '= ')}"
             )
         elif self.untested:
-            found[0] += f"; no test against one per site: {self.untested}"
+            lines[0] += f"; no test against one per site: {self.untested}"
         own = {name: row.get("why") for name, row in sites.items() if np.isnan(row.get("intercept", 0.0))}
         if silent := [f"{name} ({reason})" for name, reason in own.items()]:
-            found.append(f"left out, as one outcome beside an intercept of its own says nothing: {'; '.join(silent)}")
+            lines.append(f"left out, as one outcome beside an intercept of its own says nothing: {'; '.join(silent)}")
         if "left_out" in self.totals:
             gone, kept = (self.totals[key] for key in ("left_out", "patients"))
             each = [f"{name} {row['left_out']:,}" for name, row in sites.items() if row.get("left_out")]
-            found.append(
+            lines.append(
                 f"complete cases: {kept:,} of {kept + gone:,} rows" + (f"; left out: {', '.join(each)}" if each else "")
             )
         for column, knots in self.knots.items():
             tests = [rows[column, test] for test in ("all terms", "beyond a line")]
-            said = [f"chi² {words.figures(t['chi2'])} on {t['df']:.0f}, p {_p(t['p'], '= ')}" for t in tests]
+            chi2 = [f"chi² {words.figures(t['chi2'])} on {t['df']:.0f}, p {_p(t['p'], '= ')}" for t in tests]
             at = ", ".join(f"{k:g}" for k in knots)
-            found.append(f"{column}: a restricted cubic spline with knots at {at}; all terms jointly {said[0]}; "
-                         f"beyond a straight line {said[1]}")  # fmt: skip
+            lines.append(f"{column}: a restricted cubic spline with knots at {at}; all terms jointly {chi2[0]}; "
+                         f"beyond a straight line {chi2[1]}")  # fmt: skip
         if self.errors != "model":
-            found.append(f"standard errors by the sandwich ({self.errors})")
-        return found
+            lines.append(f"standard errors by the sandwich ({self.errors})")
+        return lines
 
     @property
     def single(self) -> list[str]:
@@ -165,12 +165,12 @@ class ClinicalFit:
         return self.table().to("html")
 
 
-def told(wire: Wire, kind: Model, knots: Mapping[str, Any], table: pd.DataFrame, **found: Any) -> ClinicalFit:
-    """The result, with the cost of a fit through `wire`; `table` has all coefficients, `found` the other attributes."""
+def told(wire: Wire, kind: Model, knots: Mapping[str, Any], table: pd.DataFrame, **attributes: Any) -> ClinicalFit:
+    """The result, with the cost of a fit through `wire`; `table` has all coefficients, `attributes` the others."""
     who = [site.name for site in wire.sites]
     moved = wire.ledger.by_client(len(who))
     ends = {column: curves.terms_of(column, at) for column, at in knots.items()}
-    rest: dict[str, Any] = {"coefficients": table} | found
+    rest: dict[str, Any] = {"coefficients": table} | attributes
     return ClinicalFit(
         model=kind.name,
         ratio=kind.ratio,
@@ -201,8 +201,8 @@ def _range(row: Any, keys: Sequence[str]) -> Cell:
 
 
 def _meta(row: Any, keys: Sequence[str]) -> str:
-    found = row[keys[0]]
-    return "–" if np.isnan(found) else f"{words.figures(found)} ({_range(row, keys).text})"
+    value = row[keys[0]]
+    return "–" if np.isnan(value) else f"{words.figures(value)} ({_range(row, keys).text})"
 
 
 def _p(value: float, equal: str = "") -> str:

@@ -87,11 +87,11 @@ class _Federated(BaseEstimator):
         if unknown := [site for site in who.tolist() if site not in at]:
             raise ValueError(f"sites: found {unknown[0]!r}, expected one of {', '.join(map(str, at))}")
         which = np.array([at[site] for site in who.tolist()], dtype=int)
-        found = np.zeros((len(x), self.models_[0](x[:1]).shape[1]))
+        outputs = np.zeros((len(x), self.models_[0](x[:1]).shape[1]))
         with torch.no_grad():
             for k in np.unique(which):
-                found[which == k] = self.models_[k](x[which == k]).numpy()
-        return found
+                outputs[which == k] = self.models_[k](x[which == k]).numpy()
+        return outputs
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
         """The answers of each row's model."""

@@ -147,9 +147,9 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
     if sparse not in SPARSE:
         raise ConfigError(f"sparse: found {sparse!r}, expected {' or '.join(SPARSE)}")
     model = copy.deepcopy(model)
-    known: set[str] = set()
+    names: set[str] = set()
     for name, q in model.named_parameters():
-        known |= {name, *(f"{name}.{part}" for part in ("U", "V", "at", "values"))}
+        names |= {name, *(f"{name}.{part}" for part in ("U", "V", "at", "values"))}
         try:
             value = _value(tensors, name, q.shape)
         except (KeyError, RuntimeError, IndexError):
@@ -158,16 +158,16 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
             ) from None
         with torch.no_grad():
             q.copy_(value)
-    if set(tensors) - known:
-        raise ModelError(f"not the tensors of this model: it has no {min(set(tensors) - known)}")
+    if set(tensors) - names:
+        raise ModelError(f"not the tensors of this model: it has no {min(set(tensors) - names)}")
     # at rank 10 beside 4 % nonzeros and batches of 20, on one thread, "beside" is 2 times as fast as dense for an mlp
     # 784-512-512, no faster for 784-200 or smaller, and half as fast for the cnn, whose input a sparse product needs
     # unfolded (benchmarks/factorised.py --layers)
     instead: dict[nn.Module, nn.Module] = {}
     for path, layer in model.named_modules():
         name = f"{path}.weight" if path else "weight"
-        found = _instead(layer, name, tensors, sparse) if f"{name}.U" in tensors else None
-        instead |= {} if found is None else {layer: found}
+        pair = _instead(layer, name, tensors, sparse) if f"{name}.U" in tensors else None
+        instead |= {} if pair is None else {layer: pair}
     return _replaced(model, instead)
 
 
@@ -207,11 +207,11 @@ def measure(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, repeats:
         torch.set_num_threads(threads)
         for form, m in forms.items():
             m.train(modes[form])
-    dense, found = outputs["dense"], dict[str, dict[str, Any]]()
+    dense, measured = outputs["dense"], dict[str, dict[str, Any]]()
     for form, m in forms.items():
         apart = float((outputs[form] - dense).abs().max() / dense.abs().max())
-        found[form] = {"bytes": memory(m), "ms": median(spent[form]), "difference": apart}
-    return found
+        measured[form] = {"bytes": memory(m), "ms": median(spent[form]), "difference": apart}
+    return measured
 
 
 def _value(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> Tensor:

@@ -115,36 +115,36 @@ class Graph:
     def cast(self, name: str, dtype: Any, **more: Any) -> str:
         return self.do("Cast", name, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), **more)
 
-    def around(self, known: Preparation, client: str) -> None:
+    def around(self, prep: Preparation, client: str) -> None:
         """Put a client's preparation before the model, and what makes an answer of its outputs behind it."""
-        at, self.repairs = known.at(client), known.repairs.get(client, {})
-        if taken := [i.name for i in known.inputs if i.name in OUTPUTS]:
+        at, self.repairs = prep.at(client), prep.repairs.get(client, {})
+        if taken := [i.name for i in prep.inputs if i.name in OUTPUTS]:
             raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
         graph = self.model.graph
         del graph.input[:]
-        if known.raw is not None:
-            return self.prepared(known, at)
-        graph.input.extend(self.helper.make_tensor_value_info(i.name, self.kind(i), ["rows"]) for i in known.inputs)
+        if prep.raw is not None:
+            return self.prepared(prep, at)
+        graph.input.extend(self.helper.make_tensor_value_info(i.name, self.kind(i), ["rows"]) for i in prep.inputs)
         blocks = list[str](), list[str](), list[str]()  # in the order of `Preparation.names`
         numbers = iter(zip(at.fill, at.shift, at.scale, strict=True))
-        for column in known.inputs:
-            cells = self.do("Unsqueeze", self.codes(column, known), self.constant([1]))
-            cells, gone = self.repaired(column, cells, known)
+        for column in prep.inputs:
+            cells = self.do("Unsqueeze", self.codes(column, prep), self.constant([1]))
+            cells, gone = self.repaired(column, cells, prep)
             if column.values is None:
-                blocks[0].append(self.scaled(cells, gone, known, *next(numbers)))
+                blocks[0].append(self.scaled(cells, gone, prep, *next(numbers)))
             else:
-                blocks[2].append(self.hot(column, cells, gone, known))
+                blocks[2].append(self.hot(column, cells, gone, prep))
             if column.gap:
                 blocks[1].append(self.cast(gone, np.float64))
         joined = self.do("Concat", *(name for block in blocks for name in block), axis=1)
         self.cast(joined, np.float32, output="/x")
         self.nodes = graph.node
-        return self.answer(known, at)
+        return self.answer(prep, at)
 
-    def prepared(self, known: Preparation, at: Statistics) -> None:
+    def prepared(self, prep: Preparation, at: Statistics) -> None:
         """Put the inputs of texts or images before the model, as they are prepared, and its answer behind it."""
-        shape = known.shape
-        if isinstance(known.raw, Text):
+        shape = prep.shape
+        if isinstance(prep.raw, Text):
             given = [self.do("Unsqueeze", name, self.constant([1])) for name in TOKENS]
             self.do("Concat", *given, axis=1, output="/x")
             self.take(TOKENS, self.kinds.INT64, shape[1:])
@@ -152,7 +152,7 @@ class Graph:
             self.do("Identity", PIXELS, output="/x")
             self.take([PIXELS], self.kinds.FLOAT, shape)
         self.nodes = self.model.graph.node
-        return self.answer(known, at)
+        return self.answer(prep, at)
 
     def take(self, names: Sequence[str], kind: int, shape: Sequence[int]) -> None:
         made = [self.helper.make_tensor_value_info(name, kind, ["rows", *shape]) for name in names]
@@ -164,24 +164,24 @@ class Graph:
         texts = [*(column.values or ()), *(repair if is_mapping(repair) else ())]
         return self.kinds.DOUBLE if column.values is None or _numeric(texts) else self.kinds.STRING
 
-    def codes(self, column: Input, known: Preparation) -> str:
+    def codes(self, column: Input, prep: Preparation) -> str:
         """A column as numbers: as it is, or a text by its place among the values."""
         if column.values is None or self.kind(column) == self.kinds.DOUBLE:
             return column.name
-        spelt = [*GAPS, *known.gaps]
+        spelt = [*GAPS, *prep.gaps]
         gaps = dict.fromkeys([t for gap in spelt for t in (gap, gap.upper(), gap.title())], GONE)
-        found = gaps | places(column.values)
+        code_of = gaps | places(column.values)
         for word in ("true", "false"):  # which match in any case
-            found |= {t: found[word] for t in (word.upper(), word.title()) if word in found}
+            code_of |= {t: code_of[word] for t in (word.upper(), word.title()) if word in code_of}
         repair = self.repairs.get(column.name)
         if is_mapping(repair):
-            found |= {text: found.get(canonical(str(to)), found.get(str(to), -1)) for text, to in repair.items()}
+            code_of |= {text: code_of.get(canonical(str(to)), code_of.get(str(to), -1)) for text, to in repair.items()}
         return self.do(
-            "LabelEncoder", column.name, domain="ai.onnx.ml", keys_strings=list(found),
-            values_int64s=list(found.values()), default_int64=-1,
+            "LabelEncoder", column.name, domain="ai.onnx.ml", keys_strings=list(code_of),
+            values_int64s=list(code_of.values()), default_int64=-1,
         )  # fmt: skip
 
-    def repaired(self, column: Input, cells: str, known: Preparation) -> tuple[str, str]:
+    def repaired(self, column: Input, cells: str, prep: Preparation) -> tuple[str, str]:
         """(cells with the client's repair, which are missing): numbers by a table before that, by arithmetic after."""
         if self.kind(column) == self.kinds.STRING:
             return cells, self.do("Equal", cells, self.constant([[GONE]]))
@@ -193,56 +193,56 @@ class Graph:
                     new = number(str(to))
                     here = self.do("Equal", raw, self.constant(value))
                     cells = self.do("Where", here, self.constant(np.nan if new is None else new), cells)
-        gone = self.gone(cells, known)
+        gone = self.gone(cells, prep)
         if isinstance(repair, str):
             cells = arithmetic(repair)(Cells(self, cells)).name
         return cells, gone
 
-    def gone(self, cells: str, known: Preparation) -> str:
+    def gone(self, cells: str, prep: Preparation) -> str:
         """Mask of missing numbers: NaN, or one that stands for a gap, such as -999."""
-        found = self.do("IsNaN", cells)
-        for text in known.gaps:
+        missing = self.do("IsNaN", cells)
+        for text in prep.gaps:
             if _numeric([text]):
-                found = self.do("Or", found, self.do("Equal", cells, self.constant(float(text))))
-        return found
+                missing = self.do("Or", missing, self.do("Equal", cells, self.constant(float(text))))
+        return missing
 
-    def scaled(self, cells: str, gone: str, known: Preparation, fill: float, shift: float, scale: float) -> str:
+    def scaled(self, cells: str, gone: str, prep: Preparation, fill: float, shift: float, scale: float) -> str:
         """A number, its gaps filled; where gaps are refused, they come out as NaN."""
-        if known.missing != "refuse":
+        if prep.missing != "refuse":
             cells = self.do("Where", gone, self.constant(fill), cells)
         return self.do("Div", self.do("Sub", cells, self.constant(shift)), self.constant(scale))
 
-    def hot(self, column: Input, cells: str, gone: str, known: Preparation) -> str:
+    def hot(self, column: Input, cells: str, gone: str, prep: Preparation) -> str:
         """An input per value of a category; what is refused comes out as NaN."""
         values = column.values or ()
         texts = self.kind(column) == self.kinds.STRING
         each = np.arange(len(values))[None] if texts else np.array([[float(v) for v in values]])
         hot = self.cast(self.do("Equal", cells, self.constant(each)), np.float64)
-        if known.missing == "refuse":
+        if prep.missing == "refuse":
             hot = self.do("Where", gone, self.constant(np.nan), hot)
-        if known.unseen == "refuse":
+        if prep.unseen == "refuse":
             none = self.do("Less", self.do("ReduceSum", hot, self.constant([1]), keepdims=1), self.constant(0.5))
             unseen = self.do("And", none, self.do("Not", gone))
             hot = self.do("Where", unseen, self.constant(np.nan), hot)
         return hot
 
-    def answer(self, known: Preparation, at: Statistics) -> None:
+    def answer(self, prep: Preparation, at: Statistics) -> None:
         """Outputs as `polyfed predict` prints them; of a language model as they are."""
-        found = self.cast("/output", np.float64)
+        output = self.cast("/output", np.float64)
         del self.model.graph.output[:]
-        if known.tokens is not None:
+        if prep.tokens is not None:
             self.do("Identity", "/output", output="logits")
-            return self.show("logits", self.kinds.FLOAT, ["rows", known.shape[1], None])
-        if known.labels is None:
+            return self.show("logits", self.kinds.FLOAT, ["rows", prep.shape[1], None])
+        if prep.labels is None:
             shift, scale = at.target or (0.0, 1.0)
-            flat = self.do("Reshape", found, self.constant([-1]))
+            flat = self.do("Reshape", output, self.constant([-1]))
             whole = self.do("Mul", flat, self.constant(scale))
             self.do("Add", whole, self.constant(shift), output=OUTPUTS[0])
             return self.show(OUTPUTS[0], self.kinds.DOUBLE, ["rows"])
-        p, n = self.do("Softmax", found, axis=1), len(known.labels)
+        p, n = self.do("Softmax", output, axis=1), len(prep.labels)
         first = [self.constant([0]), self.constant([n]), self.constant([1])]
         self.do("Slice", p, *first, output=OUTPUTS[1])
-        labels = self.constant(np.array(known.labels, dtype=object))
+        labels = self.constant(np.array(prep.labels, dtype=object))
         self.do("Gather", labels, self.do("ArgMax", OUTPUTS[1], axis=1, keepdims=0), output=OUTPUTS[0])
         self.show(OUTPUTS[0], self.kinds.STRING, ["rows"])
         return self.show(OUTPUTS[1], self.kinds.DOUBLE, ["rows", n])

@@ -30,8 +30,8 @@ def coalitions(o: Coalitions) -> int:
         raise ConfigError(f"samples: found {samples}, expected an integer of at least 1")
     others = AGAINST if against is None else [] if against == ["none"] else against
     low = merge(merge(defaults_for(None, typed), {"seeds": SEEDS}), USUAL)
-    found = resolve(None, typed, [o.method, *others], low)
-    return play(found, samples, o.out, o.force, o.quiet)
+    experiment = resolve(None, typed, [o.method, *others], low)
+    return play(experiment, samples, o.out, o.force, o.quiet)
 
 
 def play(
@@ -50,9 +50,9 @@ def play(
         return here.model(seed), here.federation(seed)
 
     def described(label: str, without: Sequence[str]) -> dict[str, Any]:
-        asked = next((m for m in methods[1:] if m.label == label), None)
-        found = left(tuple(without)).describe(asked or methods[0])
-        return {key: of for key, of in found.items() if asked is not None or key != "algorithm"}
+        method = next((m for m in methods[1:] if m.label == label), None)
+        played = left(tuple(without)).describe(method or methods[0])
+        return {key: of for key, of in played.items() if method is not None or key != "algorithm"}
 
     game = Game(
         make, parts.federation(experiment.seeds[0]), [m.algorithm for m in methods], [m.label for m in methods],
@@ -62,18 +62,18 @@ def play(
     with claimed(out, f"coalitions-{experiment.name}", force, resume) as folder:
         try:
             with Show(False, quiet, experiment.seeds) as show:
-                found = game.play(folder, resume, show, experiment.toml())
+                played = game.play(folder, resume, show, experiment.toml())
         except KeyboardInterrupt:
             return interrupted(go_on(folder), since)
-        tell(found, folder / "report.html")
+        tell(played, folder / "report.html")
     return 0
 
 
-def tell(found: result.Coalitions, page: Path) -> None:
+def tell(played: result.Coalitions, page: Path) -> None:
     """Print the answer, the tables, and where the page is."""
     stdout.print()
-    stdout.print(answer(found), style="bold", markup=False)
-    for table in tables(found):
+    stdout.print(answer(played), style="bold", markup=False)
+    for table in tables(played):
         stdout.print()
         show_table(table)
     say(f"\ntables, picture and page: {page}")
@@ -81,8 +81,8 @@ def tell(found: result.Coalitions, page: Path) -> None:
 
 def rebuilt(run: Path) -> None:
     """Write again what a folder holds beside its runs."""
-    found = result.Coalitions.open(run)
-    tell(found, found.save())
+    played = result.Coalitions.open(run)
+    tell(played, played.save())
 
 
 def resumed(run: Path, o: Resume) -> int:

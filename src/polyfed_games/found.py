@@ -109,10 +109,10 @@ class Found:
 
     def row(self, weights: Weights) -> np.ndarray:
         """[K] weights by row."""
-        found = np.zeros(len(self.place))
+        weight = np.zeros(len(self.place))
         for c, w in weights.items():
-            found[self.place[c]] += w
-        return found
+            weight[self.place[c]] += w
+        return weight
 
     def evidence(self, client: int, weights: np.ndarray) -> Evidence:
         """Evidence on a combination of one client's scores; weights are [K], or [S, K] where they differ by seed."""
@@ -143,24 +143,24 @@ class Found:
         """{coalition: [n] gains over the own models, mean over seeds}."""
         own = np.stack([self.test[:, self.place[1 << i], i] for i in range(self.n)], 1)
         lost = np.isnan(own).all(0)
-        found = {}
+        gains = {}
         for c, k in self.place.items():
             # a coalition whose run diverged is the worst; a client without any score is indifferent
             change = np.where(np.isnan(self.test[:, k]) & ~np.isnan(own), -math.inf, self.test[:, k] - own)
             mean = np.array([mean_of(column) for column in change.T])
-            found[c] = np.where(lost, 0.0, np.where(np.isnan(mean), -math.inf, mean))
-        return found
+            gains[c] = np.where(lost, 0.0, np.where(np.isnan(mean), -math.inf, mean))
+        return gains
 
     @cached_property
     def shapley(self) -> np.ndarray:
         """[n, n] Shapley values, row: receives; NaN on the diagonal and where no sample was drawn."""
-        found = np.full((self.n, self.n), math.nan)
+        phi = np.full((self.n, self.n), math.nan)
         for i in range(self.n):
             for j in range(self.n):
                 if i != j and (w := self.weights(i, j)):
                     used = [(x, self.place[c]) for c, x in w.items() if x]
-                    found[i, j] = mean_of(sum(x * self.test[:, k, i] for x, k in used))  # pyrefly: ignore[bad-argument-type]
-        return found
+                    phi[i, j] = mean_of(sum(x * self.test[:, k, i] for x, k in used))  # pyrefly: ignore[bad-argument-type]
+        return phi
 
     def weights(self, receiver: int, giver: int) -> Weights:
         """The Shapley value of one client for another, exact or sampled."""
@@ -205,22 +205,22 @@ def _scores(
     return raw, validation, added, ids
 
 
-def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:
+def settle(trained: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:
     """(the partition that holds best, its stability); `train` makes coalitions that are still needed."""
-    n = found.n
-    if not found.orders:
-        return game.most_stable(found.gains, n)
+    n = trained.n
+    if not trained.orders:
+        return game.most_stable(trained.gains, n)
     # Not every coalition is known: from the groups that the Shapley values suggest clients move, one at a time, to
     # where they would rather be and nobody would lose by it, until nobody would or everybody has once on average.
-    partition = game.grouped(np.nan_to_num(found.shapley))
+    partition = game.grouped(np.nan_to_num(trained.shapley))
     held = Stability(False, False, None, {})
     for _ in range(n + 1):
-        if missing := [c for c in needed(partition) if c not in found.place]:
+        if missing := [c for c in needed(partition) if c not in trained.place]:
             if train is None:
-                raise RunError(f"{found.folder}: is not finished; finish it with: polyfed resume {found.folder}")
+                raise RunError(f"{trained.folder}: is not finished; finish it with: polyfed resume {trained.folder}")
             train(missing)
-            found = Found.read(found.folder)
-        held = game.stability(partition, found.gains, n)
+            trained = Found.read(trained.folder)
+        held = game.stability(partition, trained.gains, n)
         if held.individual:
             break
         move = held.against["individual"]
@@ -232,5 +232,5 @@ def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tu
 def needed(partition: Sequence[int]) -> list[int]:
     """The coalitions, single clients aside, that decide whether anybody would rather move."""
     everyone = sum(partition)
-    found = [c | 1 << i for c in partition for i in game.members(everyone)]
-    return list(dict.fromkeys(c for c in found if c.bit_count() > 1))
+    coalitions = [c | 1 << i for c in partition for i in game.members(everyone)]
+    return list(dict.fromkeys(c for c in coalitions if c.bit_count() > 1))

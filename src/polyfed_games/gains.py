@@ -44,8 +44,8 @@ class Gains:
     @property
     def matrix(self) -> pd.DataFrame:
         """[n, n] Shapley values: what the client of a row gets from that of a column."""
-        found = self.help.pivot_table(index="client", columns="from", values="shapley", dropna=False, sort=False)
-        return found.reindex(index=list(self.names), columns=list(self.names))
+        table = self.help.pivot_table(index="client", columns="from", values="shapley", dropna=False, sort=False)
+        return table.reindex(index=list(self.names), columns=list(self.names))
 
 
 def gains_of(f: Found, cls: type[G]) -> G:
@@ -76,8 +76,8 @@ def said(c: int, names: Sequence[str]) -> str:
     return " + ".join(names[i] for i in game.members(c))
 
 
-def _limits(prefix: str, found: Interval) -> dict[str, Any]:
-    return {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}clear": found.clear}
+def _limits(prefix: str, interval: Interval) -> dict[str, Any]:
+    return {f"{prefix}low": interval.low, f"{prefix}high": interval.high, f"{prefix}clear": interval.clear}
 
 
 def _widened(e: Evidence, error: float, drawn: int) -> Interval:
@@ -108,12 +108,12 @@ def _help(f: Found) -> pd.DataFrame:
                 values.append(_widened(e, error, drawn) if f.orders else e.interval())
             without.append(f.evidence(i, f.row({whole: 1.0, rest: -1.0})).interval())
             rows.append({"client": f.names[i], "from": f.names[j], "error": error, "drawn": drawn})
-    found = zip(rows, jointly(values), jointly(without), strict=True)
+    pairs = zip(rows, jointly(values), jointly(without), strict=True)
     return pd.DataFrame(
         {"client": r["client"], "from": r["from"], "shapley": v.mean} | _limits("", v)
         | ({"error": r["error"], "drawn": r["drawn"]} if f.orders else {})
         | {"leave_one_out": w.mean} | _limits("leave_one_out_", w)
-        for r, v, w in found
+        for r, v, w in pairs
     )  # fmt: skip
 
 
@@ -125,8 +125,8 @@ def _clients(f: Found) -> pd.DataFrame:
         at = [f.place[c] for c in mine]
         weights, chosen = np.zeros((len(f.seeds), len(f.place))), []
         for s in range(len(f.seeds)):
-            seen = f.metric.merit(f.validation[s, at, i])
-            best = mine[int(np.nanargmax(seen))] if np.isfinite(seen).any() else 1 << i  # of equals the smallest
+            merits = f.metric.merit(f.validation[s, at, i])
+            best = mine[int(np.nanargmax(merits))] if np.isfinite(merits).any() else 1 << i  # of equals the smallest
             chosen.append(best)
             weights[s, f.place[best]] += 1
             weights[s, own] -= 1
@@ -193,11 +193,11 @@ def _agreement(f: Found) -> pd.DataFrame:
     off = ~np.eye(f.n, dtype=bool) & np.isfinite(f.shapley)
     for label, runs in f.against.items():
         row: dict[str, Any] = {"method": label, "seeds": len(runs)}
-        found = [r["clusters"] for r in runs.values() if r.get("clusters")]
-        if found:
-            score = [float(adjusted_rand_score(best, c)) for c in found]
+        clusters = [r["clusters"] for r in runs.values() if r.get("clusters")]
+        if clusters:
+            score = [float(adjusted_rand_score(best, c)) for c in clusters]
             row |= {
-                "clusters": mean_of(np.array([len(set(c)) for c in found], float)),
+                "clusters": mean_of(np.array([len(set(c)) for c in clusters], float)),
                 "rand_index": mean_of(np.array(score)),
             }
         mixing = [np.array(r["mixing"], float) for r in runs.values() if r.get("mixing")]

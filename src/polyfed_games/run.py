@@ -104,8 +104,8 @@ def coalitions(
     config = config_of({k.replace(" ", "-"): v for k, v in methods.items()}, which, how.dump())
     game_of = Game(make, make(which[0], ())[1], list(methods.values()), list(methods), how, which, samples)
     with tempfile.TemporaryDirectory() if out is None else contextlib.nullcontext(out) as place:
-        found = game_of.play(Path(place), resume, watch or Watch(), config)
-        return found if out is not None else dataclasses.replace(found, folder=None)
+        played = game_of.play(Path(place), resume, watch or Watch(), config)
+        return played if out is not None else dataclasses.replace(played, folder=None)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Game:
             self._train(jobs, resume, watch)
 
             def more(coalitions: list[int]) -> None:
-                found = [self._coalition(folder, c, s, True) for s in self.seeds for c in coalitions]
-                self._train(found, True, watch)
+                extra = [self._coalition(folder, c, s, True) for s in self.seeds for c in coalitions]
+                self._train(extra, True, watch)
 
             if orders:
                 settle(Found.read(folder), more)
@@ -196,10 +196,10 @@ def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
                 f"{folder} already holds coalitions; resume=True continues them, otherwise give another folder"
             )
         before, now = files.unsealed(path)["coalitions"], config["coalitions"]
-        for key, what in (("clients", "clients"), ("samples", "samples"), ("labels", "method")):
-            then, asked = ((t[key][0] if key == "labels" else t.get(key)) for t in (before, now))
-            if then != asked:
-                raise RunError(f"cannot resume {folder}: its {what}: found {asked!r}, expected {then!r}")
+        for key, name in (("clients", "clients"), ("samples", "samples"), ("labels", "method")):
+            then, wanted = ((t[key][0] if key == "labels" else t.get(key)) for t in (before, now))
+            if then != wanted:
+                raise RunError(f"cannot resume {folder}: its {name}: found {wanted!r}, expected {then!r}")
     elif files.holds_results(folder):
         raise RunError(f"{folder}: holds other results; give another folder")
     RunFolder(folder).head(HEAD, dict(config), "runs")

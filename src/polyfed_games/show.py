@@ -25,26 +25,26 @@ HARM, NONE, HELP = "#d55e00", "#f4f4f2", "#0072b2"
 DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
 
 
-def tables(found: Gains) -> list[Table]:
+def tables(gains: Gains) -> list[Table]:
     """The matrix (or, of many clients, its largest entries), the clients, the partitions, the agreement."""
-    parts = [_matrix(found), _clients(found), _partitions(found)]
-    return [*parts, _agreement(found)] if len(found.agreement) else parts
+    parts = [_matrix(gains), _clients(gains), _partitions(gains)]
+    return [*parts, _agreement(gains)] if len(gains.agreement) else parts
 
 
-def answer(found: Gains) -> str:
+def answer(gains: Gains) -> str:
     """A few sentences: who gains from being together, who harms, what holds."""
-    scale, who = words.Scale(found.metric), found.clients
+    scale, who = words.Scale(gains.metric), gains.clients
     up, down = (who[who.all_clear & (s * who.all_gain > 0)]["client"].tolist() for s in (1, -1))
     gain, lose = ("gain", "lose") if len(up) > 1 else ("gains", "loses" if len(down) == 1 else "lose")
-    first = f"With all {len(who)} together under {found.method}, {words.listed(up) if up else 'nobody'} clearly {gain} "
+    first = f"With all {len(who)} together under {gains.method}, {words.listed(up) if up else 'nobody'} clearly {gain} "
     first += f"over the own model and {words.listed(down)} clearly {lose}." if down else "over the own model."
-    clear = found.help[found.help.clear]
-    pairs = len(found.help)
+    clear = gains.help[gains.help.clear]
+    pairs = len(gains.help)
     second = f"Of {pairs} values of one client for another, {int((clear.shapley > 0).sum())} are clearly positive and "
     second += f"{int((clear.shapley < 0).sum())} clearly negative."
-    best: Mapping[Any, Any] = found.partitions.iloc[0].to_dict()
+    best: Mapping[Any, Any] = gains.partitions.iloc[0].to_dict()
     third = f"By mean gains, the partition that holds best is {best['coalitions']} ({_stable(best)})"
-    third += f"{_often(best, len(found.seeds))}."
+    third += f"{_often(best, len(gains.seeds))}."
     after = who[who.chosen_clear & (who.chosen_gain > 0)]["client"].tolist()
     mean = float(who.chosen_gain.mean())
     fourth = (
@@ -85,68 +85,68 @@ def _gain(scale: words.Scale, row: Mapping[Any, Any], key: str, prefix: str) -> 
     return Cell(text, values, _mark(value, row[f"{prefix}clear"]))
 
 
-def _about(found: Gains) -> str:
-    seeds = words.count(len(found.seeds), "seed")
-    how = "every coalition" if found.sampled is None else f"{found.sampled} sampled joinings per pair on average"
-    return f"{found.method}, {how}, {seeds}, {words.count(found.trainings, 'training')}."
+def _about(gains: Gains) -> str:
+    seeds = words.count(len(gains.seeds), "seed")
+    how = "every coalition" if gains.sampled is None else f"{gains.sampled} sampled joinings per pair on average"
+    return f"{gains.method}, {how}, {seeds}, {words.count(gains.trainings, 'training')}."
 
 
-def _matrix(found: Gains) -> Table:
-    scale, n = words.Scale(found.metric), len(found.names)
+def _matrix(gains: Gains) -> Table:
+    scale, n = words.Scale(gains.metric), len(gains.names)
     unit = "points" if scale.percent else scale.name
-    sums = " A row adds up to the client's gain with all together." if found.sampled is None else ""
+    sums = " A row adds up to the client's gain with all together." if gains.sampled is None else ""
     few = f"Sampled values: no interval where fewer than {FEWEST} joinings were drawn, or all changed the score alike."
     notes = (
-        f"Row: who receives; column: from whom. Shapley value in {unit} of {found.split} {scale.name}, with 95 % "
+        f"Row: who receives; column: from whom. Shapley value in {unit} of {gains.split} {scale.name}, with 95 % "
         f"intervals; colour: clear jointly over all pairs (Holm).{sums}",
-        *((few,) if found.sampled is not None else ()),
-        _about(found),
+        *((few,) if gains.sampled is not None else ()),
+        _about(gains),
     )
     if n > LISTED:
-        largest = found.help.shapley.abs().sort_values(ascending=False).index[:20]
+        largest = gains.help.shapley.abs().sort_values(ascending=False).index[:20]
         cells = [
             (Cell(r["client"]), Cell(r["from"]), _gain(scale, r, "shapley", ""), Cell(str(r.get("drawn", ""))))
-            for r in found.help.reindex(largest).to_dict("records")
+            for r in gains.help.reindex(largest).to_dict("records")
         ]
         about = ("The 20 largest values; coalitions-help.csv has all.", *notes[1:])
         return Table("Who helps whom", ("client<", "from<", f"Shapley value, {unit}", "samples"), tuple(cells), about)
-    at = {(r["client"], r["from"]): r for r in found.help.to_dict("records")}
+    at = {(r["client"], r["from"]): r for r in gains.help.to_dict("records")}
     rows = [
-        (Cell(i), *(Cell("") if i == j else _gain(scale, at[i, j], "shapley", "") for j in found.names))
-        for i in found.names
+        (Cell(i), *(Cell("") if i == j else _gain(scale, at[i, j], "shapley", "") for j in gains.names))
+        for i in gains.names
     ]
     rows = [tuple(Cell(c.text, {}, c.mark) if k else c for k, c in enumerate(row)) for row in rows]
-    return Table("Who helps whom", ("client<", *found.names), tuple(rows), notes)
+    return Table("Who helps whom", ("client<", *gains.names), tuple(rows), notes)
 
 
-def _clients(found: Gains) -> Table:
-    scale = words.Scale(found.metric)
+def _clients(gains: Gains) -> Table:
+    scale = words.Scale(gains.metric)
     rows = tuple(
         (
             Cell(r["client"]), Cell(scale.number(r["own"]), {"own": r["own"]}),
             Cell(scale.number(r["all"]), {"all": r["all"]}), _gain(scale, r, "all_gain", "all_"),
-            Cell(f"{r['chosen']} ({r['chosen_in']}/{len(found.seeds)})"),
+            Cell(f"{r['chosen']} ({r['chosen_in']}/{len(gains.seeds)})"),
             Cell(scale.number(r["after_choice"]), {"after_choice": r["after_choice"]}),
             _gain(scale, r, "chosen_gain", "chosen_"), Cell(f"{r['hindsight']} ({scale.signed(r['hindsight_gain'])})"),
         )
-        for r in found.clients.to_dict("records")
+        for r in gains.clients.to_dict("records")
     )  # fmt: skip
     columns = (
         "client<", "own", "all", "gain with all", "chosen by validation<", "after choice", "gain after choice",
         "best in hindsight<",
     )  # fmt: skip
     notes = (
-        f"{found.split.capitalize()} {scale.header}. Chosen: the coalition with the best validation score in each "
+        f"{gains.split.capitalize()} {scale.header}. Chosen: the coalition with the best validation score in each "
         "seed, the smallest of equals; shown is the most frequent, the score is after every seed's choice. Best in "
-        f"hindsight: by the {found.split} score itself, so its gain is too good to be true.",
-        *(f"Keep in mind: {n}." for n in found.notes if n == LEAKED),
+        f"hindsight: by the {gains.split} score itself, so its gain is too good to be true.",
+        *(f"Keep in mind: {n}." for n in gains.notes if n == LEAKED),
     )
     return Table("What each client should do", columns, rows, notes)
 
 
-def _partitions(found: Gains) -> Table:
-    scale, rows = words.Scale(found.metric), []
-    for r in found.partitions.to_dict("records"):
+def _partitions(gains: Gains) -> Table:
+    scale, rows = words.Scale(gains.metric), []
+    for r in gains.partitions.to_dict("records"):
         move = ""
         if isinstance(r.get("movers"), str):
             sure = "clear" if r["mover_clear"] else "not clear"
@@ -158,7 +158,7 @@ def _partitions(found: Gains) -> Table:
         rows.append(tuple(map(Cell, (r["partition"], r["coalitions"], gain, _stable(r), share, move))))
     columns = ("partition<", "coalitions<", "mean gain", "stable<", "in seeds", "who would rather<")
     first = (
-        "most stable of all partitions" if found.sampled is None else "one that moves from the Shapley values lead to"
+        "most stable of all partitions" if gains.sampled is None else "one that moves from the Shapley values lead to"
     )
     notes = (
         "By mean gains over seeds. Nash stable: nobody would rather be alone or in another of its coalitions; "
@@ -169,9 +169,9 @@ def _partitions(found: Gains) -> Table:
     return Table("Which coalitions hold", columns, tuple(rows), notes)
 
 
-def _agreement(found: Gains) -> Table:
+def _agreement(gains: Gains) -> Table:
     rows = []
-    for r in found.agreement.to_dict("records"):
+    for r in gains.agreement.to_dict("records"):
         texts = [
             "–" if not isinstance(r.get(k), float) or math.isnan(r[k]) else f"{r[k]:.2f}"
             for k in ("clusters", "rand_index", "rank_correlation")
@@ -185,19 +185,19 @@ def _agreement(found: Gains) -> Table:
     return Table("Do other methods agree?", columns, tuple(rows), notes)
 
 
-def figure(found: Gains) -> Figure:
+def figure(gains: Gains) -> Figure:
     """The matrix of Shapley values: blue helps, orange harms; bold where it is clear."""
-    scale, m, n = words.Scale(found.metric), found.matrix.to_numpy(float), len(found.names)
+    scale, m, n = words.Scale(gains.metric), gains.matrix.to_numpy(float), len(gains.names)
     most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
-    clear = {(r["client"], r["from"]): r["clear"] for r in found.help.to_dict("records")}
+    clear = {(r["client"], r["from"]): r["clear"] for r in gains.help.to_dict("records")}
     colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP])
     with styled():
         picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
         shown = axes.imshow(scale.factor * m, cmap=colours, vmin=-most or -1, vmax=most or 1)
         label = f"Shapley value, {'points' if scale.percent else scale.name}"
         picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
-        for i, receiver in enumerate(found.names):
-            for j, giver in enumerate(found.names):
+        for i, receiver in enumerate(gains.names):
+            for j, giver in enumerate(gains.names):
                 if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
                     strong = abs(scale.factor * m[i, j]) > 0.85 * most  # white is readable on nothing lighter
                     weight = "bold" if clear[receiver, giver] else "normal"
@@ -208,7 +208,7 @@ def figure(found: Gains) -> Figure:
                 elif i != j and clear[receiver, giver] and n > WRITTEN:
                     axes.plot(j, i, ".", color=DARK, markersize=2.5)
         if n <= NAMED:
-            short = [name if len(name) <= 12 else f"{name[:11]}…" for name in found.names]
+            short = [name if len(name) <= 12 else f"{name[:11]}…" for name in gains.names]
             axes.set_xticks(np.arange(n), short, rotation=90 if n > 4 else 0)
             axes.set_yticks(np.arange(n), short)
         axes.set_xlabel("what this client gives")
@@ -217,29 +217,29 @@ def figure(found: Gains) -> Figure:
     return picture
 
 
-def page(found: Gains) -> str:
+def page(gains: Gains) -> str:
     """report.html of a folder of coalitions."""
-    assert found.folder is not None
-    marks = "bold" if len(found.names) <= WRITTEN else "a dot"
+    assert gains.folder is not None
+    marks = "bold" if len(gains.names) <= WRITTEN else "a dot"
     caption = f"Row: receives, column: gives (Shapley values). Blue helps, orange harms; {marks}: jointly clear."
-    picture = pages.figure(pages.Drawing("help", figure(found), "Who helps whom", caption))
+    picture = pages.figure(pages.Drawing("help", figure(gains), "Who helps whom", caption))
     kept = ("help", "clients", "partitions", "agreement")
-    matrix, *others = (pages.table(t, name) for t, name in zip(tables(found), kept, strict=False))
+    matrix, *others = (pages.table(t, name) for t, name in zip(tables(gains), kept, strict=False))
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
-    config = (found.folder / "coalitions.toml").read_text(encoding="utf-8")
+    config = (gains.folder / "coalitions.toml").read_text(encoding="utf-8")
     sections = [("Who helps whom", f'{matrix}<div class="figures">{picture}</div>'), *zip(names, others, strict=False)]
-    if found.notes:
-        listed = "".join(f"<li>{escape(n)}</li>" for n in found.notes)
+    if gains.notes:
+        listed = "".join(f"<li>{escape(n)}</li>" for n in gains.notes)
         sections.append(("Keep in mind about these data", f'<ul class="caveats notes">{listed}</ul>'))
-    sections.append(("Every number", _files(found)))
+    sections.append(("Every number", _files(gains)))
     sections.append(("Settings", f"<details><summary>coalitions.toml</summary><pre>{escape(config)}</pre></details>"))
-    n = len(found.names)
-    what = f"{words.count(n, 'client')} · {_about(found)} {words.duration(found.seconds)} of training"
-    top = f'<div class="answer"><p class="headline">{escape(answer(found))}</p></div>'
-    return pages.page("Who gains from whom?", what, top, sections, files.HEADER.lstrip("# ").split(";")[0])
+    n = len(gains.names)
+    subtitle = f"{words.count(n, 'client')} · {_about(gains)} {words.duration(gains.seconds)} of training"
+    top = f'<div class="answer"><p class="headline">{escape(answer(gains))}</p></div>'
+    return pages.page("Who gains from whom?", subtitle, top, sections, files.HEADER.lstrip("# ").split(";")[0])
 
 
-def _files(found: Gains) -> str:
+def _files(gains: Gains) -> str:
     told = {
         "coalitions-values.csv": "every score: seed, coalition, client, and the folder of its run",
         "coalitions-help.csv": "Shapley values and leave-one-out of every pair, with intervals",

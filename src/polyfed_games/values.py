@@ -38,13 +38,13 @@ def shapley(n: int, receiver: int, giver: int) -> Weights:
     phi_ij = sum_T |T|! (n - 2 - |T|)! / (n - 1)! (u_i(T + j) - u_i(T)), T without i and j; sum_j phi_ij = u_i(all). It
     is linear in the scores, so that intervals follow from each test sample's part.
     """
-    others, found = [k for k in range(n) if k not in (receiver, giver)], Weights()
+    others, weights = [k for k in range(n) if k not in (receiver, giver)], Weights()
     for pattern in range(1 << len(others)):
         t = pattern.bit_count()
         base = coalition([receiver, *(others[k] for k in members(pattern))])
         weight = math.factorial(t) * math.factorial(n - 2 - t) / math.factorial(n - 1)
-        found[base | 1 << giver], found[base] = weight, -weight
-    return found
+        weights[base | 1 << giver], weights[base] = weight, -weight
+    return weights
 
 
 # sampling
@@ -57,11 +57,11 @@ def walks(n: int, count: int, seed: int) -> list[Walk]:
     # same for every p, so what j's joining changes for i is an unbiased sample of the Shapley value. Lengths are drawn
     # systematically: v = (k + U)/count, floor(1/v) steps.
     rng = generator(seed, "coalitions")
-    start, found = rng.random(), list[Walk]()
+    start, orders = rng.random(), list[Walk]()
     for k in range(count):
         steps = min(n - 1, math.floor(count / (k + start))) if k + start > 0 else n - 1
-        found.append(tuple(int(i) for i in rng.permutation(n)[: steps + 1]))
-    return found
+        orders.append(tuple(int(i) for i in rng.permutation(n)[: steps + 1]))
+    return orders
 
 
 def visited(orders: Iterable[Walk]) -> list[int]:
@@ -72,20 +72,20 @@ def visited(orders: Iterable[Walk]) -> list[int]:
 
 def joinings(orders: Iterable[Walk], receiver: int, giver: int) -> list[tuple[int, int]]:
     """(coalition with the giver, coalition before) of every step in which the giver joins the receiver."""
-    found = []
+    pairs = []
     for w in orders:
         if receiver in w and giver in w and w.index(receiver) < (p := w.index(giver)):
-            found.append((coalition(w[: p + 1]), coalition(w[:p])))
-    return found
+            pairs.append((coalition(w[: p + 1]), coalition(w[:p])))
+    return pairs
 
 
 def sampled(orders: Sequence[Walk], receiver: int, giver: int) -> Weights:
     """The mean change over the steps in which the giver joins the receiver; empty where there was none."""
-    steps, found = joinings(orders, receiver, giver), Weights()
+    steps, weights = joinings(orders, receiver, giver), Weights()
     for after, before in steps:
-        found[after] = found.get(after, 0.0) + 1 / len(steps)
-        found[before] = found.get(before, 0.0) - 1 / len(steps)
-    return found
+        weights[after] = weights.get(after, 0.0) + 1 / len(steps)
+        weights[before] = weights.get(before, 0.0) - 1 / len(steps)
+    return weights
 
 
 def standard_error(changes: np.ndarray) -> float:
@@ -137,13 +137,13 @@ def stability(partition: Sequence[int], gains: Scores, n: int) -> Stability:
             wished("nash", gain, (i,), joined)
             if all(gains[joined][j] >= gains[there][j] for j in members(there)):
                 wished("individual", gain, (i,), joined)
-    known = len(gains) >= everyone(n)
-    for c in gains if known else ():
+    all_known = len(gains) >= everyone(n)
+    for c in gains if all_known else ():
         who = members(c)
         if all(gains[c][i] > gains[of[i]][i] for i in who):
             wished("core", min(gains[c][i] - gains[of[i]][i] for i in who), tuple(who), c)
     against = {notion: deviation for notion, (_, deviation) in best.items()}
-    core = "core" not in against if known else None
+    core = "core" not in against if all_known else None
     return Stability("nash" not in against, "individual" not in against, core, against)
 
 
@@ -164,14 +164,14 @@ def partitions(n: int) -> Iterator[tuple[int, ...]]:
 def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...], Stability]:
     """The partition that holds best, when all coalitions are known."""
     best: tuple[tuple[int, float, int], tuple[int, ...], Stability] | None = None
-    listed = {c: found.tolist() for c, found in gains.items()}  # plain numbers are quicker to look up
+    listed = {c: held.tolist() for c, held in gains.items()}  # plain numbers are quicker to look up
     for p in partitions(n):
-        found = stability(p, listed, n)
+        held = stability(p, listed, n)
         mean = sum(float(gains[c][i]) for c in p for i in members(c)) / n
         # core and individually stable, core, individually stable, any; then the mean gain, then few coalitions
-        rank = (2 * bool(found.core) + found.individual, mean, -len(p))
+        rank = (2 * bool(held.core) + held.individual, mean, -len(p))
         if best is None or rank > best[0]:
-            best = rank, p, found
+            best = rank, p, held
     assert best is not None
     return best[1], best[2]
 

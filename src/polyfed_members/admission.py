@@ -92,13 +92,13 @@ class Admission:
             sizes = (words.size(row[key]) for key in ("down_bytes", "up_bytes"))
             rows.append(tuple(map(Cell, (str(k), *map(scale.number, scores), *sizes))))
         pairs = {n: (own[last, n][metric], own[last, n]["alone"]) for n in self.names}
-        known = {n: (self.metric.merit(a), self.metric.merit(b)) for n, (a, b) in pairs.items() if math.isfinite(a + b)}
+        both = {n: (self.metric.merit(a), self.metric.merit(b)) for n, (a, b) in pairs.items() if math.isfinite(a + b)}
         notes = [
             "alone: the same number of rounds of local training, without the others",
-            f"better off than alone after {words.count(last, 'exchange')}: {sum(a > b for a, b in known.values())} of "
-            f"{len(known)}",
+            f"better off than alone after {words.count(last, 'exchange')}: {sum(a > b for a, b in both.values())} of "
+            f"{len(both)}",
         ]
-        if lacking := [n for n in self.names if n not in known]:
+        if lacking := [n for n in self.names if n not in both]:
             notes.append(f"no {scale.name}: {words.listed(lacking)} ({self.metric.lacks})")
         if self.clusters is not None:
             places = [f"{n}: {'none' if c < 0 else c}" for n, c in zip(self.names, self.clusters, strict=True)]

@@ -143,12 +143,12 @@ class _Admitting:
             for t in range(exchanges + 1):
                 if t and self.newcomers[0].trains:
                     self.loop.step()
-                found = self.loop.scored(split)
-                self.loop.refuse_diverged(found, split)
+                score = self.loop.scored(split)
+                self.loop.refuse_diverged(score, split)
                 down, up = self._moved()
                 for i, name in enumerate(self.loop.names):
                     sizes = {"down_bytes": int(down[i]), "up_bytes": int(up[i])}
-                    records.append({"exchange": t, "client": name} | {k: float(v[i]) for k, v in found.items()} | sizes)
+                    records.append({"exchange": t, "client": name} | {k: float(v[i]) for k, v in score.items()} | sizes)
             return records, self.loop.personal(np.arange(self.loop.n)), self._clusters()
         finally:
             self.loop.engine.close()
@@ -166,5 +166,5 @@ class _Admitting:
         labels = own.describe(self.before.server).clusters if own is self.algorithm else None
         if labels is None:
             return None
-        found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
-        return None if None in found else np.array(found)
+        clusters = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
+        return None if None in clusters else np.array(clusters)

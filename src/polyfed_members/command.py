@@ -23,10 +23,10 @@ def admit(o: Admit) -> None:
         raise DataError(f"--data {o.data}: no such file or folder")
     newcomers = opened.newcomers(o.data, o.target)
     with claimed(o.out, f"admit-{o.run.resolve().name}") as folder:
-        found = opened.admit(newcomers, o.exchanges, start=o.start)
-        found.save(folder)
+        admission = opened.admit(newcomers, o.exchanges, start=o.start)
+        admission.save(folder)
     stdout.print()
-    show_table(found.summary())
+    show_table(admission.summary())
     say(f"\nmodels, table and figure: {folder}")
 
 
@@ -44,10 +44,10 @@ def leave(o: Leave) -> int:
         raise ConfigError(f"{run}: started from another run, whose models have seen {', '.join(names)}")
 
     def said(folder: Path) -> None:
-        found = compared(run, folder, names)
-        page = found.save()
+        departure = compared(run, folder, names)
+        page = departure.save()
         stdout.print()
-        show_table(found.summary())
+        show_table(departure.summary())
         say(f"\nwhat it costs: {page}\nthe runs without {', '.join(names)}: {folder}")
 
     return execute(without(resolve(config), names, everyone), o.out, o.force, o.quiet, left=said)

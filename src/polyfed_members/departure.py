@@ -42,17 +42,17 @@ class Departure:
     @cached_property
     def _rows(self) -> dict[str, list[dict[Any, Any]]]:
         """The rows of each method: the one in the lead, others that send messages, the rest, each by its mean."""
-        found: dict[str, list[dict[Any, Any]]] = {}
+        rows: dict[str, list[dict[Any, Any]]] = {}
         for row in self.table.to_dict("records"):
-            found.setdefault(row["method"], []).append(row)
+            rows.setdefault(row["method"], []).append(row)
 
         def rank(method: str) -> tuple[bool, bool, float]:
-            of = next((r for r in found[method] if r["client"] == MEAN), None)
+            of = next((r for r in rows[method] if r["client"] == MEAN), None)
             if of is None:
                 return False, False, -math.inf
             return method == self.lead, of["bytes_before"] > 0, self.metric.merit(of["before"])
 
-        return {method: found[method] for method in sorted(found, key=rank, reverse=True)}
+        return {method: rows[method] for method in sorted(rows, key=rank, reverse=True)}
 
     def summary(self) -> Table:
         """One row per client that stays: its score and its bytes before and after; methods that send messages first."""
@@ -82,7 +82,7 @@ class Departure:
 
     def page(self) -> str:
         """The page: what changes for those who stay, on average and for whom clearly, then the table."""
-        scale, who, said = words.Scale(self.metric), words.listed(list(self.left)), dict[str, str]()
+        scale, who, sentences = words.Scale(self.metric), words.listed(list(self.left)), dict[str, str]()
         for method, of in self._rows.items():
             mean = next(r for r in of if r["client"] == MEAN)
             limits = f" (95 % interval {scale.range(mean['low'], mean['high'])})" if math.isfinite(mean["low"]) else ""
@@ -92,13 +92,13 @@ class Departure:
             each = [f"{words.listed(names)} clearly {verb}{'s' * (len(names) == 1)}"
                     for names, verb in ((gain, "gain"), (lose, "lose")) if names]  # fmt: skip
             each = " and ".join(each) or "no client clearly gains or loses"
-            said[method] = f"{text}{scale.difference_unit}{limits}; {each}."
-        lead, stay = next(iter(said)), len({*self.table["client"]} - {MEAN})
-        rest = "".join(f"<li>{escape(text)}</li>" for method, text in said.items() if method != lead)
+            sentences[method] = f"{text}{scale.difference_unit}{limits}; {each}."
+        lead, stay = next(iter(sentences)), len({*self.table["client"]} - {MEAN})
+        rest = "".join(f"<li>{escape(text)}</li>" for method, text in sentences.items() if method != lead)
         others = (
             f'<details><summary>The other methods</summary><ul class="caveats">{rest}</ul></details>' if rest else ""
         )
-        top = f'<div class="answer"><p class="headline">{escape(said[lead])}</p>{others}</div>'
+        top = f'<div class="answer"><p class="headline">{escape(sentences[lead])}</p>{others}</div>'
         shown = [r for r in self._rows[lead] if r["client"] != MEAN and math.isfinite(r["before"] + r["after"])]
         drawn = Drawing("leave", _slopes(shown, self.metric, self.split), f"Before and after, {lead}", SLOPE)
         seeds = words.count(int(self.table["seeds"].max()), "seed")
@@ -125,8 +125,8 @@ def _slopes(rows: Sequence[Mapping[Any, Any]], metric: Metric, split: str) -> Fi
             colour = QUIET if not row["clear"] else GREEN if row["change"] > 0 else VERMILLION
             ends = [scale.factor * row["before"], scale.factor * row["after"]]
             axes.plot([0, 1], ends, "o-", color=colour, linewidth=2 if row["clear"] else 1.2)
-            said = [f"{row['client']} {when}: {scale.number(row[when])}{scale.unit}" for when in ("before", "after")]
-            hover(axes, [0, 1], ends, said)
+            texts = [f"{row['client']} {when}: {scale.number(row[when])}{scale.unit}" for when in ("before", "after")]
+            hover(axes, [0, 1], ends, texts)
         low, high = axes.get_ylim()
         place = -math.inf
         for row in sorted(rows, key=lambda row: row["after"]) if len(rows) <= NAMED else ():

@@ -60,10 +60,10 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
 
 def leaving(clients: Sequence[str | int], names: Sequence[str]) -> list[str]:
     """The names of the clients that leave, by name or position. Raises ConfigError where none would stay."""
-    found = [names[position(c, names)] for c in clients]
-    if not found or set(found) == set(names):
-        raise ConfigError(f"leave: found {len(found)} of {len(names)} clients, expected some to leave and some to stay")
-    return list(dict.fromkeys(found))
+    left = [names[position(c, names)] for c in clients]
+    if not left or set(left) == set(names):
+        raise ConfigError(f"leave: found {len(left)} of {len(names)} clients, expected some to leave and some to stay")
+    return list(dict.fromkeys(left))
 
 
 def without(experiment: Experiment, names: Sequence[str], everyone: Sequence[str]) -> Experiment:
@@ -86,13 +86,13 @@ def _rest(steps: Any, names: Sequence[str], everyone: Sequence[str]) -> Any:
 
 def _check_same(before: Numbers, clients: Sequence[Client]) -> None:
     """Raise RunError where those who stay have other samples than in the run."""
-    known = {c.name: c for c in before.about.clients}
+    earlier = {c.name: c for c in before.about.clients}
     for now in clients:
         for part in ("train", "validation", "test"):
-            then, found = known[now.name].samples(part), now.samples(part)
+            then, found = earlier[now.name].samples(part), now.samples(part)
             if found != then:
-                what = f"{part} samples of client {now.name!r}"
-                raise RunError(f"{before.folder}: its data have changed: found {found} {what}, expected {then}")
+                samples = f"{part} samples of client {now.name!r}"
+                raise RunError(f"{before.folder}: its data have changed: found {found} {samples}, expected {then}")
 
 
 def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
@@ -104,7 +104,7 @@ def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
     if not runs:
         raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
     first = next(iter(runs.values()))[0][1]
-    rows = [row for label, found in runs.items() for row in _rows(label, found, first.split)]
+    rows = [row for label, pairs in runs.items() for row in _rows(label, pairs, first.split)]
     lead = read(before).verdicts.lead if (before / "comparison.toml").exists() else None
     return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split, lead and lead[0])
 
@@ -115,14 +115,14 @@ def _pairs(before: Path, after: Path) -> list[tuple[Numbers, Numbers]]:
         return [(Numbers.of(before), Numbers.of(after))]
     places = [(before / "runs" / p.name, p) for p in sorted((after / "runs").glob("*-seed*"))]
     over = [pair for pair in places if all((p / "summary.json").exists() for p in pair)]
-    found = [(Numbers.of(a), Numbers.of(b, b.name.rpartition("-seed")[0])) for a, b in over]
-    return [pair for pair in found if all(run.status == "finished" for run in pair)]
+    runs = [(Numbers.of(a), Numbers.of(b, b.name.rpartition("-seed")[0])) for a, b in over]
+    return [pair for pair in runs if all(run.status == "finished" for run in pair)]
 
 
 def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[dict[str, Any]]:
     """One row per client that stays, and one for their mean."""
     first = runs[0][1]
-    metric, samples, known, rows = first.summary.leads, first.shares(), list[Evidence](), list[dict[str, Any]]()
+    metric, samples, sites, rows = first.summary.leads, first.shares(), list[Evidence](), list[dict[str, Any]]()
     values = [(a.values(split), b.values(split)) for a, b in runs]
     for name in first.about.names:
         pairs = [(a[name], b[name]) for a, b in values]
@@ -134,18 +134,18 @@ def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[d
         ]
         parts = [(ids, metric.sign * (now - then)) for (ids, then), (_, now) in added]
         was, now = (mean_of(np.array(v)) for v in zip(*pairs, strict=True))
-        known.append(evidence(metric, [m for m in means if math.isfinite(m)], parts, samples[name], abs(was)))
+        sites.append(evidence(metric, [m for m in means if math.isfinite(m)], parts, samples[name], abs(was)))
         moved = {
             f"bytes_{k}": math.nan if first.role == "oracle" else float(np.mean([r[i].moved[name] for r in runs]))
             for i, k in enumerate(("before", "after"))
         }
         rows.append({"method": label, "client": name, "before": was, "after": now} | moved)
-    found = jointly([e.interval() for e in known])
-    same = [e for e in known if len(e.spread.means) == len(runs)]
+    intervals = jointly([e.interval() for e in sites])
+    same = [e for e in sites if len(e.spread.means) == len(runs)]
     if same:
         whole = {k: mean_of(np.array([r[k] for r in rows])) for k in ("before", "after", "bytes_before", "bytes_after")}
         rows.append({"method": label, "client": MEAN} | whole)
-        found.append(together(same).interval())
-    for row, gain in zip(rows, found, strict=True):
+        intervals.append(together(same).interval())
+    for row, gain in zip(rows, intervals, strict=True):
         row |= {"change": gain.mean, "low": gain.low, "high": gain.high, "clear": gain.clear, "seeds": gain.seeds}
     return rows

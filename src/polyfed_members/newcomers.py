@@ -23,8 +23,8 @@ from polyfed.runs.training import Columns
 
 def fits(old: Federation, new: Federation) -> None:
     """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
-    if known := [name for name in new.names if name in old.names]:
-        raise ConfigError(f"newcomers: found the name {known[0]!r}, which a client of the run has; expected a new one")
+    if taken := [name for name in new.names if name in old.names]:
+        raise ConfigError(f"newcomers: found the name {taken[0]!r}, which a client of the run has; expected a new one")
     if new.input_shape != old.input_shape:
         found, wanted = (list(f.input_shape) for f in (new, old))
         raise DataError(
@@ -36,8 +36,8 @@ def fits(old: Federation, new: Federation) -> None:
             f"newcomers: found {kinds[0]} as the targets of {new.names[0]!r}, expected {kinds[1]} as in the run"
         )
     if new.outputs > old.outputs:
-        what = "classes" if old.classes is not None else "numbers per target"
-        raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
+        kind = "classes" if old.classes is not None else "numbers per target"
+        raise DataError(f"newcomers: {new.outputs} {kind}, the run's model has {old.outputs}")
 
 
 def newcomers(run: Result, data: str | Path, target: str | None = None) -> Federation:
@@ -46,9 +46,9 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
     if not place.exists():
         raise DataError(f"{place}: no such file or folder")
     if "preparation" in old.meta:
-        found = _prepared(run, files_of(place), target)
+        federation = _prepared(run, files_of(place), target)
     else:
-        found = of_arrays(
+        federation = of_arrays(
             files_of(place),
             target or of.options.get("target"),
             "tokens" if old.tokens is not None else "regression" if old.classes is None else "classification",
@@ -56,51 +56,51 @@ def newcomers(run: Result, data: str | Path, target: str | None = None) -> Feder
             test_fraction=of.test_fraction,
             seed=run.settings.seed,
         )
-        labels = found.meta.get("labels", ())
+        labels = federation.meta.get("labels", ())
         if any(isinstance(label, str) for label in labels):
             raise DataError(f"newcomers: found labels {few(labels)}, expected their numbers in the run")
-    fits(old, found)
-    return _scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
+    fits(old, federation)
+    return _scaled(federation, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else federation
 
 
 def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federation:
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
     old, columns = run.outline, read_table(Columns, run.settings.columns, Where(None, {}, {}))
-    known = Preparation.read(old.meta["preparation"], str(run.place()))
+    prep = Preparation.read(old.meta["preparation"], str(run.place()))
     sheets = [read(path, columns) for path in paths]
     more: Any = {}
-    if isinstance(raw := known.raw, Text) and raw.following:
+    if isinstance(raw := prep.raw, Text) and raw.following:
         texts = [text_ids(sheet, raw) for sheet in sheets]
         counts = [*map(len, texts)]
         x, y = np.zeros((sum(counts), 1)), np.zeros(sum(counts))
-        more = {"texts": [ids for of in texts for ids in of], "tokens": known.tokens}
+        more = {"texts": [ids for of in texts for ids in of], "tokens": prep.tokens}
     else:
         counts = [len(sheet.lines) for sheet in sheets]
-        x = np.concatenate([known.codes(sheet) for sheet in sheets])
-        y = np.concatenate([known.targets(sheet, target) for sheet in sheets])
+        x = np.concatenate([prep.codes(sheet) for sheet in sheets])
+        y = np.concatenate([prep.targets(sheet, target) for sheet in sheets])
         for key, column, read_rows in (("weights", columns.weights, weights_of), ("whose", columns.group, whose_of)):
             more[key] = None if column is None else np.concatenate([read_rows(sheet, column) for sheet in sheets])
     data = Dataset(
         "newcomers", x, y, classes=old.classes, groups=np.repeat(np.arange(len(sheets)), counts),
-        group_names=tuple(sheet.name for sheet in sheets), preparation=known, **more,
+        group_names=tuple(sheet.name for sheet in sheets), preparation=prep, **more,
     )  # fmt: skip
     return data.partition(seed=run.settings.seed, test_fraction=run.settings.data.test_fraction)
 
 
-def _scaled(federation: Federation, known: Mapping[str, Any], where: str) -> Federation:
-    """Newcomers' inputs, scaled in place by the `scaling` that the earlier clients' meta holds."""
+def _scaled(federation: Federation, stats: Mapping[str, Any], where: str) -> Federation:
+    """Newcomers' inputs, scaled in place by the `stats` that the earlier clients' meta holds."""
     parts = [s for s in (federation.train, federation.validation, federation.test) if s is not None]
     try:
-        scope, shape = known["scope"], federation.input_shape
+        scope, shape = stats["scope"], federation.input_shape
         if scope == "pooled":
-            shift, scale = (torch.tensor(known[key], dtype=torch.float64).reshape(shape) for key in ("shift", "scale"))
+            shift, scale = (torch.tensor(stats[key], dtype=torch.float64).reshape(shape) for key in ("shift", "scale"))
             for split in parts:
                 prepare.scale_with(split.x, shift, scale)
         elif scope == "client":
-            constant = np.array(known["constant"], dtype=bool).reshape(shape)
+            constant = np.array(stats["constant"], dtype=bool).reshape(shape)
             for i in range(federation.n):
                 mine, *others = (split.client(i)[0] for split in parts)
-                prepare.standardise(mine, others, constant, known["method"])
+                prepare.standardise(mine, others, constant, stats["method"])
         else:
             raise DataError(
                 f"client {federation.names[0]!r}: the inputs of {where} are scaled within true clusters, and a "

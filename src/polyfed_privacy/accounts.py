@@ -25,8 +25,8 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     minimize_scalar: Any = import_module("scipy.optimize").minimize_scalar  # slow to import
     near = math.log(max(1e-6, math.sqrt(math.log(1 / delta) / rho)))
-    found = minimize_scalar(bound, bounds=(near - 6, near + 6), method="bounded", options={"xatol": 1e-10})
-    return max(0.0, float(found.fun))
+    least = minimize_scalar(bound, bounds=(near - 6, near + 6), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, float(least.fun))
 
 
 def rho_of(epsilon: float, delta: float) -> float:

@@ -72,17 +72,17 @@ def audit(o: Audit) -> int:
     settings = resolve(config_of(o.run)).settings
     if settings.privacy is None:
         raise ConfigError(f"{o.run}: has no table [privacy], and nothing to audit")
-    found = audited(settings.privacy, settings.rounds)
+    result = audited(settings.privacy, settings.rounds)
     stdout.print(
-        f"{found.right} of the {found.guesses} canaries that were guessed with most certainty were guessed rightly\n"
-        f"epsilon is at least {found.bound:.2f} (95 % confidence), its settings claim {found.claim:.2f}: "
-        + ("the claim is wrong" if found.bound > found.claim else "nothing speaks against the claim")
-        + f"\nall canaries are told from absent ones with an AUC of {found.auc:.3f}; the claim's noise allows about "
-        f"{found.best:.3f}\n"
-        f"the noise has {found.second:.3f} times the variance that the claim needs, and a fourth moment of "
-        f"{found.fourth:.2f} (Gaussian: 3), over {found.moves:,} numbers: "
-        + ("the noise is wrong" if found.short else "as claimed"),
+        f"{result.right} of the {result.guesses} canaries that were guessed with most certainty were guessed rightly\n"
+        f"epsilon is at least {result.bound:.2f} (95 % confidence), its settings claim {result.claim:.2f}: "
+        + ("the claim is wrong" if result.bound > result.claim else "nothing speaks against the claim")
+        + f"\nall canaries are told from absent ones with an AUC of {result.auc:.3f}; the claim's noise allows about "
+        f"{result.best:.3f}\n"
+        f"the noise has {result.second:.3f} times the variance that the claim needs, and a fourth moment of "
+        f"{result.fourth:.2f} (Gaussian: 3), over {result.moves:,} numbers: "
+        + ("the noise is wrong" if result.short else "as claimed"),
         markup=False,
         highlight=False,
     )
-    return 1 if found.broken else 0
+    return 1 if result.broken else 0

@@ -55,14 +55,14 @@ def decode(words: Tensor, places: int, dtype: torch.dtype) -> Tensor:
 
 def wide(values: Sequence[float]) -> np.ndarray:
     """[2 d] words of numbers as integers of 128 bits. Raises Refusal for one whose sum over sites might wrap."""
-    found: list[int] = []
+    words: list[int] = []
     for v in values:
         if not abs(v) < 2.0**50:
             raise Refusal(f"found {v:.6g} in a sum over sites, expected a number below {2.0**50:.3g}: it would wrap")
         numerator, denominator = v.as_integer_ratio()
         x = ((numerator << WHOLE) + denominator // 2) // denominator
-        found += [x % 2**64, (x >> 64) % 2**64]
-    return np.array(found, dtype=np.uint64)
+        words += [x % 2**64, (x >> 64) % 2**64]
+    return np.array(words, dtype=np.uint64)
 
 
 def narrow(words: np.ndarray) -> list[float]:

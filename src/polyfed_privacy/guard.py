@@ -101,11 +101,11 @@ class Guard:
         once = self._once(self.plan.numbers, 0, self.plan.cohort) * self.plan.releases / max(1, self.plan.rounds)
         if spent + left * once > self.limit * (1 + 1e-6):
             so_far, then = (epsilon_of(rho, budget.delta) for rho in (spent, spent + left * once))
-            what = "is spent" if spent > self.limit * (1 - 1e-6) else f"does not hold {left} rounds"
-            more = "" if what == "is spent" else f", {then:.3g} with them"
+            state = "is spent" if spent > self.limit * (1 - 1e-6) else f"does not hold {left} rounds"
+            more = "" if state == "is spent" else f", {then:.3g} with them"
             raise Spent(
                 f"client {self.names[i]!r}: its privacy budget of epsilon {budget.epsilon:g} at delta {budget.delta:g} "
-                f"{what} (epsilon {so_far:.3g} so far{more})"
+                f"{state} (epsilon {so_far:.3g} so far{more})"
             )
 
     def enter(self, task: Task, received: State, round: Round) -> Task:
@@ -164,13 +164,13 @@ class Guard:
                 inside = lengths({name: of.double() * 2.0**NOISY for name, of in changes.items()}) <= clip
                 words[INSIDE[0]] = (2 * inside.long() - 1)[:, None] << NOISY - 1  # a half, up or down
             return words
-        found, total = State(), float(self._all.sum())
+        encoded, total = State(), float(self._all.sum())
         for name, of in sent.items():
             try:
-                found[name] = encode(of, self.places(of.dtype), total, name in kept, room[name][: len(of)])
+                encoded[name] = encode(of, self.places(of.dtype), total, name in kept, room[name][: len(of)])
             except OutOfRange as e:
                 raise RunError(f"client {self.names[ids[e.row]]!r}: uplink {name!r}: {e}") from None
-        return found
+        return encoded
 
     def _book(self, ids: list[int], digests: list[bytes], round: Round, numbers: int, cohort: int) -> None:
         """Put the releases on disk, before anything of them leaves."""
@@ -213,7 +213,7 @@ class Guard:
 
     def opened(self, sums: Mapping[tuple[str, str], Tensor], received: State, round: Round) -> Sums:
         p, dtype, m = self.plan.privacy, round.samples.dtype, len(round.ids)
-        found: Sums = {}
+        opened: Sums = {}
         for (name, kind), words in sums.items():
             if self.plan.private and p.noise == "server":
                 gaussian = Gaussian(self._sigma(name, kind, words.numel(), round.t, m))
@@ -227,8 +227,8 @@ class Guard:
                 total = total / float(round.samples.sum())
             if self.plan.private and p.unit == "site":
                 total = total + (m if kind == "plain" else 1) * _base(name, words[None], received)[0]
-            found[name, kind] = total.to(dtype)
-        return found
+            opened[name, kind] = total.to(dtype)
+        return opened
 
     # noise
 
@@ -338,20 +338,20 @@ def lengths(of: State) -> Tensor:
     return torch.stack([t.double().flatten(1).square().sum(1) for t in of.values()]).sum(0).sqrt()
 
 
-def digest_of(received: State, s: int, asked: bytes = b"") -> list[bytes]:
+def digest_of(received: State, s: int, request: bytes = b"") -> list[bytes]:
     """[s] digests of what each client received, and was asked."""
-    shared = blake2b(asked, digest_size=16)
+    shared = blake2b(request, digest_size=16)
     for name, t in sorted(received.items()):
         if t.stride(0) == 0 or len(t) == 0:
             shared.update(name.encode() + _bytes(t[:1]))
     own = [name for name, t in sorted(received.items()) if t.stride(0) != 0 and len(t)]
-    found: list[bytes] = []
+    digests: list[bytes] = []
     for i in range(s):
         h = shared.copy()
         for name in own:
             h.update(name.encode() + _bytes(received[name][i]))
-        found.append(h.digest())
-    return found
+        digests.append(h.digest())
+    return digests
 
 
 def _bytes(t: Tensor) -> bytes:

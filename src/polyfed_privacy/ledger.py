@@ -142,8 +142,8 @@ class Ledger:
         whole = text[: text.rfind(b"\n") + 1]
         for line in whole.splitlines():
             try:
-                found: dict[str, Any] = json.loads(line)
-                entry = Entry(**found)
+                fields: dict[str, Any] = json.loads(line)
+                entry = Entry(**fields)
                 if not entry.rho >= 0:
                     raise ValueError
             except (ValueError, TypeError):

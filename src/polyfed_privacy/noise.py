@@ -85,12 +85,12 @@ class Gaussian:
         return np.where(negative, -x, x), taken
 
     def _buckets(self, u: np.ndarray, stream: Stream) -> np.ndarray:
-        found = np.searchsorted(self._high, u, side="left")
-        for i in np.flatnonzero(np.searchsorted(self._high, u, side="right") != found):
+        bucket = np.searchsorted(self._high, u, side="left")
+        for i in np.flatnonzero(np.searchsorted(self._high, u, side="right") != bucket):
             low = int(stream.take(1)[0])
-            while found[i] < len(self._high) and self._high[found[i]] == u[i] and self._low[found[i]] <= low:
-                found[i] += 1
-        return found.astype(np.int64)
+            while bucket[i] < len(self._high) and self._high[bucket[i]] == u[i] and self._low[bucket[i]] <= low:
+                bucket[i] += 1
+        return bucket.astype(np.int64)
 
     def _accepted(self, start: np.ndarray, place: np.ndarray, u: np.ndarray, stream: Stream) -> np.ndarray:
         """True with probability exp(-((start + place)^2 - start^2) / (2 sigma^2))."""

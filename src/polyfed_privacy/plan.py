@@ -66,28 +66,28 @@ def planned(
     _check_sums(algorithm, loop, sent, wanted)
     numbers = max(sum(t.numel() for t in up.values()) for up in sent.values())
     kinds = frozenset(kind for names in wanted.values() for of in names.values() for kind in of)
-    found = Planned(p, True, rounds, 0.0, numbers, cohort=cohort, kinds=kinds)
+    plan = Planned(p, True, rounds, 0.0, numbers, cohort=cohort, kinds=kinds)
     least = max(p.threshold if p.sums == "secure" else 1, p.absent + 1 if p.epsilon is not None else 1)
     if cohort < least:
         key = "threshold" if least == p.threshold else "absent"
         raise ConfigError(f"privacy.{key}: found {getattr(p, key)}, and {cohort} sites take part in a round")
     if p.epsilon is None:
-        return found
+        return plan
     _check_private(task, federation, p)
     if p.unit == "site":
-        return dataclasses.replace(found, releases=_releases_of_sites(algorithm, loop, p, rounds))
-    seen = Seen(algorithm, task, federation, work, loop)
-    home = seen.home()
+        return dataclasses.replace(plan, releases=_releases_of_sites(algorithm, loop, p, rounds))
+    rehearsal = Rehearsal(algorithm, task, federation, work, loop)
+    home = rehearsal.home()
     if p.noise == "own":
-        hits = [seen.hits(t, home) for t in (0, 1, max(0, rounds - 1))]
-        return dataclasses.replace(found, releases=float(hits[0] + (rounds - 1) * max(hits[1:])), home=home)
+        hits = [rehearsal.hits(t, home) for t in (0, 1, max(0, rounds - 1))]
+        return dataclasses.replace(plan, releases=float(hits[0] + (rounds - 1) * max(hits[1:])), home=home)
     steps = [work.taken(federation.train.counts, t).max() for t in {0, 1, max(0, rounds - 1)}]
     if work.batch_size is not None or max(steps) != 1:
         raise ConfigError(
             f"privacy.noise: {p.noise} adds noise once, which is right for one step a round on all rows; set "
             "batch-size = full and local-steps = 1, or noise = own"
         )
-    return dataclasses.replace(found, releases=float(rounds), rate=seen.rate(home), home=home)
+    return dataclasses.replace(plan, releases=float(rounds), rate=rehearsal.rate(home), home=home)
 
 
 def _rehearsed(algorithm: Algorithm, task: Task, federation: Federation) -> tuple[Loop, dict[tuple[int, int], State]]:
@@ -121,15 +121,15 @@ def _check_sums(
     algorithm: Algorithm, loop: Loop, sent: Mapping[tuple[int, int], State], wanted: Mapping[tuple[int, int], Wanted]
 ) -> None:
     for kind, up in sent.items():
-        asked = loop.kinds.get(kind, {})
-        rows = sorted(name for name, of in asked.items() if "rows" in of)
+        used = loop.kinds.get(kind, {})
+        rows = sorted(name for name, of in used.items() if "rows" in of)
         if rows:
             own = ", ".join(rows) + sums_instead(algorithm)
             raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {own}")
         for name in up:
-            if name in asked and name not in wanted.get(kind, {}):
+            if name in used and name not in wanted.get(kind, {}):
                 raise ConfigError(f"privacy: {algorithm.name} sends {name!r}, which is not summed")
-            if name in asked and not up[name].is_floating_point():
+            if name in used and not up[name].is_floating_point():
                 raise ConfigError(
                     f"privacy: {algorithm.name} sends {name!r}, which are positions and not numbers to sum"
                 )
@@ -155,7 +155,7 @@ def _conserved(algorithm: Algorithm, loop: Loop) -> list[str]:
     return list(algorithm.conserved(loop.server, loop.engine.private(torch.arange(loop.n))))
 
 
-class Seen:
+class Rehearsal:
     """What the uplink of one exchange is made of, with two small clients on random samples."""
 
     def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, work: Work, loop: Loop):
@@ -189,8 +189,8 @@ class Seen:
         store.scatter(torch.arange(2), private)
         received = {name: t.clone() if t.stride(0) else t for name, t in self.received.items()}
         with torch.no_grad():
-            found = self.algorithm.local_update(task, store.gather(torch.arange(2)), received, data, self.round)[1]
-        return Traced({name: t.clone() for name, t in found.items()}, at)
+            sent = self.algorithm.local_update(task, store.gather(torch.arange(2)), received, data, self.round)[1]
+        return Traced({name: t.clone() for name, t in sent.items()}, at)
 
     def home(self) -> frozenset[str]:
         """The purposes of local solves that nothing sent depends on; ConfigError where samples reach it by more than
@@ -222,10 +222,10 @@ class Seen:
         zero, one, two = (self.up(private, split, dict.fromkeys(plain.purposes, k), True) for k in (-1, 1, 2))
         calls = [k for k, (purpose, _) in enumerate(plain.at, 1) if purpose not in home]
         rates: list[float] = []
-        for key, found in ((1, one), (2, two)):
-            move = next(iter(found.up.values())).double() - next(iter(zero.up.values())).double()
+        for key, traced in ((1, one), (2, two)):
+            move = next(iter(traced.up.values())).double() - next(iter(zero.up.values())).double()
             g = stand_in(key, calls[0], move) if move.dim() == 2 and move.shape[1] == self.task.p else None
-            if g is None or len(calls) != 1 or len(found.up) != 1:
+            if g is None or len(calls) != 1 or len(traced.up) != 1:
                 break
             rates.append(float(-(move * g).sum() / g.square().sum()))
             rounding = 1e-9 * float(move.abs().max()) + EPS * max(float(t.abs().max()) for t in zero.up.values())
@@ -279,7 +279,7 @@ class Traced(NamedTuple):
 
     def same(self, other: "Traced", home: set[str]) -> bool:
         """True where what is sent, and the models of all solves that are not at home, are equal to the bit."""
-        mine, theirs = ([w for purpose, w in found.at if purpose not in home] for found in (self, other))
+        mine, theirs = ([w for purpose, w in traced.at if purpose not in home] for traced in (self, other))
         equal = self.up.keys() == other.up.keys() and len(mine) == len(theirs)
         pairs = [*zip(mine, theirs, strict=False), *((t, other.up[name]) for name, t in self.up.items() if equal)]
         return equal and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
@@ -290,8 +290,8 @@ def tame(state: State) -> State:
 
     def small(t: Tensor) -> Tensor:
         mine = t[:1] if t.stride(0) == 0 else t  # the same for all clients, and known for it
-        found = mine.nan_to_num(0, 0, 0)
-        return (found / found.abs().max().clamp(min=1)).expand_as(t)
+        finite = mine.nan_to_num(0, 0, 0)
+        return (finite / finite.abs().max().clamp(min=1)).expand_as(t)
 
     return {name: small(t) if t.is_floating_point() and t.numel() else t for name, t in state.items()}
 

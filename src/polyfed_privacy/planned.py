@@ -69,9 +69,9 @@ class Planned:
         p = self.privacy
         if not self.sends:
             return ["Nothing leaves the sites: there is nothing to protect."]
-        found: list[str] = []
+        lines: list[str] = []
         if p.sums == "secure":
-            found.append(
+            lines.append(
                 f"Secure sums: the server has sums over at least {p.threshold} sites. "
                 + (
                     "In a simulation the numbers are those of real sites, and nothing is protected: everything is on "
@@ -81,8 +81,8 @@ class Planned:
                 )
             )
         if not self.private:
-            return [*found, "No differential privacy: nothing bounds what the models say about a patient."]
-        return [*found, *self._noise()]
+            return [*lines, "No differential privacy: nothing bounds what the models say about a patient."]
+        return [*lines, *self._noise()]
 
     def _noise(self) -> list[str]:
         """The differential privacy of the run in words: of what, how much, whom it trusts, and what it leaves out."""

@@ -49,6 +49,6 @@ def price(
     with locked(out):
         head = config_of(dict.fromkeys(how, method), list(seeds), training.dump())
         RunFolder(out).head("comparison.toml", head, "runs")
-        found = [done for _, done in execute(jobs, watch, False, training.rounds)]
+        runs = [done for _, done in execute(jobs, watch, False, training.rounds)]
         reports.write_report([out], out / "report.html")
-    return Comparison(found, folder=out)
+    return Comparison(runs, folder=out)

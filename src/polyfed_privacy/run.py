@@ -72,9 +72,9 @@ def secret_of(folder: Path, fresh: bool) -> bytes:
         if fresh and not path.exists():
             put(path, lambda draft: write_private(draft, new_secret().hex()))
             flush(folder)
-        found = bytes.fromhex(path.read_text())
+        secret = bytes.fromhex(path.read_text())
     except (OSError, ValueError):
         raise RunError(f"{path}: found no secret of 32 bytes; a private run does not go on without its own") from None
-    if len(found) != 32:
-        raise RunError(f"{path}: found {len(found)} bytes, expected the 32 that the run began with")
-    return found
+    if len(secret) != 32:
+        raise RunError(f"{path}: found {len(secret)} bytes, expected the 32 that the run began with")
+    return secret

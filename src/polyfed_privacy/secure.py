@@ -133,9 +133,9 @@ class Site:
         if strange:
             raise Refusal(f"site {self.name!r}: {strange[0]!r} has no key that was checked")
 
-    def _once(self, what: str, value: bytes, other: str) -> None:
+    def _once(self, exchange: str, value: bytes, other: str) -> None:
         """Remember what was answered; the difference of two answers would be open."""
-        if self.memory.setdefault(what, value) != value:
+        if self.memory.setdefault(exchange, value) != value:
             raise Refusal(f"site {self.name!r}: asked a second time for one exchange, {other}; refused")
 
     def _own(self, context: Context) -> bytes:
@@ -199,8 +199,8 @@ class Server:
             raise RunError(f"site {silent[0]!r} left between the two exchanges of a sum; the sum cannot be opened")
         for dealer in there:
             shares = {holder: o.shares.get(dealer, b"") for holder, o in opened.items() if holder in self._answers}
-            known = self._answers[dealer].commitments
-            own = join(dealer, shares, list(self.context.cohort), self.context.threshold, known)
+            commitments = self._answers[dealer].commitments
+            own = join(dealer, shares, list(self.context.cohort), self.context.threshold, commitments)
             total = subtract(total, words(own, self.size), self.context.limbs)
         for name in there if absent else ():
             keys = {gone: opened[name].keys.get(gone, b"") for gone in absent}

@@ -73,7 +73,7 @@ def join(
             if other != x:
                 above, below = above * other % PRIME, below * (other - x) % PRIME
         secret = (secret + y * above * pow(below, -1, PRIME)) % PRIME
-    found = secret.to_bytes(SIZE, "big")
-    if commitment(dealer, "", found) != commitments.get(""):
+    joined = secret.to_bytes(SIZE, "big")
+    if commitment(dealer, "", joined) != commitments.get(""):
         raise RunError(f"site {dealer!r}: its shares do not give the secret that it committed to")
-    return found
+    return joined

@@ -52,6 +52,6 @@ def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: 
     for kind, each in needed.items():  # actors of this machine would wait for ever
         have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
         if have < workers:
-            what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
-            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")
+            resource = {"CPU": "processors", "GPU": "graphics cards"}[kind]
+            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {resource}")
     return PATIENCE

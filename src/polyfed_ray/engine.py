@@ -87,32 +87,32 @@ class Shard:
         self.task, self.algorithm, self.nodes = self.engine.task, algorithm, nodes
         self.samples = torch.as_tensor(data["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
-    def exchange(self, asked: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
+    def exchange(self, request: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
         down = {name: torch.tensor(a).to(self.task.device) for name, a in shared.items()}
-        found: dict[Node, Sums] = {}
+        by_node: dict[Node, Sums] = {}
         rows: list[State] = []
         places: list[np.ndarray] = []
-        size, seconds, steps = 0, np.zeros(len(asked.at)), np.zeros(len(asked.at), dtype=np.int64)
-        for block in np.unique(asked.blocks):
-            here = np.flatnonzero(asked.blocks == block)
-            ids = torch.as_tensor(asked.ids[here], device=self.task.device)
-            sent = torch.as_tensor(asked.sent[here], device=self.task.device)
-            round = Round(asked.t, asked.n, asked.phase, ids, self.samples[ids], sent)
-            received = expand(Down(down, {k: t[torch.as_tensor(here)] for k, t in asked.each.items()}), len(here))
-            whole = self.samples.new_tensor(asked.total)
-            tally = Tally(round, received, asked.added, total=whole)
+        size, seconds, steps = 0, np.zeros(len(request.at)), np.zeros(len(request.at), dtype=np.int64)
+        for block in np.unique(request.blocks):
+            here = np.flatnonzero(request.blocks == block)
+            ids = torch.as_tensor(request.ids[here], device=self.task.device)
+            sent = torch.as_tensor(request.sent[here], device=self.task.device)
+            round = Round(request.t, request.n, request.phase, ids, self.samples[ids], sent)
+            received = expand(Down(down, {k: t[torch.as_tensor(here)] for k, t in request.each.items()}), len(here))
+            whole = self.samples.new_tensor(request.total)
+            tally = Tally(round, received, request.added, total=whole)
             reply = self.engine.exchange(self.algorithm, received, round, tally)
             if reply.bad is not None:
-                return Done(asked.at, {}, {}, 0, seconds, steps, int(asked.at[here[reply.bad]]))
+                return Done(request.at, {}, {}, 0, seconds, steps, int(request.at[here[reply.bad]]))
             part = tally.part()
-            found[int(block), 1], size = part.sums, part.bytes
+            by_node[int(block), 1], size = part.sums, part.bytes
             rows.append(part.rows)
             places.append(here)
             seconds[here], steps[here] = reply.seconds, reply.steps
         order = np.argsort(np.concatenate(places))
         kept = {name: torch.cat([r[name] for r in rows])[torch.as_tensor(order)].cpu() for name in rows[0]}
-        sums = {node: s for node in self.nodes if (s := total(found, *node)) is not None}
-        return Done(asked.at, kept, sums, size, seconds, steps, None)
+        sums = {node: s for node in self.nodes if (s := total(by_node, *node)) is not None}
+        return Done(request.at, kept, sums, size, seconds, steps, None)
 
     def commit(self) -> State:
         """The index with which another actor could open the rows' files."""
@@ -246,11 +246,11 @@ class RayEngine:
         for k in np.unique(self.home[ids]):
             at = np.flatnonzero(self.home[ids] == k)
             each = {name: rows_of(t, torch.as_tensor(at)).cpu() for name, t in received.items() if name not in common}
-            asked = Asked(
+            request = Asked(
                 round.t, round.n, round.phase, at, ids[at] - self.first[k], self.blocks[ids[at]], sent[at],
                 float(round.samples.sum()), added, each,
             )  # fmt: skip
-            jobs[int(k)] = self._ask(k, "exchange", asked, shared)
+            jobs[int(k)] = self._ask(k, "exchange", request, shared)
         answers = cast(list[Done], self._got(jobs))
         seconds, steps = np.zeros(len(ids)), np.zeros(len(ids), dtype=np.int64)
         for done in answers:
@@ -293,13 +293,13 @@ class RayEngine:
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         shared, home = ray.put(_arrays(down.shared)), self.home[ids]
         at = {int(k): np.flatnonzero(home == k) for k in np.unique(home)}
-        found = self._read(
+        models = self._read(
             lambda: {
                 k: self._ask(k, "personal", shared, self._rows_for(k, down), ids[rows] - self.first[k])
                 for k, rows in at.items()
             }
         )
-        return torch.cat(found)[torch.as_tensor(np.argsort(np.concatenate([*at.values()])))]
+        return torch.cat(models)[torch.as_tensor(np.argsort(np.concatenate([*at.values()])))]
 
     def private(self, ids: Tensor) -> State:
         return {name: t[ids.cpu()] for name, t in self.save().items()}
@@ -346,13 +346,13 @@ class RayEngine:
         mine = torch.as_tensor(np.flatnonzero(self.home == k))
         return {name: t.cpu()[mine] for name, t in down.each.items()}
 
-    def _ask(self, k: int, what: str, *given: Any) -> Any:
+    def _ask(self, k: int, method: str, *given: Any) -> Any:
         if not self._actors:
             raise RunError("the workers of this run are gone; resume it")
-        return getattr(self._actors[int(k)], what).remote(*given)
+        return getattr(self._actors[int(k)], method).remote(*given)
 
-    def _all(self, what: str) -> list[Any]:
-        return self._got({k: self._ask(k, what) for k in range(self.workers)})
+    def _all(self, method: str) -> list[Any]:
+        return self._got({k: self._ask(k, method) for k in range(self.workers)})
 
     def _read(self, ask: Callable[[], dict[int, Any]]) -> list[Any]:
         """Answers that change nothing: where an actor was lost, the new one has the rows as of the last commit."""
@@ -366,10 +366,10 @@ class RayEngine:
 
     def _got(self, jobs: dict[int, Any]) -> list[Any]:
         """The answers, in the order of actors. An actor that is gone is made again, and `Lost` raised."""
-        found, gone, begun = list[Any](), list[int](), time.monotonic()
+        answers, gone, begun = list[Any](), list[int](), time.monotonic()
         for k, job in jobs.items():
             try:
-                found.append(ray.get(job, timeout=max(HANGS, 20 * self._longest)))
+                answers.append(ray.get(job, timeout=max(HANGS, 20 * self._longest)))
             except Gone:
                 gone.append(k)
             except Late:  # it hangs
@@ -377,7 +377,7 @@ class RayEngine:
                 gone.append(k)
         if not gone:
             self._longest = max(self._longest, time.monotonic() - begun)
-            return found
+            return answers
         for k in gone:
             if not self._stateless and not self._index[k]:
                 raise RunError(
@@ -417,8 +417,8 @@ def _by_value(user: Any) -> None:
     """Code of the user's own files goes to the actors itself: they may not be able to import it."""
     name = str(getattr(user, "__module__", ""))
     file = getattr(sys.modules.get(name), "__file__", None)
-    known = name.partition(".")[0] in {"polyfed", *sys.stdlib_module_names} or "site-packages" in str(file)
-    if file is not None and not known:
+    importable = name.partition(".")[0] in {"polyfed", *sys.stdlib_module_names} or "site-packages" in str(file)
+    if file is not None and not importable:
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
 
 

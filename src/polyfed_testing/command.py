@@ -91,15 +91,15 @@ def check(o: Check) -> None:
     broken = list[str]()
     for name in names:
         try:
-            for found in check_method(REGISTRY.make(name, {}), o.row):
-                say(f"{name}: {found.name}: {found.outcome}")
+            for row in check_method(REGISTRY.make(name, {}), o.row):
+                say(f"{name}: {row.name}: {row.outcome}")
         except NotConformant as e:
-            for found in e.rows:
-                if found.name not in e.broken:
-                    say(f"{name}: {found.name}: {found.outcome}")
-            for found in e.rows:
-                if found.name in e.broken:
-                    say(f"{name}: BROKEN: {found.name}: {found.outcome}; {REMEDIES[found.name]}")
+            for row in e.rows:
+                if row.name not in e.broken:
+                    say(f"{name}: {row.name}: {row.outcome}")
+            for row in e.rows:
+                if row.name in e.broken:
+                    say(f"{name}: BROKEN: {row.name}: {row.outcome}; {REMEDIES[row.name]}")
             broken += str(e).splitlines()
     if broken:
         more = f" (and {len(broken) - 1} more, listed above)" if len(broken) > 1 else ""

@@ -195,8 +195,8 @@ def every_byte_is_billed(method: Algorithm) -> None:
         for t, i, trip, down, up in (
             book[["round", "client", "exchanges", "down_bytes", "up_bytes"]].to_numpy().tolist()
         ):
-            billed, seen = [down, up], moved[t, i].tolist()
-            assert billed == seen, f"round {t}: {billed} bytes are billed, {seen} were moved"
+            billed, sent = [down, up], moved[t, i].tolist()
+            assert billed == sent, f"round {t}: {billed} bytes are billed, {sent} were moved"
             assert trip <= trips[t, i], f"round {t}: {trip} exchanges are billed, {trips[t, i]} took place"
 
 
@@ -229,8 +229,8 @@ def a_start_is_the_same_in_both_precisions(method: Algorithm) -> None:
 def sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
     run = once(train, method, fraction=0.5, rounds=5, **F64)
     stated = method.conserved(run.server, private(run))
-    for what, apart in stated.items():
-        assert float(apart.abs().max()) <= 1e-10, f"{what} does not hold after rounds of half of the clients"
+    for name, apart in stated.items():
+        assert float(apart.abs().max()) <= 1e-10, f"{name} does not hold after rounds of half of the clients"
     return None if stated else "it states none"
 
 
@@ -297,10 +297,10 @@ def divergence_is_loud(method: Algorithm) -> str | None:
             return "it refuses a large lr"
         try:
             with tempfile.TemporaryDirectory() as folder:
-                said = _exploded(wild, Path(folder))
+                raised = _exploded(wild, Path(folder))
         except ModelError:
             return "it is for classes alone"
-        assert said or lr < 1e12, "60 rounds with lr = 1e12 raised no error"
+        assert raised or lr < 1e12, "60 rounds with lr = 1e12 raised no error"
     return None
 
 
@@ -310,16 +310,16 @@ def _exploded(method: Algorithm, out: Path) -> bool:
     try:
         run = fit(network_of(method, 1), federation(True), method, out=out, device="cpu", **how)
     except Diverged as e:
-        said = str(e)
+        message = str(e)
     else:
         assert torch.isfinite(run.personal).all(), "60 rounds with a large lr end in a model that is not finite"
         return False
-    found = re.match(r"round (\d+): client '(.+?)'", said)
-    assert found is not None, f"the error names no round and client: {said}"
-    if int(found[1]) == 1 and not (out / "checkpoint").exists():  # there is nothing before it to go on from
+    match = re.match(r"round (\d+): client '(.+?)'", message)
+    assert match is not None, f"the error names no round and client: {message}"
+    if int(match[1]) == 1 and not (out / "checkpoint").exists():  # there is nothing before it to go on from
         return True
     tensors, meta, _ = checkpoint.load(out / "checkpoint")
-    assert meta["t"] <= int(found[1]), f"a checkpoint of round {meta['t']} was written, round {found[1]} diverged"
+    assert meta["t"] <= int(match[1]), f"a checkpoint of round {meta['t']} was written, round {match[1]} diverged"
     wild = [k for k, t in tensors.items() if t.is_floating_point() and not torch.isfinite(t).all()]
     assert not wild, f"the checkpoint's {', '.join(wild)} is not finite"
     return True
@@ -356,19 +356,19 @@ def it_admits_a_newcomer(method: Algorithm) -> None:
     run, new = once(_left, method), federation().reorder(NEW)
     before, meta = run.trained.state()
     before = copied(before)
-    found = admit(run, new, 2)
+    joined = admit(run, new, 2)
     after, still = run.trained.state()
     changed = [*differing(before, after), *(["ledger"] if meta != still else [])]
     assert not changed, f"admitting a client changes the run's {', '.join(changed)}"
-    shape, p = list(found.personal.shape), run.trained.task.p
+    shape, p = list(joined.personal.shape), run.trained.task.p
     assert shape == [len(NEW), p], f"newcomers' models are of shape {shape}, not {[len(NEW), p]}"
-    assert torch.isfinite(found.personal).all(), "a newcomer's model is not finite"
-    assert len(found.table) == 3 * len(NEW), (
-        f"{len(found.table)} scores were taken of 2 newcomers after 0, 1 and 2 exchanges"
+    assert torch.isfinite(joined.personal).all(), "a newcomer's model is not finite"
+    assert len(joined.table) == 3 * len(NEW), (
+        f"{len(joined.table)} scores were taken of 2 newcomers after 0, 1 and 2 exchanges"
     )
-    known = {-1, *([] if run.clusters is None else run.clusters.tolist())}
-    assert (found.clusters is None) == (run.clusters is None), "clients have clusters and newcomers none, or conversely"
-    assert found.clusters is None or set(found.clusters.tolist()) <= known, "a newcomer is in a cluster of its own"
+    clusters = {-1, *([] if run.clusters is None else run.clusters.tolist())}
+    assert (joined.clusters is None) == (run.clusters is None), "of clients and newcomers, only some have clusters"
+    assert joined.clusters is None or set(joined.clusters.tolist()) <= clusters, "a newcomer is in a cluster of its own"
 
 
 def _left(method: Algorithm) -> Result:

@@ -111,13 +111,13 @@ def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | Non
 def once(make: Callable[..., Made], method: Algorithm, *given: Any, **settings: Any) -> Made:
     """The result of `make` for a method, one for all rows that only look at it, until another method's turn comes."""
     whose = type(method), repr(method), os.environ.get("POLYFED_NATIVE")
-    what = make.__name__, repr(given), repr(settings)
+    call = make.__name__, repr(given), repr(settings)
     if _ONCE.get("whose") != whose:
         _ONCE.clear()
         _ONCE["whose"] = whose
-    if what not in _ONCE:
-        _ONCE[what] = make(method, *given, **settings)
-    return _ONCE[what]
+    if call not in _ONCE:
+        _ONCE[call] = make(method, *given, **settings)
+    return _ONCE[call]
 
 
 _ONCE = dict[Any, Any]()

@@ -100,10 +100,10 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
     chosen = [(name, row) for name, row in chosen if rows is None or rows in name]
     if not chosen:
         raise ConfigError(f"rows: found {rows!r}, expected a part of a row's name, such as seed")
-    found, broken = list[Row](), list[str]()
+    results, broken = list[Row](), list[str]()
     for name, row in chosen:
         try:
-            found.append(Row(name, row(method) or "passed"))
+            results.append(Row(name, row(method) or "passed"))
         except MethodError:
             raise
         except Exception as e:
@@ -111,11 +111,11 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
                 raise mistake from e
             if not isinstance(e, AssertionError | PolyfedError):
                 raise
-            found.append(Row(name, " ".join(str(e).split()) or "it does not hold"))
+            results.append(Row(name, " ".join(str(e).split()) or "it does not hold"))
             broken.append(name)
     if broken:
-        raise NotConformant(method.name, found, broken)
-    return found
+        raise NotConformant(method.name, results, broken)
+    return results
 
 
 def _modules(method: Algorithm) -> tuple[str, ...]:

@@ -34,14 +34,14 @@ def tune(o: Tune) -> int:
     table = collect(o)
     if o.scale is not None:
         table.setdefault("data", {}).setdefault("options", {})["scale"] = o.scale
-    found = resolve(None, table, [o.method], merge(defaults_for(None, table), USUAL))
-    if not found.single:
-        raise ConfigError(f"seeds: found {len(found.seeds)}, expected one: tune works under one seed")
+    resolved = resolve(None, table, [o.method], merge(defaults_for(None, table), USUAL))
+    if not resolved.single:
+        raise ConfigError(f"seeds: found {len(resolved.seeds)}, expected one: tune works under one seed")
     typed = vars(o) | {
-        "setting": o.setting or default_setting(found.methods[0].algorithm), "rounds": found.settings.rounds,
+        "setting": o.setting or default_setting(resolved.methods[0].algorithm), "rounds": resolved.settings.rounds,
         "grid": _grids(o.grid, o.cold_grid) or None, "stop_at_drop": not o.whole,
     }  # fmt: skip
-    search, parts = read(Search, typed), prepared(found)
+    search, parts = read(Search, typed), prepared(resolved)
     experiment, since = parts.experiment, stop.interruptions()
     resume = o.resume or (o.out is not None and not o.force and is_search(o.out))
     with claimed(o.out, f"tune-{experiment.name}", o.force, resume) as folder:

@@ -29,9 +29,9 @@ class Ladder:
     def of(cls, method: Any, setting: str, values: Sequence[float]) -> "Ladder":
         """The ladder of a method's numeric setting, which ends where the method says."""
         field = next(f for f in dataclasses.fields(method) if f.name == setting)
-        known = field.metadata.get("setting", Setting())
-        limits = known.limits
-        if (known.step_size or setting == "lr") and limits == FREE:
+        described = field.metadata.get("setting", Setting())
+        limits = described.limits
+        if (described.step_size or setting == "lr") and limits == FREE:
             limits = Limits(gt=0)  # a step of 0 learns nothing
         return cls(tuple(values), limits, float not in (get_args(field.type) or (field.type,)))
 
@@ -106,7 +106,7 @@ class _Way:
 
     def __init__(self, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int):
         self.ladders, self.trials = ladders, trials
-        self.score: Callable[[At], float] = lambda at: -math.inf if math.isnan(said := score(at)) else said
+        self.score: Callable[[At], float] = lambda at: -math.inf if math.isnan(value := score(at)) else value
         self.rungs = [list(ladder.values) for ladder in ladders]
         self.at = tuple(values[len(values) // 2] for values in self.rungs)
         self.tried: dict[At, float] = {self.at: self.score(self.at)}
@@ -149,7 +149,7 @@ class _Way:
 
     def refined(self) -> bool:
         """Halve the steps around the place. Returns whether there was one to halve."""
-        found = False
+        halved = False
         for k, ladder in enumerate(self.ladders):
             rungs = self.rungs[k]
             here = rungs.index(self.at[k])
@@ -157,8 +157,8 @@ class _Way:
                 value = float(f"{(a + b) / 2:.6g}")
                 if not ladder.whole and a < value < b:
                     insort(rungs, value)
-                    found = True
-        return found
+                    halved = True
+        return halved
 
     def edges(self) -> int:
         """Number of settings with the place at an edge."""

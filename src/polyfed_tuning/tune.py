@@ -120,12 +120,12 @@ def tune(
         The table of values, and the final run.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
-    known = [s.name for s in settings_of(Search)]
-    how = training_of(training, {k: v for k, v in settings.items() if k not in known})
+    names = [s.name for s in settings_of(Search)]
+    how = training_of(training, {k: v for k, v in settings.items() if k not in names})
     refuse_private(how.privacy, "tune")
     if "evaluate_every" in settings:
         raise ConfigError("evaluate_every: set by tune; leave it out")
-    search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
+    search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in names})
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
     paths = {name: methods_of(algorithm, setting, search.grid, name) for name in REGIMES if regime in (name, "both")}
@@ -186,7 +186,7 @@ class _Legs:
     tuned: Tuned
     search: Search
     watch: Watch
-    known: dict[tuple[str, float], dict[str, Any]] | None
+    earlier: dict[tuple[str, float], dict[str, Any]] | None
     training: Training
     total: int = 0
     best: _Leg | None = None  # the first of equals
@@ -281,17 +281,17 @@ class _Legs:
         """One value trained, or read back."""
         if start is None and self.first is not None and self.first[0] == value:
             return self.first[1]
-        done = (self.known or {}).get((regime, value), {})
+        done = (self.earlier or {}).get((regime, value), {})
         if done.get("ended") == "diverged":
             raise Diverged
         more: dict[str, Any] = {}
         if self.tuned.folder is not None:
-            more = {"out": self.tuned.folder / LEGS / f"{regime}-{value!r}", "resume": self.known is not None}
+            more = {"out": self.tuned.folder / LEGS / f"{regime}-{value!r}", "resume": self.earlier is not None}
         settled = done.get("ended") == "tolerance"
         run, ended = self.fit(self.federation, method, done["rounds"] if settled else self.search.rounds, start, **more)
-        found = run, "tolerance" if settled else ended
-        self.first = self.first or (value, found)
-        return found
+        leg = run, "tolerance" if settled else ended
+        self.first = self.first or (value, leg)
+        return leg
 
     def fit(
         self, federation: Federation, method: Contender, rounds: int, start: Result | None, **more: Any
@@ -318,11 +318,11 @@ class _Legs:
         else:
             self.tuned.metric = run.metric
             row["validation"] = mean_of(run.final["validation"][run.metric.name])
-            found = run.clusters
-            if found is not None:
-                row["clusters"] = len(set(found.tolist()))
+            clusters = run.clusters
+            if clusters is not None:
+                row["clusters"] = len(set(clusters.tolist()))
                 if self.federation.clusters is not None:
-                    row["ari"] = float(adjusted_rand_score(self.federation.clusters, found))
+                    row["ari"] = float(adjusted_rand_score(self.federation.clusters, clusters))
             done = run.rounds - (start.rounds if start is not None else 0)
             row |= {"rounds": done, "bytes": sum(run.trained.ledger.totals()), "seconds": run.seconds}
         row |= {"ended": ended, "best": False}

@@ -71,10 +71,10 @@ class Tuned:
     @property
     def best(self) -> dict[str, Any]:
         """The chosen row. Raises KeyError when no leg was finished."""
-        found = [row for row in self.rows if row["best"]]
-        if not found:
+        rows = [row for row in self.rows if row["best"]]
+        if not rows:
             raise KeyError(f"no {self.setting} was trained to its end")
-        return found[0]
+        return rows[0]
 
     @property
     def edges(self) -> int:

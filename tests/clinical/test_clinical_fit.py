@@ -10,7 +10,7 @@ import polyfed as pf
 import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError
 from polyfed_clinical.models import named
-from polyfed_clinical.newton import ENDLESS, Found, why
+from polyfed_clinical.newton import ENDLESS, Optimum, why
 from polyfed_clinical.page import headline, write_page
 
 RNG = np.random.default_rng(5)
@@ -116,7 +116,7 @@ def test_intervals_are_walds_and_a_linear_model_has_neither_ratios_nor_events():
     assert (c["upper"] - c["estimate"]).to_numpy() == pytest.approx(1.6448536269514722 * c["se"].to_numpy(), rel=1e-12)
     assert c["ratio"].to_numpy() == pytest.approx(np.exp(c["estimate"].to_numpy()), rel=1e-12)
     assert "ratio" not in clinical.fit(SITES, "linear").coefficients
-    found = Found(torch.zeros(2), 0.0, torch.zeros(2, 2), ENDLESS, torch.tensor([False, True]))
+    found = Optimum(torch.zeros(2), 0.0, torch.zeros(2, 2), ENDLESS, torch.tensor([False, True]))
     assert "event" not in why(found, named("linear"), ["intercept", "age"])
     assert "age separates those with events" in why(found, named("logistic"), ["intercept", "age"])
 

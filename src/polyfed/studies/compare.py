@@ -209,7 +209,7 @@ def compare(
         return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
 
     jobs = [job(label, seed, *pair) for seed in which for label, pair in pairs.items()]
-    found: dict[Job, Done] = {}
+    results: dict[Job, Done] = {}
     for algorithm, its in pairs.values() if folder is None or not folder.exists() else ():
         prepare(*made(which[0]), algorithm, replace(its, seed=which[0]))  # refused before a folder is made
     alone = folder is None or bool(callbacks) or how.engine != "local"
@@ -219,9 +219,9 @@ def compare(
             RunFolder(folder).head("comparison.toml", dict(head), "runs")
         with contextlib.suppress(KeyboardInterrupt):
             for one, done in execute(jobs, watch, resume, how.rounds, keep, alone):
-                found[one] = done
-        comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
-        if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
+                results[one] = done
+        comparison = Comparison([results[job] for job in jobs if job in results], folder=folder)
+        if len(results) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
             comparison.status = "interrupted"
         elif report and folder is not None and comparison.finished:
             reports.write_report([folder], folder / "report.html")

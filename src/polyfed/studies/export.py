@@ -36,20 +36,20 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
     For factors, it also has measurements of the dense and the factorised models, under "measured".
     """
     folder, numbers = run.place(), stored(run).numbers
-    config, names, asked = numbers.config, numbers.about.names, str(client)
-    name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
+    config, names, wanted = numbers.config, numbers.about.names, str(client)
+    name = names[int(wanted)] if wanted not in names and wanted.isdecimal() and int(wanted) < len(names) else wanted
     if name not in names:
-        raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
-    found = client_model(folder, names.index(name), name)
-    if found is None and numbers.role in ("yardstick", "oracle"):
+        raise ConfigError(f"client: found {client!r}{closest(wanted, names)}, expected a name or 0 to {len(names) - 1}")
+    model = client_model(folder, names.index(name), name)
+    if model is None and numbers.role in ("yardstick", "oracle"):
         method = numbers.summary.algorithm
         raise ConfigError(f"{folder}: {method} is a yardstick: it has results, and no model to export")
-    if found is None and config.data.sites is not None:
+    if model is None and config.data.sites is not None:
         raise RunError(f"{folder}: its models are at its sites; polyfed export VAULT writes one there")
-    if found is None:
+    if model is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
     target = target_of(out, name, folder)
-    named, shared = found
+    named, shared = model
     facts = {
         "client": name,
         "shared_by_all_clients": shared,

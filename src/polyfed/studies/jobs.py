@@ -46,11 +46,11 @@ class Trained(Protocol):
 F = TypeVar("F", bound=Trained)
 
 
-def whole(found: F) -> F:
+def whole(run: F) -> F:
     """Return what was trained to its end. Raises KeyboardInterrupt where Ctrl-C cut it short."""
-    if found.status == "interrupted":
+    if run.status == "interrupted":
         raise KeyboardInterrupt
-    return found
+    return run
 
 
 class Watch:
@@ -102,8 +102,8 @@ class Job:
 
     def told(self, status: str, message: str) -> Done:
         """Read what `apart` left."""
-        found = read_result(self.place, self.label, self.seed) if status == "finished" and self.place else None
-        return found or Done(self.label, self.seed, status, message=message, folder=self.place)
+        done = read_result(self.place, self.label, self.seed) if status == "finished" and self.place else None
+        return done or Done(self.label, self.seed, status, message=message, folder=self.place)
 
 
 def job_of(
@@ -193,8 +193,8 @@ def read_result(place: Path, name: str, seed: int, rounds: int | None = None) ->
         run = Numbers.of(place)
     except RunError:
         return None
-    found = run.summary
-    if found.status == "diverged":
-        return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
-    short = rounds is not None and found.rounds < rounds and found.deploys != "yardstick"  # which has no rounds
-    return None if found.status != "finished" or short else Done(name, seed, "finished", found, run.clients, "", place)
+    ended = run.summary
+    if ended.status == "diverged":
+        return Done(name, seed, "diverged", ended, None, f"diverged after round {ended.rounds}", place)
+    short = rounds is not None and ended.rounds < rounds and ended.deploys != "yardstick"  # which has no rounds
+    return None if ended.status != "finished" or short else Done(name, seed, "finished", ended, run.clients, "", place)

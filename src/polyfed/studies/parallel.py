@@ -180,10 +180,10 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
     except BaseException as e:
-        known = blamed(e) or (e if isinstance(e, errors.PolyfedError) else None)
+        refusal = blamed(e) or (e if isinstance(e, errors.PolyfedError) else None)
         told = (
-            {"error": type(known).__name__, "text": str(known)}
-            if known
+            {"error": type(refusal).__name__, "text": str(refusal)}
+            if refusal
             else {"error": "", "text": traceback.format_exc()}
         )
     with contextlib.suppress(ConnectionError):  # nobody is there to be told

@@ -84,13 +84,13 @@ class Predictor:
         try:
             table = {k: v for k, v in facts["model"].items() if k != "parameters"}
             shape = tuple(int(k) for k in facts["inputs"])
-            found = make_model(model_of(table, Where(about, {}, {})), shape, int(facts["outputs"]), facts["seed"])
-            found.to(getattr(torch, facts["dtype"])).load_state_dict(tensors)
+            model = make_model(model_of(table, Where(about, {}, {})), shape, int(facts["outputs"]), facts["seed"])
+            model.to(getattr(torch, facts["dtype"])).load_state_dict(tensors)
         except PolyfedError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as e:
             raise RunError(f"{target}: does not fit the model that {about.name} describes ({_line(e)})") from None
-        return cls(found, preparation, facts["client"])
+        return cls(model, preparation, facts["client"])
 
     def predict(self, rows: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Answers for new rows, with warnings by column for gaps and for rows unlike all training rows.
@@ -112,38 +112,38 @@ class Predictor:
         used = {i.name for i in self.preparation.inputs} if raw is None else {raw.column}
         unread = [name for c in getattr(rows, "columns", ()) if (name := nfc(str(c))) not in used]
         sheet = sheet_of(rows, unread=unread, files=raw.column if isinstance(raw, Images) else None)
-        found, remarks = predicted(self, sheet, strict)
+        answers, remarks = predicted(self, sheet, strict)
         for line in remarks:
             warnings.warn(line, stacklevel=3)  # in the line that calls this, behind `checked`
-        return found
+        return answers
 
 
 def predicted(by: Predictor, sheet: Sheet, strict: bool = False) -> tuple[pd.DataFrame, list[str]]:
     """Answers for a file's rows, as of `Predictor.predict`, and lines on gaps and rows unlike those trained on."""
     if not sheet.lines:
         raise DataError(f"{sheet.where}: found a header and no rows")
-    known = by.preparation
-    sheet = known.repaired(sheet, by.client)
-    codes = known.codes(sheet)
-    remarks = [*_remarks(known, by.client, codes, sheet)]
+    prep = by.preparation
+    sheet = prep.repaired(sheet, by.client)
+    codes = prep.codes(sheet)
+    remarks = [*_remarks(prep, by.client, codes, sheet)]
     if strict and (outside := [line for line, unlike in remarks if unlike]):
         raise DataError(f"{sheet.where}: {'; '.join(outside)}")
     like = max(by.model.parameters(), key=lambda q: q.element_size())  # of trained numbers; frozen ones may be narrower
-    x = torch.as_tensor(known.transform(codes, by.client))
+    x = torch.as_tensor(prep.transform(codes, by.client))
     x = x.to(like.device, like.dtype if x.is_floating_point() else None)
-    if known.tokens is not None:
+    if prep.tokens is not None:
         return _followed(by, x, sheet), []
     with torch.no_grad():
         output: Tensor = by.model(x).cpu().double()
-    found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
-    said = [line for line, _ in remarks]
-    if known.labels is None:
-        target = known.at(by.client).target
+    table = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
+    lines = [line for line, _ in remarks]
+    if prep.labels is None:
+        target = prep.at(by.client).target
         unit = None if target is None else torch.tensor([target], dtype=torch.float64)
-        return found.assign(prediction=restored(output, unit).reshape(-1).numpy()), said
-    p = output.softmax(1)[:, : len(known.labels)].numpy()
-    found["prediction"] = np.array(known.labels)[p.argmax(1)]
-    return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(known.labels)}), said
+        return table.assign(prediction=restored(output, unit).reshape(-1).numpy()), lines
+    p = output.softmax(1)[:, : len(prep.labels)].numpy()
+    table["prediction"] = np.array(prep.labels)[p.argmax(1)]
+    return table.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(prep.labels)}), lines
 
 
 def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
@@ -164,11 +164,11 @@ def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _remarks(known: Preparation, client: str, codes: np.ndarray, sheet: Sheet) -> Iterator[tuple[str, bool]]:
+def _remarks(prep: Preparation, client: str, codes: np.ndarray, sheet: Sheet) -> Iterator[tuple[str, bool]]:
     """Lines on gaps, categories and ranges by column, and whether the rows are unlike all training rows."""
-    at, n, numbers = known.at(client), len(codes), [i.name for i in known.inputs if i.values is None]
+    at, n, numbers = prep.at(client), len(codes), [i.name for i in prep.inputs if i.values is None]
     ends = dict(zip(numbers, zip(at.low or (), at.high or (), strict=True), strict=False))
-    for k, (column, x) in enumerate(zip(known.inputs, codes.T, strict=False)):
+    for k, (column, x) in enumerate(zip(prep.inputs, codes.T, strict=False)):
         if gaps := int(np.isnan(x).sum()):
             how = "filled with the training median" if column.values is None else "taken for none of the known values"
             share = at.gaps[k] if at.gaps and column.gap else float(column.gap)
@@ -178,12 +178,12 @@ def _remarks(known: Preparation, client: str, codes: np.ndarray, sheet: Sheet) -
         if column.values is not None and (unseen := x == UNSEEN).any():
             cells = sheet.columns[column.name]
             values = ", ".join(sorted({cells[i] for i in np.flatnonzero(unseen)})[:5])
-            what = f"no training row had {values}; taken for none of the known values"
-            yield f"{column.name}: {unseen.sum()} of {n} rows are outside the known values: {what}", True
+            rest = f"no training row had {values}; taken for none of the known values"
+            yield f"{column.name}: {unseen.sum()} of {n} rows are outside the known values: {rest}", True
         low, high = ends.get(column.name, (None, None))
         if low is not None and high is not None and len(out := x[(x < low) | (x > high)]):
-            what = f"{low:g} to {high:g}, the range of the training rows; they are {out.min():g} to {out.max():g}"
-            yield f"{column.name}: {len(out)} of {n} rows are outside {what}", True
+            rest = f"{low:g} to {high:g}, the range of the training rows; they are {out.min():g} to {out.max():g}"
+            yield f"{column.name}: {len(out)} of {n} rows are outside {rest}", True
     if numbers and not ends:
         yield "ranges of the training rows are unknown, so numbers are not checked against them", True
 

@@ -78,16 +78,16 @@ def verify(folder: Path) -> Verdict:
     if "start" in config:
         raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
-    found = Numbers.of(folder)
-    if found.status in ("interrupted", "unfinished"):
+    run = Numbers.of(folder)
+    if run.status in ("interrupted", "unfinished"):
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
     given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {
         "checkpoint_every": None,
         "track": None,
     }
-    if found.status == "finished":
-        given["rounds"] = found.summary.rounds
+    if run.status == "finished":
+        given["rounds"] = run.summary.rounds
     training = replace(parts.training(seed), **given)
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
@@ -114,15 +114,15 @@ def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[s
     """Compare two run folders part by part; `config` is that of the first one."""
     first, second = Numbers.of(folder), Numbers.of(again)
     before, now = first.summary.digest, second.summary.digest or {}
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     worst = 0.0
     for name, differs in parts.items():
         same = before is None or before.get(name) == now.get(name)  # a recorded run may have none
-        found = differs(first, second)
-        worst = max(worst, 0.0 if found is None else found.by)
-        said[name] = found.text if found else "equal" if same else "differs from its digest in summary.json"
+        difference = differs(first, second)
+        worst = max(worst, 0.0 if difference is None else difference.by)
+        texts[name] = difference.text if difference else "equal" if same else "differs from its digest in summary.json"
     dtype = torch.float64 if config.get("dtype") == "float64" else torch.float32
-    return Verdict(said, _versions(config, again), worst, torch.finfo(dtype).eps ** 0.5)  # half of its digits
+    return Verdict(texts, _versions(config, again), worst, torch.finfo(dtype).eps ** 0.5)  # half of its digits
 
 
 def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
@@ -162,20 +162,20 @@ def _clients(run: Numbers, again: Numbers) -> Difference | None:
 
 def _first(pairs: Iterable[tuple[str, str, Any, Any]]) -> Difference | None:
     """The first of (how it is said, what, then, now) that differ, and by how much any of them does at most."""
-    found = [(said, what, _relative(x, y)) for said, what, x, y in pairs if x != y and not (x != x and y != y)]
-    if not found:
+    differences = [(text, place, _relative(x, y)) for text, place, x, y in pairs if x != y and not (x != x and y != y)]
+    if not differences:
         return None
-    said, what, by = found[0]
+    text, place, by = differences[0]
     return Difference(
-        f"{said} ({what}{f' by {by:.1e}, relative' if by < torch.inf else ''})", max(d for *_, d in found)
+        f"{text} ({place}{f' by {by:.1e}, relative' if by < torch.inf else ''})", max(d for *_, d in differences)
     )
 
 
 def _relative(x: Any, y: Any) -> float:
     """The relative difference of two numbers; infinity of other things."""
     numbers = isinstance(x, int | float) and isinstance(y, int | float)
-    found = abs(x - y) / max(abs(x), abs(y)) if numbers else torch.inf
-    return found if found == found else torch.inf
+    gap = abs(x - y) / max(abs(x), abs(y)) if numbers else torch.inf
+    return gap if gap == gap else torch.inf
 
 
 def _server(run: Numbers, again: Numbers) -> Difference | None:
@@ -184,19 +184,19 @@ def _server(run: Numbers, again: Numbers) -> Difference | None:
 
 
 def _models(run: Numbers, again: Numbers) -> Difference | None:
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for i, name in enumerate(run.about.names):
         a, b = client_model(run.folder, i, name), client_model(again.folder, i, name)
         if a is None or b is None:
             return None if a is b else Difference("are missing on one side", torch.inf)
         if difference := _apart(a[0], b[0]):
-            found.append(Difference(f"{difference.text} (client {name!r})", difference.by))
-    return max(found, key=lambda d: d.by, default=None)
+            differences.append(Difference(f"{difference.text} (client {name!r})", difference.by))
+    return max(differences, key=lambda d: d.by, default=None)
 
 
 def _history(run: Numbers, again: Numbers) -> Difference | None:
     a, b = run.records, again.records
-    found = _first(
+    first = _first(
         (f"differs from round {one.round} on", f"{one.split} {key}", value, other.table().get(key))
         for one, other in zip(a, b, strict=False)
         for key, value in one.table().items()
@@ -204,9 +204,9 @@ def _history(run: Numbers, again: Numbers) -> Difference | None:
     )
     if len(a) != len(b):
         return Difference(
-            found.text if found else f"differs: {len(a)} evaluations in the run, {len(b)} here", torch.inf
+            first.text if first else f"differs: {len(a)} evaluations in the run, {len(b)} here", torch.inf
         )
-    return found
+    return first
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> Difference | None:
