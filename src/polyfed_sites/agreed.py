@@ -31,8 +31,8 @@ NOWHERE = Where(None, {}, {})
 
 def versions(added: Iterable[str] = ()) -> dict[str, str]:
     """Of what must be the same at server and sites. added: packages of the method, the model and the metrics"""
-    known = plugins.versions() | {package: version_of(package) for package in OURS}
-    return {package: known.get(package, "not installed") for package in (*OURS, *added)}
+    installed = plugins.versions() | {package: version_of(package) for package in OURS}
+    return {package: installed.get(package, "not installed") for package in (*OURS, *added)}
 
 
 def unlike(here: Mapping[str, str], there: Mapping[str, str], other: str) -> str:
@@ -102,23 +102,23 @@ def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: 
     if not isinstance(method, Algorithm):
         raise Refusal(f"{method.name} is a yardstick, which needs no sites")
     model = {"name": default_for(settled.inputs)} | join.model
-    found = model_of(model, NOWHERE)
-    if found.file is not None:
+    chosen = model_of(model, NOWHERE)
+    if chosen.file is not None:
         raise Refusal("the model is in a file, which a site does not run; name one of polyfed's own")
-    if found.backbone is not None:
-        which = f"the backbone {found.backbone} with digest {found.backbone_digest}"
-        if backbone is None or found.backbone_digest is None:
+    if chosen.backbone is not None:
+        which = f"the backbone {chosen.backbone} with digest {chosen.backbone_digest}"
+        if backbone is None or chosen.backbone_digest is None:
             raise Refusal(f"needs {which}, which is not sent; name its folder or file here with --backbone")
-        if (here := digest_of(backbone.expanduser().resolve())) != found.backbone_digest:
+        if (here := digest_of(backbone.expanduser().resolve())) != chosen.backbone_digest:
             raise Refusal(f"needs {which}, and the one named with --backbone has {here}")
-        found = dataclasses.replace(found, backbone=str(backbone))
-        model["backbone"] = found.backbone
+        chosen = dataclasses.replace(chosen, backbone=str(backbone))
+        model["backbone"] = chosen.backbone
 
     def start(grown: Callable[[int], None]) -> torch.nn.Module:
-        if found.backbone is None:
+        if chosen.backbone is None:
             with counted(grown):
-                return make_model(found, settled.inputs, settled.outputs, training.seed)
-        made = make_model(found, settled.inputs, settled.outputs, training.seed)  # the site's own, but what is trained
+                return make_model(chosen, settled.inputs, settled.outputs, training.seed)
+        made = make_model(chosen, settled.inputs, settled.outputs, training.seed)  # the site's own, but what is trained
         grown(sum(p.numel() for p in made.parameters() if p.requires_grad))
         return made
 

@@ -80,8 +80,8 @@ class Asking:
     ) -> dict[str, Message[R]]:
         """Send, and wait for the answers of all. Raises RunError, with every site that has refused."""
         self.ask(messages)
-        found, _ = self.answers(messages, what, kind, wrong)
-        return {name: found[name] for name in messages}
+        answers, _ = self.answers(messages, what, kind, wrong)
+        return {name: answers[name] for name in messages}
 
     def answers(
         self,
@@ -94,15 +94,15 @@ class Asking:
         take: Callable[[str, Message[R]], Message[R]] | None = None,  # what is kept of answers, which come one by one
     ) -> tuple[dict[str, Message[R]], dict[str, str]]:
         """The answers to messages that were sent, and why others are missing."""
-        needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message[R]](), dict[str, str]()
+        needed, kept, failed = min(enough or len(messages), len(messages)), dict[str, Message[R]](), dict[str, str]()
         waiting, again = dict(messages), dict[str, str]()
         start = time.monotonic()
-        while waiting and not (one and found):
+        while waiting and not (one and kept):
             left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
             for name, said in self.transport.pull([*waiting], 1 if one or take is not None else None, left).items():
                 answer = self._read(name, said, kind, wrong)
                 if isinstance(answer, Message):
-                    found[name] = answer if take is None else take(name, answer)
+                    kept[name] = answer if take is None else take(name, answer)
                     del waiting[name]
                 elif name not in again:  # it may have been stopped, or lost on the way
                     again[name] = " ".join(answer.split())[:500].removeprefix(f"{name}: ")
@@ -112,29 +112,29 @@ class Asking:
                     del waiting[name]
             if self.seconds is None or not waiting or time.monotonic() < start + self.seconds:
                 continue
-            if len(found) >= needed and not one:
+            if len(kept) >= needed and not one:
                 failed |= {name: again.get(name, f"no answer within {self.seconds:g} s") for name in waiting}
                 break
             self.say(f"{what}: waiting for {', '.join(waiting)}")
             start = time.monotonic()
         for name, why in failed.items():
             self.say(f"{what}: {name} is missing: {why}")
-        if len(found) < (1 if one else needed):
+        if len(kept) < (1 if one else needed):
             said = "; ".join(f"{name}: {why}" for name, why in failed.items())
-            raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
-        return found, failed
+            raise Silent(f"{what}: {len(kept)} of {len(messages)} sites have answered, expected {needed} ({said})")
+        return kept, failed
 
     def _read(self, name: str, said: bytes | str, kind: type[R], wrong: Wrong[R]) -> Message[R] | str:
         """An answer that counts, or why it does not."""
         if isinstance(said, str):
             return said
         try:
-            found = reply(said, self.transport.most, name)
-            if isinstance(found.head, Failed):
-                return found.head.error
-            if not isinstance(found.head, kind):
+            message = reply(said, self.transport.most, name)
+            if isinstance(message.head, Failed):
+                return message.head.error
+            if not isinstance(message.head, kind):
                 return ANOTHER
-            answer = Message(found.head, found.tensors)
+            answer = Message(message.head, message.tensors)
             return wrong(name, answer) or answer
         except RunError as e:
             return str(e)

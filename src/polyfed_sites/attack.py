@@ -95,10 +95,10 @@ class Attacks:
     def __init__(self, data: Path, policy: Policy, allow: frozenset[str], place: Path):
         self.data, self.policy, self.place, self.consent = data, policy, place, Consent(allow)
         self.sheet = read(data)
-        seen = {name: cells_of(self.sheet, name, Columns()) for name in self.sheet.columns}
-        seen.popitem()  # the target
-        self.words = [n for n, c in seen.items() if c.numbers < c.there and c.distinct]
-        self.numbers = [n for n, c in seen.items() if c.numbers == c.there and n not in self.words]
+        cells = {name: cells_of(self.sheet, name, Columns()) for name in self.sheet.columns}
+        cells.popitem()  # the target
+        self.words = [n for n, c in cells.items() if c.numbers < c.there and c.distinct]
+        self.numbers = [n for n, c in cells.items() if c.numbers == c.there and n not in self.words]
         self._vaults = itertools.count()
 
     def site(self, policy: Policy | None = None) -> Site:
@@ -121,10 +121,10 @@ class Attacks:
     @staticmethod
     def ask(site: Site, message: Message[Any]) -> tuple[Message[Any] | None, str]:
         """An answer, or None and what has refused it."""
-        found = m.reply(site.answer(message.pack()), MOST, NAME)
-        if isinstance(found.head, m.Failed):
-            return None, key_of(found.head.error)
-        return found, ""
+        answer = m.reply(site.answer(message.pack()), MOST, NAME)
+        if isinstance(answer.head, m.Failed):
+            return None, key_of(answer.head.error)
+        return answer, ""
 
     def all(self) -> Iterator[Read]:
         """Every attack, as it ends."""
@@ -152,8 +152,8 @@ class Attacks:
     def told(self, site: Site, join: m.Join, **columns: Any) -> tuple[str, str]:
         """What a site says of its file where the server names other settings of columns."""
         other = dataclasses.replace(join.columns, **columns)
-        found, by = self.ask(site, Message(join.model_copy(update={"columns": other})))
-        return ("" if found is None else found.head.file.model_dump_json()), by
+        answer, by = self.ask(site, Message(join.model_copy(update={"columns": other})))
+        return ("" if answer is None else answer.head.file.model_dump_json()), by
 
     def joins(self, asked: Asked, column: str) -> tuple[int, int, str]:
         """Cells that are told apart from texts that nobody has; what many rows have is nobody's."""
@@ -162,8 +162,8 @@ class Attacks:
         kept = [name for name in self.words if name != column]
         plain, by = self.told(site, join, drop=kept, gaps=["nobody has this"])
         for cell in cells:
-            said, why = self.told(site, join, drop=kept, gaps=[cell])
-            by, read = why or by, read + bool(said and plain and said != plain)
+            told, why = self.told(site, join, drop=kept, gaps=[cell])
+            by, read = why or by, read + bool(told and plain and told != plain)
         return read, len(cells), ", ".join(dict.fromkeys(["least-count", *([by] if by else [])]))
 
     def pooled(self, asked: Asked, what: Any, tensors: dict[str, torch.Tensor], **terms: Any) -> Message[Any]:
@@ -178,8 +178,8 @@ class Attacks:
         d = sum(i.values is None for i in asked["begin"].head.settled.preparation.inputs)
         for k in range(TRIES // 2):
             question = self.pooled(asked, "sums", {"fill": torch.zeros(d).double()}, test=(n // 5 + k) / n)
-            found, why = self.ask(site, question)
-            sums, by = ([*sums, found.tensors] if found else sums), why or by
+            answer, why = self.ask(site, question)
+            sums, by = ([*sums, answer.tensors] if answer else sums), why or by
         alone = [a for a, b in itertools.pairwise(sums) if 0 < abs(float((a["n"] - b["n"]).sum())) <= d]
         return len(alone), TRIES // 2 - 1, by
 
@@ -190,8 +190,10 @@ class Attacks:
         prepared = question.head.settled.preparation
         inputs = tuple(dataclasses.replace(i, gap=True) for i in prepared.inputs if i.name == self.numbers[0])
         settled = dataclasses.replace(question.head.settled, preparation=prepared.with_inputs(inputs))
-        found, by = self.ask(self.site(), question._replace(head=question.head.model_copy(update={"settled": settled})))
-        return (0 if found is None else int(found.tensors["counts"].max())), len(self.sheet.lines), by
+        answer, by = self.ask(
+            self.site(), question._replace(head=question.head.model_copy(update={"settled": settled}))
+        )
+        return (0 if answer is None else int(answer.tensors["counts"].max())), len(self.sheet.lines), by
 
     # training
 
@@ -257,8 +259,8 @@ class Attacks:
         counts, n = list[float](), len(site.state.client.data["train"].x)
         for w in self.cuts(site, asked):
             head = asked["evaluate"].head.model_copy(update={"split": "train", "base": (-1, -1)})
-            found, why = self.ask(site, Message(head, {"w": w.to(asked["train"].tensors["w"])}))
-            counts, by = ([*counts, found.head.metrics.get(ACCURACY.name, 0) * n] if found else counts), why or by
+            answer, why = self.ask(site, Message(head, {"w": w.to(asked["train"].tensors["w"])}))
+            counts, by = ([*counts, answer.head.metrics.get(ACCURACY.name, 0) * n] if answer else counts), why or by
         one = sum(abs(abs(a - b) - 1) < 0.1 for a, b in itertools.pairwise(counts))
         return one, 39, by or "least-count"
 
@@ -290,8 +292,8 @@ class Attacks:
         train, words = asked["train"], list[torch.Tensor]()
         for scale in (1.0, 100.0) if not by else ():
             head = train.head.model_copy(update={"scale": scale, "base": (-1, -1)})
-            found, why = self.ask(site, Message(head, {"w": train.tensors["w"].double()}))
-            by, words = why or by, [*words, *(t.double() / scale for t in (found.tensors.values() if found else ()))]
+            answer, why = self.ask(site, Message(head, {"w": train.tensors["w"].double()}))
+            by, words = why or by, [*words, *(t.double() / scale for t in (answer.tensors.values() if answer else ()))]
         shared = len(words) == 2 and float((words[0] - words[1]).abs().min()) < 1e-6 * float(words[0].abs().max())
         return int(shared), 1, by or "other noise, booked"
 
@@ -301,8 +303,8 @@ class Attacks:
         site, join = self.site(), asked["join"].head
         site.hidden.sign = lambda text: b"signed"
         privacy = {"training": join.training | {"privacy": {"sums": "secure"}}, "keys": keys, "cohort": 3}
-        found, by = self.ask(site, Message(join.model_copy(update=privacy)))
-        return int(found is not None), 1, by
+        answer, by = self.ask(site, Message(join.model_copy(update=privacy)))
+        return int(answer is not None), 1, by
 
     def cohorts(self, fewer: bool) -> tuple[int, int, str]:
         """A secure sum of four pinned sites. fewer: the server names three in its request, or opens three replies"""
@@ -337,8 +339,8 @@ def _public(key: ec.EllipticCurvePrivateKey) -> str:
 
 def key_of(error: str) -> str:
     """Key of the policy that has refused, or the words of the error."""
-    found = re.search(r"its policy has (\S+) =", error)
-    return found[1] if found else "terms" if "and has agreed to" in error else error
+    refusal = re.search(r"its policy has (\S+) =", error)
+    return refusal[1] if refusal else "terms" if "and has agreed to" in error else error
 
 
 def attacked(data: Path, policy: Policy, allow: frozenset[str], place: Path) -> list[Read]:

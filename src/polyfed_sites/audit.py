@@ -75,10 +75,10 @@ class Audit:
 
     def _add(self, what: Mapping[str, Any]) -> None:
         says = {"n": self._n + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **what}
-        found = _hash(self._hash, says)
+        hashed = _hash(self._hash, says)
         with self.path.open("ab") as f:
-            f.write(json.dumps({**says, "hash": found}).encode() + b"\n")
-        self._n, self._hash = self._n + 1, found
+            f.write(json.dumps({**says, "hash": hashed}).encode() + b"\n")
+        self._n, self._hash = self._n + 1, hashed
 
 
 def audited(answer: Callable[[bytes], bytes], audit: Audit, terms: Callable[[], str]) -> Callable[[str, bytes], bytes]:
@@ -91,8 +91,8 @@ def audited(answer: Callable[[bytes], bytes], audit: Audit, terms: Callable[[], 
         if terms() != agreed:
             agreed = terms()
             audit.add("agreed", run=run, terms=agreed)
-        asked = {"run": run, "asked": mark(data), "what": heading(data)}
-        audit.add("answered", **asked, answer=mark(reply), kind=heading(reply), bytes=len(reply))
+        question = {"run": run, "asked": mark(data), "what": heading(data)}
+        audit.add("answered", **question, answer=mark(reply), kind=heading(reply), bytes=len(reply))
         return reply
 
     return one
@@ -121,22 +121,22 @@ def read(path: Path) -> Log:
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
         raise ConfigError(f"{path}: no audit log ({(e.strerror or str(e)).lower()})") from None
-    found, before = list[Mapping[str, Any]](), ""
+    entries, before = list[Mapping[str, Any]](), ""
     for k, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
         try:
             says: dict[str, Any] = json.loads(line)
-            n, said = int(says["n"]), says.pop("hash")
+            n, hashed = int(says["n"]), says.pop("hash")
             did = str(says["did"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RunError(f"{path}, line {k}: found no line of an audit log; it has changed or was cut off") from None
         if n != k:
             raise RunError(f"{path}, line {k}: {f'line {n} is there twice' if n < k else f'line {k} is missing'}")
-        if said != (before := _hash(before, says)):
+        if hashed != (before := _hash(before, says)):
             raise RunError(f"{path}, line {k}: has changed ({did}, {says.get('at')})")
-        found.append(says)
-    if not found or found[0]["did"] != "started":
-        raise RunError(f"{path}: found {'no line' if not found else found[0]['did']}, expected how it started")
-    return Log(path, str(found[0].get("end")), found)
+        entries.append(says)
+    if not entries or entries[0]["did"] != "started":
+        raise RunError(f"{path}: found {'no line' if not entries else entries[0]['did']}, expected how it started")
+    return Log(path, str(entries[0].get("end")), entries)
 
 
 def compare(first: Log, second: Log) -> str:
@@ -147,7 +147,7 @@ def compare(first: Log, second: Log) -> str:
     runs = {s["run"] for s in server.of("asked", site=site.end)}
     sent = [s for s in site.of("answered") if s["run"] in runs]
     taken = server.of("answered", site=site.end)
-    asked = {s["asked"]: s for s in server.of("asked", site=site.end)}
+    questions = {s["asked"]: s for s in server.of("asked", site=site.end)}
     again = max(s["n"] for s in server.of("started"))
     there, here = ({(s["asked"], s["answer"], s["bytes"]) for s in of} for of in (taken, sent))
     lost = 0
@@ -159,12 +159,14 @@ def compare(first: Log, second: Log) -> str:
         if others:
             mine, other = (f"{a['answer'][:12]}, {a['bytes']:,} bytes" for a in (s, others[0]))
             raise RunError(f"{where}: found {mine}, and {other} at the server (line {others[0]['n']})")
-        if s["asked"] not in asked or asked[s["asked"]]["n"] > again:  # else the server was stopped before it came
+        if (
+            s["asked"] not in questions or questions[s["asked"]]["n"] > again
+        ):  # else the server was stopped before it came
             raise RunError(f"{where}: {server.path} has no such answer; a line or the end of it is missing")
         lost += 1
     for t in taken:
         if (t["asked"], t["answer"], t["bytes"]) not in here:
-            where = f"{server.path}, line {t['n']}: {site.end}'s answer to {asked.get(t['asked'], {}).get('what')}"
+            where = f"{server.path}, line {t['n']}: {site.end}'s answer to {questions.get(t['asked'], {}).get('what')}"
             raise RunError(f"{where}: {site.path} has no such answer; a line or the end of it is missing")
     total = f"{len(here):,} answers of {site.end}, {sum(size for *_, size in here):,} bytes: the same at both ends"
     return total + (f"; {lost} of them did not reach a server that was stopped" if lost else "")

@@ -20,9 +20,12 @@ from polyfed.core.rows import MemoryRows
 from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Plan, Worker
 from polyfed_privacy.guard import Guard
+from polyfed_sites import journal
 from polyfed_sites import wire as m
 from polyfed_sites.vault import START, Vault, Version
 from polyfed_sites.wire import Message
+
+METRICS = "metrics.jsonl"  # in the vault: the site's own scores
 
 
 class Client:
@@ -70,37 +73,39 @@ class Client:
             rows.scatter(self._here[at], mine)
         if self.guard is None:
             up = tally.uplinks()
-            found = {name: up[name][0] for name in up}
+            sent = {name: up[name][0] for name in up}
         else:
-            found = {f"{name}.{kind}": words for (name, kind), words in tally.part().sums.items()}
+            sent = {f"{name}.{kind}": words for (name, kind), words in tally.part().sums.items()}
         self.vault.save((t, phase), rows.snapshot(), asked.keep)
         seconds = math.ceil(10 * (time.perf_counter() - begun)) / 10  # finer ones would tell of the rows
-        return Message(m.Trained(t=t, phase=phase, steps=int(reply.steps[0]), seconds=seconds), found)
+        return Message(m.Trained(t=t, phase=phase, steps=int(reply.steps[0]), seconds=seconds), sent)
 
     def evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
         """How good the model is that this client would deploy."""
         if asked.split not in self.data:
             raise Refusal(f"has no rows for {asked.split}")
         w, parameters = self.personal(asked.base, tensors)
-        found = evaluation.metrics(self.task, w, self.data[asked.split], np.arange(1))
-        metrics = {name: float(values[0]) for name, values in found.items()}
+        scores = evaluation.metrics(self.task, w, self.data[asked.split], np.arange(1))
+        metrics = {name: float(values[0]) for name, values in scores.items()}
         return Message(m.Measured(metrics=metrics, parameters=parameters))
 
     def personal(self, base: Version, tensors: State) -> tuple[Tensor, int]:
         """[1, p]: the model that it would deploy, and how many numbers describe it. tensors: what it received"""
         mine, down = self._rows(base).gather(self._here), self._one(tensors)
         w = self.algorithm.personal(self.task, mine, down)
-        found = self.algorithm.parameters(self.task, mine, down)
-        return w, self.task.p if found is None else int(torch.as_tensor(found).reshape(-1)[0])
+        parameters = self.algorithm.parameters(self.task, mine, down)
+        return w, self.task.p if parameters is None else int(torch.as_tensor(parameters).reshape(-1)[0])
 
     def report(self) -> str:
         """The client's own numbers, round by round: those of the model that it would have deployed then."""
-        found = {(r["round"], r["split"]): r for r in self.vault.lines("metrics.jsonl")}  # the last word on each
-        names = list(dict.fromkeys(key for r in found.values() for key in r if key not in ("round", "split")))
+        scores = {
+            (r["round"], r["split"]): r for r in journal.lines(self.vault.folder / METRICS)
+        }  # the last word on each
+        names = list(dict.fromkeys(key for r in scores.values() for key in r if key not in ("round", "split")))
         counts = ", ".join(f"{len(split.x)} {key}" for key, split in self.data.items())
         rows = [
             [str(t), split, *("" if r.get(key) is None else f"{r[key]:.4g}" for key in names)]
-            for (t, split), r in sorted(found.items())
+            for (t, split), r in sorted(scores.items())
         ]
         table = [["round", "rows of", *names], ["---"] * (2 + len(names)), *rows]
         head = f"# {self.name}: {self.algorithm.name}, run {self.vault.run}\n\nRows: {counts}.\n\n"

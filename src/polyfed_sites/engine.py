@@ -93,7 +93,7 @@ class RemoteEngine:
         self.asking.ask(messages)
 
     def _messages(self, down: Down, round: Round) -> dict[int, Message[m.Train]]:
-        found: dict[int, Message[m.Train]] = {}
+        messages: dict[int, Message[m.Train]] = {}
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         cohort = [] if self.sums is None else sorted(self.names[int(i)] for i in ids)
         for row, (i, t) in enumerate(zip(map(int, ids), map(int, sent), strict=True)):
@@ -102,8 +102,8 @@ class RemoteEngine:
                 run=self.run, base=base, keep=keep, t=t, phase=round.phase, n=round.n, scale=self.step_sizes.at(t),
                 cohort=cohort,
             )  # fmt: skip
-            found[i] = Message(head, down.shared | {name: each[row] for name, each in down.each.items()})
-        return found
+            messages[i] = Message(head, down.shared | {name: each[row] for name, each in down.each.items()})
+        return messages
 
     def _state(self, i: int) -> tuple[Version, Version]:
         """The state of a client that the next message builds on, and the oldest that may still be asked for."""
@@ -118,15 +118,15 @@ class RemoteEngine:
         asked = {name: self._asked[name] for name in names}
         what = f"round {max(message.head.t for message in asked.values())}"
         if self._sum is None:
-            found, missing = self.asking.answers(asked, what, m.Exchanged, self._wrong, self.quorum, first)
+            answers, missing = self.asking.answers(asked, what, m.Exchanged, self._wrong, self.quorum, first)
         else:
             wrong, take = self._sum.wrong, self._sum.take
-            found, missing = self.asking.answers(asked, what, Strict, wrong, self.quorum, take=take)
+            answers, missing = self.asking.answers(asked, what, Strict, wrong, self.quorum, take=take)
         at = {self.names[int(i)]: int(i) for i in ids}
-        self._replies |= {at[name]: reply for name, reply in found.items()}
-        for name in [*found, *missing]:
+        self._replies |= {at[name]: reply for name, reply in answers.items()}
+        for name in [*answers, *missing]:
             del self._asked[name]
-        who = [*there, *(at[name] for name in found)]
+        who = [*there, *(at[name] for name in answers)]
         ids, sizes = np.array(who if first else sorted(who)), {i: self._replies[i].bytes for i in who}
         return Answers(ids, {at[name]: why for name, why in missing.items()}, sizes)
 
@@ -143,8 +143,8 @@ class RemoteEngine:
     def _forms(self, t: int, phase: int) -> Mapping[str, Form]:
         """Of what is sent up in an exchange."""
         assert self.expected is not None
-        found = self.expected(t, phase)
-        return found if self.sums is None else sent_forms(found, self.sums(t, phase))
+        forms = self.expected(t, phase)
+        return forms if self.sums is None else sent_forms(forms, self.sums(t, phase))
 
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         ids = [int(i) for i in round.ids.cpu().numpy()]
@@ -207,12 +207,12 @@ class RemoteEngine:
     def _order(self, round: Round) -> list[int]:
         """The rows, in the order in which one machine would run the clients one by one: sums then have its bits."""
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
-        found: list[int] = []
+        order: list[int] = []
         for t in sorted(set(sent.tolist())):
             at = np.flatnonzero(sent == t)
             who = ids[at]
-            found += [int(at[c[0]]) for c in chunks(self.work, self.counts[who], self._keys[who], self.seed, t, 1)]
-        return found
+            order += [int(at[c[0]]) for c in chunks(self.work, self.counts[who], self._keys[who], self.seed, t, 1)]
+        return order
 
     def commit(self) -> None:
         self._held = self._base.copy()
@@ -233,17 +233,17 @@ class RemoteEngine:
         messages = self._about(down, m.Evaluate, split=split, round=t)
         if self.opener is not None:
             return self._scored(self.opener, messages, f"evaluation on {split}")
-        found = self._deployed(messages, f"evaluation on {split}", m.Measured, self._wrong_scores)
+        answers = self._deployed(messages, f"evaluation on {split}", m.Measured, self._wrong_scores)
         told: dict[int, dict[str, float]] = {}
         together: list[int] = []
         for i, name in enumerate(self.names):
-            if name not in found:
+            if name not in answers:
                 continue
-            said = found[name].head
-            self._parameters[i] = said.parameters
-            if said.metrics is not None:
-                told[i] = said.metrics
-                together += [i] * said.aggregate
+            measured = answers[name].head
+            self._parameters[i] = measured.parameters
+            if measured.metrics is not None:
+                told[i] = measured.metrics
+                together += [i] * measured.aggregate
         values = {
             key: np.array([told.get(i, {}).get(key, math.nan) for i in range(len(self.names))])
             for key in [of.name for of in self.metrics]
@@ -251,15 +251,15 @@ class RemoteEngine:
         }
         if together:
             for v in values.values():
-                known = v[together][~np.isnan(v[together])]
-                v[together] = known.mean() if len(known) > 1 else math.nan
+                there = v[together][~np.isnan(v[together])]
+                v[together] = there.mean() if len(there) > 1 else math.nan
         return values
 
     def _scored(self, opener: Opener, messages: Mapping[str, Message[Any]], what: str) -> dict[str, np.ndarray]:
         """The mean of each metric over the sites that have it, from a secure sum, for every site."""
         names = sorted(of.name for of in self.metrics)
-        found = opener.ask(messages, 2 * len(names), what, self.quorum)
-        means = [total / there if there > 1 else math.nan for total, there in zip(found[::2], found[1::2], strict=True)]
+        sums = opener.ask(messages, 2 * len(names), what, self.quorum)
+        means = [total / there if there > 1 else math.nan for total, there in zip(sums[::2], sums[1::2], strict=True)]
         if self._asked:
             self.asking.ask(self._asked)
         return {name: np.full(len(self.names), mean) for name, mean in zip(names, means, strict=True)}
@@ -278,25 +278,27 @@ class RemoteEngine:
 
     def end(self, down: Down) -> dict[str, str]:
         """The last message: sites make their models. Returns who has not answered, and why."""
-        found = self._deployed(self._about(down, m.End), "the end", m.Stored)
-        return {name: "no answer" for name in self.names if name not in found}
+        answers = self._deployed(self._about(down, m.End), "the end", m.Stored)
+        return {name: "no answer" for name in self.names if name not in answers}
 
     def _about(self, down: Down, head: type[m.Turn], **more: Any) -> dict[str, Message[Any]]:
         """Messages to all sites about the models that they would deploy."""
-        each, found = expand(down, len(self.names)), dict[str, Message[Any]]()
+        each, messages = expand(down, len(self.names)), dict[str, Message[Any]]()
         for i, name in enumerate(self.names):
             base, keep = self._state(i)
-            found[name] = Message(head(run=self.run, base=base, keep=keep, **more), {k: t[i] for k, t in each.items()})
-        return found
+            messages[name] = Message(
+                head(run=self.run, base=base, keep=keep, **more), {k: t[i] for k, t in each.items()}
+            )
+        return messages
 
     def _deployed(
         self, messages: Mapping[str, Message[Any]], what: str, kind: type[R], wrong: Wrong[R] = lambda *_: ""
     ) -> dict[str, Message[R]]:
         self.asking.ask(messages)
-        found, _ = self.asking.answers(messages, what, kind, wrong, self.quorum)
+        answers, _ = self.asking.answers(messages, what, kind, wrong, self.quorum)
         if self._asked:  # this message has taken the place of one that is under way
             self.asking.ask(self._asked)
-        return found
+        return answers
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         raise RunError("the models of this run are at its sites; they are exported there")

@@ -130,7 +130,7 @@ class Hub:
         changed, now = self.keys.changed(), time.monotonic()
         if self._registered[0] == changed and now < self._registered[1] + ENDS:
             return
-        wanted = {as_flower(public): found for public, found in self.keys.accepted().items()}
+        wanted = {as_flower(public): site for public, site in self.keys.accepted().items()}
         there = {n.public_key: n.node_id for n in self.nodes.get_node_info() if n.node_id in self._names}
         for key in there.keys() - wanted.keys():
             node = there.pop(key)
@@ -161,17 +161,17 @@ class Hub:
         with self.changed:
             self.register()
             there = {self._names.get(n.node_id): n for n in self.nodes.get_node_info(statuses=["online"])}
-            known = {*self._names.values()}
+            names = {*self._names.values()}
             for name in sorted(self.online.keys() - there.keys()):
                 del self.online[name]
                 self.say(
-                    f"{name} is not connected any more" if name in known else f"{name}'s key is no longer accepted"
+                    f"{name} is not connected any more" if name in names else f"{name}'s key is no longer accepted"
                 )
-            for key in [key for key in self.asked if key[1] not in known]:
+            for key in [key for key in self.asked if key[1] not in names]:
                 self._answer(key, REFUSED)
             for run in self.runs:
                 if not run.over:
-                    run.note(known)
+                    run.note(names)
 
     def public(self) -> dict[str, str]:
         """By site, the key of the process that is connected, as OpenSSH writes it."""
@@ -195,11 +195,11 @@ class Hub:
                 if name == caller.name:
                     self.nodes.deactivate_node(node)
             self._came(caller)
-            found = flwr.activate_node(asked, self.nodes)
+            reply = flwr.activate_node(asked, self.nodes)
             self._sessions[caller.name], self.online[caller.name] = caller.session, caller.address
             self.say(f"{caller.name} is connected")
             self._rouse(caller.name)
-        return found
+        return reply
 
     def _came(self, caller: Caller) -> None:
         """Note where a key comes from, and say it where it came from elsewhere before."""
@@ -212,9 +212,9 @@ class Hub:
     def _deactivate_node(self, asked: Any, caller: Caller) -> Any:
         with self.changed:
             self._sessions.pop(caller.name, None)
-        found = flwr.deactivate_node(asked, self.nodes)
+        reply = flwr.deactivate_node(asked, self.nodes)
         self.look()
-        return found
+        return reply
 
     # messages
 
@@ -264,14 +264,14 @@ class Hub:
 
     def _pull_messages(self, asked: Any, caller: Caller) -> Any:
         with self.changed:
-            found = self._next(caller.name)
-        if found is None:
+            question = self._next(caller.name)
+        if question is None:
             return flwr.PullMessagesResponse()
-        delivery = Delivery(found)
-        found.by.note_asked(caller.name, delivery)
+        delivery = Delivery(question)
+        question.by.note_asked(caller.name, delivery)
         with self.changed:
             self._open[caller.name] = delivery
-        about = flwr.Metadata(message_id=delivery.id, group_id=found.by.run, dst_node_id=caller.node)
+        about = flwr.Metadata(message_id=delivery.id, group_id=question.by.run, dst_node_id=caller.node)
         message = flwr.Message(metadata=about)
         return flwr.PullMessagesResponse(messages_list=[message], message_object_trees=[delivery.tree])
 
@@ -365,15 +365,15 @@ class Flower:
         self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
     ) -> dict[str, bytes | str]:
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
-        found: dict[str, bytes | str] = {}
+        replies: dict[str, bytes | str] = {}
         with self.hub.changed:
             while True:
                 stop.waiting()
                 there = [name for name in names if (self.run, name) in self.hub.found]
-                found |= {name: self.hub.found.pop((self.run, name)) for name in there}
+                replies |= {name: self.hub.found.pop((self.run, name)) for name in there}
                 left = end - time.monotonic()
-                if len(found) >= (len(names) if enough is None else enough) or left < 0:
-                    return found
+                if len(replies) >= (len(names) if enough is None else enough) or left < 0:
+                    return replies
                 self.hub.changed.wait(min(STOPPED, left))
 
     def note_asked(self, name: str, given: Delivery) -> None:
@@ -388,14 +388,14 @@ class Flower:
             kind = heading(reply)
             self._count(name, len(reply), kind)
             if self.audit is not None:
-                found = {"answer": mark(reply), "kind": kind, "bytes": len(reply)}
-                self.audit.add("answered", site=name, run=self.run, asked=given.digest, **found)
+                facts = {"answer": mark(reply), "kind": kind, "bytes": len(reply)}
+                self.audit.add("answered", site=name, run=self.run, asked=given.digest, **facts)
 
     def note(self, known: set[str]) -> None:
         """Write down who is there and who is to answer, for `polyfed status`."""
-        asked = [name for run, name in self.hub.asked if run == self.run]
+        waited = [name for run, name in self.hub.asked if run == self.run]
         doing = {name: "connected" if name in self.hub.online else "not connected" for name in known}
-        doing |= {name: f"{doing.get(name, 'refused')}, to answer" for name in asked}
+        doing |= {name: f"{doing.get(name, 'refused')}, to answer" for name in waited}
         if doing != self._noted:
             self._noted = doing
             write(self.folder / STATE, json.dumps({"pid": os.getpid(), "sites": doing}).encode())

@@ -59,7 +59,7 @@ if not _found.startswith(f"{VERSION}."):
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(name)
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    value = globals()[name] = getattr(import_module(_WHERE[name]), name)
     for of in ("flwr", "uvicorn", "httpx"):
         logging.getLogger(of).setLevel(logging.CRITICAL)  # what matters is said in polyfed's own words
-    return found
+    return value

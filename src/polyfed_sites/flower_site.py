@@ -115,8 +115,8 @@ class Attendance:
 
     def _enter(self, client: Any) -> None:
         public = flwr.public_key_to_bytes(self.key.private.public_key())
-        found = client.ActivateNode(flwr.ActivateNodeRequest(public_key=public, heartbeat_interval=ALIVE))
-        self._node = flwr.Node(node_id=found.node_id)
+        reply = client.ActivateNode(flwr.ActivateNodeRequest(public_key=public, heartbeat_interval=ALIVE))
+        self._node = flwr.Node(node_id=reply.node_id)
         self._tell("connected to {}:{}".format(*self.server))
 
     def _beat(self, client: Any) -> None:
@@ -127,11 +127,11 @@ class Attendance:
 
     def _serve(self, client: Any) -> None:
         """Wait for a message, and answer it."""
-        found = client.PullMessages(flwr.PullMessagesRequest(node=self._node))
-        if not found.messages_list:
+        pulled = client.PullMessages(flwr.PullMessagesRequest(node=self._node))
+        if not pulled.messages_list:
             self._sent = True  # nothing of it is wanted
             return
-        about, tree = found.messages_list[0].metadata, found.message_object_trees[0]
+        about, tree = pulled.messages_list[0].metadata, pulled.message_object_trees[0]
         asks = (flwr.PullObjectRequest(node=self._node, object_id=name) for name in pieces.names(tree))
         data = pieces.joined(client.PullObject(one).object_content for one in asks)
         digest = hashlib.sha256(data).digest()

@@ -112,8 +112,8 @@ class Gate:
         if call == "pull_messages":
             self.there.admit(caller)
             await self._hold(caller.name, receive)
-        found = await asyncio.to_thread(self._safely, call, asked, caller)
-        return found.SerializeToString(), "application/protobuf"
+        reply = await asyncio.to_thread(self._safely, call, asked, caller)
+        return reply.SerializeToString(), "application/protobuf"
 
     def _caller(self, scope: Scope, asked: Any) -> Caller:
         """Who asks. Raises Denied for whom Flower does not take for the node that it says it is."""

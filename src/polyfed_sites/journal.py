@@ -14,9 +14,10 @@ def append(path: Path, *entries: Any) -> None:
     """Write lines, for this user only. Raises Refusal where that fails: then nothing leaves."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
-            # a line that was cut off by a kill is ended first
-            f.write("".join(f"\n{json.dumps(entry)}\n" for entry in entries))
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - 1))
+            torn = f.read() not in (b"", b"\n")  # by a kill
+            f.write(b"\n" * torn + "".join(f"{json.dumps(entry)}\n" for entry in entries).encode())
             f.flush()
             os.fsync(f.fileno())
     except OSError as e:

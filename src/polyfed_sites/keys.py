@@ -192,13 +192,13 @@ class Keys:
             raise ConfigError(f"no site {site!r} in {self.folder}{closest(site, register['sites'])}")
         if key is not None and key not in marks:
             raise ConfigError(f"--key: {site} has no key {key!r}{closest(key, marks)}, expected {' or '.join(marks)}")
-        found: list[str] = []
+        revoked: list[str] = []
         for mark, says in zip(marks, register["sites"][site], strict=True):
             if key in (None, mark) and "revoked" not in says:
                 says |= {"revoked": _now().isoformat(), "why": why}
-                found.append(mark)
+                revoked.append(mark)
         self._save(register)
-        return found
+        return revoked
 
     def sites(self) -> dict[str, list[Entry]]:
         """The register: every site's keys, the oldest first."""
@@ -225,7 +225,7 @@ class Keys:
     def seen(self) -> dict[str, list[str]]:
         """Addresses that keys came from, by the key's mark."""
         try:
-            return {mark: [*map(str, known)] for mark, known in table_in(self._seen.read_bytes()).items()}
+            return {mark: [*map(str, addresses)] for mark, addresses in table_in(self._seen.read_bytes()).items()}
         except (OSError, ValueError, TypeError):
             return {}
 
@@ -264,15 +264,15 @@ class Keys:
 
     def _load(self) -> dict[str, Any]:
         try:
-            found = table_in(self._register.read_bytes())
-            if not (isinstance(found.get("address"), str) and is_table(found.get("sites"))):
+            register = table_in(self._register.read_bytes())
+            if not (isinstance(register.get("address"), str) and is_table(register.get("sites"))):
                 raise ValueError("expected the server's address and a table of sites")
-            for name, keys in found["sites"].items():
+            for name, keys in register["sites"].items():
                 if not (is_list(keys) and keys):
                     raise ValueError(f"site {name!r}: expected a list of its keys")
                 for says in keys:
                     _entry(name, says)
-            return found
+            return register
         except FileNotFoundError:
             raise ConfigError(f"{self.folder}: no keys of a federation; make them with polyfed keys init") from None
         except (OSError, ValueError) as e:
@@ -357,19 +357,27 @@ def private() -> Generator[None]:
         os.umask(before)
 
 
-def write(path: Path, data: bytes) -> None:
-    """A file that is there whole or not at all, for this user only."""
+def put(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all, for this user only, and on the disk. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(".draft", f".{path.name}.", path.parent)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(".draft", f".{path.name}.", path.parent)
-        try:
-            with os.fdopen(handle, "wb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(draft, path)
-        finally:
-            Path(draft).unlink(missing_ok=True)
+        with os.fdopen(handle, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(draft, path)
+    finally:
+        Path(draft).unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def write(path: Path, data: bytes) -> None:
+    """As `put`; an error is a RunError."""
+    try:
+        put(path, data)
     except OSError as e:
         raise RunError(f"cannot write {path}: {_reason(e)}") from None
 
@@ -381,8 +389,8 @@ def _certificate(host: str | None, issuer: Any, public: Any, days: int, now: dat
 
 
 def _named(host: str) -> Any:
-    found = _ip(host)
-    return x509.DNSName(host) if found is None else x509.IPAddress(found)
+    ip = _ip(host)
+    return x509.DNSName(host) if ip is None else x509.IPAddress(ip)
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -395,9 +403,9 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _entry(name: str, says: Any) -> Entry:
     try:
         revoked = _when(says["revoked"]) if "revoked" in says else None
-        found = Entry(says["public"], _when(says["until"]), revoked, str(says.get("why", "")))
-        if found.mark:
-            return found
+        entry = Entry(says["public"], _when(says["until"]), revoked, str(says.get("why", "")))
+        if entry.mark:
+            return entry
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         pass
     raise ValueError(f"site {name!r}: expected a public key, and the time until which it is good")
@@ -413,8 +421,8 @@ def _now() -> datetime:
 
 
 def _when(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def _reason(error: Exception) -> str:

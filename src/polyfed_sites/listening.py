@@ -22,18 +22,18 @@ class Listening(socket.socket):
         """The next connection."""
         handle, address = self._accept()  # pyrefly: ignore[missing-attribute]
         mine = self.open.setdefault(address[0], {})
-        found = Connection(self.family, self.type, self.proto, fileno=handle)
-        found.among = mine
+        connection = Connection(self.family, self.type, self.proto, fileno=handle)
+        connection.among = mine
         most = mine if len(mine) >= self.each else max(self.open.values(), key=len)
         if len(mine) >= self.each or sum(map(len, self.open.values())) >= self.every:
             oldest = next((c for c in most if c.silent), next(iter(most)))
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
             most.pop(oldest, None)
-        mine[found] = None
+        mine[connection] = None
         if len(self.open) > EACH:
             self.open = {key: those for key, those in self.open.items() if those}
-        return found, address
+        return connection, address
 
 
 class Connection(socket.socket):

@@ -36,39 +36,31 @@ TRUST = ("own", "shared", "server")  # whose noise it is, from nobody that has t
 NAMES = Annotated[list[str], Words("a list of names")]
 
 
+def _count(default: int, least: int, doc: str) -> int:
+    """A setting that is a number of something."""
+    return setting(default, ge=least, le=COUNTED, doc=doc)
+
+
 @dataclass(frozen=True)
 class Policy(Table):
     """What a site answers at most."""
 
     table: ClassVar[str] = ""
 
-    least_rows: int = setting(20, ge=1, le=COUNTED, doc="Fewest training rows with which the site takes part.")
-    least_batch: int = setting(
-        8, ge=1, le=COUNTED, doc="Fewest rows in a local step; a site with fewer rows uses all of them in each."
+    least_rows: int = _count(20, 1, "Fewest training rows with which the site takes part.")
+    least_batch: int = _count(8, 1, "Fewest rows in a local step; a site with fewer rows uses all of them in each.")
+    least_count: int = _count(
+        5, 1, "Fewest rows of a category, class, sum, evaluated part or unit of a layer (k of disclosure control)."
     )
-    least_count: int = setting(
-        5,
-        ge=1,
-        le=COUNTED,
-        doc="Fewest rows of a category, class, sum, evaluated part or unit of a layer (k of disclosure control).",
+    most_steps: int = _count(10_000, 1, "Most local steps in a round.")
+    most_rounds: int = _count(100, 0, "Most rounds of a run.")
+    most_evaluations: int = _count(250, 0, "Most evaluations of a run; each part of the rows counts as one.")
+    most_runs: int = _count(20, 1, "Most runs on the same file, counted over the vaults that lie in one folder.")
+    most_joins: int = _count(50, 1, "Most terms for which the site looks at a row, over all versions of its file.")
+    most_agreements: int = _count(
+        20, 1, "Most terms under which a row is summed or trained on, over all versions of its file."
     )
-    most_steps: int = setting(10_000, ge=1, le=COUNTED, doc="Most local steps in a round.")
-    most_rounds: int = setting(100, ge=0, le=COUNTED, doc="Most rounds of a run.")
-    most_evaluations: int = setting(
-        250, ge=0, le=COUNTED, doc="Most evaluations of a run; each part of the rows counts as one."
-    )
-    most_runs: int = setting(
-        20, ge=1, le=COUNTED, doc="Most runs on the same file, counted over the vaults that lie in one folder."
-    )
-    most_joins: int = setting(
-        50, ge=1, le=COUNTED, doc="Most terms for which the site looks at a row, over all versions of its file."
-    )
-    most_agreements: int = setting(
-        20, ge=1, le=COUNTED, doc="Most terms under which a row is summed or trained on, over all versions of its file."
-    )
-    most_cells: int = setting(
-        20_000, ge=0, le=COUNTED, doc="Most sums, counts and scores about a row, over all versions of its file."
-    )
+    most_cells: int = _count(20_000, 0, "Most sums, counts and scores about a row, over all versions of its file.")
     separable: bool = setting(
         False,
         doc="Allow as many exchanges in steps on parts of the rows as there are rows: a server that sends the same "
@@ -76,26 +68,22 @@ class Policy(Table):
     )
     methods: NAMES | None = setting(None, doc="Methods that are allowed. Default: all.")
     models: NAMES | None = setting(None, doc="Models that are allowed. Default: all.")
-    most_parameters: int = setting(
-        10**7, ge=1, le=COUNTED, doc="Most numbers of a model, those of a backbone of the site's own apart."
-    )
+    most_parameters: int = _count(10**7, 1, "Most numbers of a model, those of a backbone of the site's own apart.")
     columns: NAMES | None = setting(
         None, doc="Columns that are used; no server learns that there are others. Default: all of the file."
     )
     sums: Literal["open", "secure"] = setting(
         "open", doc="secure: no run whose server could read this site's own replies, but for sums over sites."
     )
-    least_sites: int = setting(
-        3, ge=3, le=COUNTED, doc="Fewest sites in a secure sum that this site helps to open, of those with pinned keys."
+    least_sites: int = _count(
+        3, 3, "Fewest sites in a secure sum that this site helps to open, of those with pinned keys."
     )
     peers: NAMES | None = setting(
         None,
         doc="Pinned keys of other sites, by the twelve digits or more that the text names them by. Default: those that "
         "an operator has read; with --yes policy none, and no secure sums.",
     )
-    absent: int = setting(
-        0, ge=0, le=COUNTED, doc="Most sites of a cohort that may be missing in a secure sum that this site opens."
-    )
+    absent: int = _count(0, 0, "Most sites of a cohort that may be missing in a secure sum that this site opens.")
     epsilon: float | None = setting(
         None,
         gt=0,
@@ -154,9 +142,9 @@ class Policy(Table):
 
     def among(self, key: str, names: Iterable[str | None], what: str) -> None:
         """Refuse a name that the list `key` has not."""
-        known = getattr(self, key)
+        allowed = getattr(self, key)
         for name in names:
-            if known is not None and name is not None and name not in known:
+            if allowed is not None and name is not None and name not in allowed:
                 self.forbid(key, f"{what} {name!r}")
 
     def batch(self, size: int | None, rows: int) -> None:
@@ -187,11 +175,12 @@ class Policy(Table):
         work = Work(t.epochs, local_steps_of(join.steps, [about.site]), t.batch_size)
         self.steps(work, counts.train, 0, about.site, t.seed)
         self.most("most_rounds", join.rounds, f"{join.rounds} rounds")
-        asked, size = allowance(join.rounds) * max(map(e.method.needs.phases, range(3))), t.batch_size
-        if size is not None and size < counts.train <= asked and not self.separable:
-            what = f"{join.rounds} rounds in steps of {size} of {counts.train} rows"
+        exchanges, size = allowance(join.rounds) * max(map(e.method.needs.phases, range(3))), t.batch_size
+        if size is not None and size < counts.train <= exchanges and not self.separable:
+            parts = f"{join.rounds} rounds in steps of {size} of {counts.train} rows"
             self.forbid(
-                "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
+                "separable",
+                f"{parts}, from which every row could be solved for (not so with batch-size = full)",
             )
         self._privacy(join, t.privacy)
         self._hiding(join, t.privacy, about.site, read)
@@ -240,12 +229,12 @@ class Policy(Table):
             self.forbid("peers", f"sums hidden by keys that nobody here has pinned (peers = [{named}] would do)")
         pinned = [name for name, m in marks.items() if self.peers is None or any(m.startswith(pin) for pin in pins)]
         others = len(marks) - len(pinned)
-        known = f"of whom {others} have keys that are not pinned"
-        self.least("least_sites", join.cohort - others, f"sums over {join.cohort} sites, {known}")
+        unpinned = f"of whom {others} have keys that are not pinned"
+        self.least("least_sites", join.cohort - others, f"sums over {join.cohort} sites, {unpinned}")
         missing = min(self.absent, p.absent)  # as a sum with less noise than planned is not opened
         if others and p.epsilon is not None and p.noise == "shared" and p.absent < others + missing:
-            what = f"noise that {join.cohort} sites share, {known}, with privacy.absent = {p.absent}"
-            self.forbid("peers", f"{what} ({others + self.absent} or more would do)")
+            noise = f"noise that {join.cohort} sites share, {unpinned}, with privacy.absent = {p.absent}"
+            self.forbid("peers", f"{noise} ({others + self.absent} or more would do)")
 
     def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
         """Refuse more local steps in round `t` than `most_steps`."""
@@ -268,15 +257,15 @@ class Policy(Table):
         if self.clip is None:
             return sent
         longest = self.clip * max(1.0, sum(norm(t.double()) ** 2 for t in received.values()) ** 0.5)
-        found: State = {}
+        left: State = {}
         for name, t in sent.items():
-            found[name] = t
+            left[name] = t
             if t.is_floating_point():
                 before = received.get(name)
                 centre = torch.zeros_like(t) if before is None or before.shape != t.shape else before.to(t.dtype)
                 length = norm((t - centre).double())
-                found[name] = t if length <= longest else centre + (t - centre) * (longest / length)
-        return found
+                left[name] = t if length <= longest else centre + (t - centre) * (longest / length)
+        return left
 
     def words(self) -> str:
         """The settings in one line, for the operator's text."""

@@ -41,13 +41,13 @@ def pooled(
     files = [about.file.used for about in said.values() if isinstance(about.file, Csv)]
     gaps = [name for name in numbers if any(columns[name].some for columns in files)]
     inputs = tuple(dataclasses.replace(i, gap=i.gap or i.name in gaps) for i in blank.inputs)  # also those of test rows
-    known = dataclasses.replace(settled, preparation=blank.with_inputs(inputs))
+    gapped = dataclasses.replace(settled, preparation=blank.with_inputs(inputs))
     columns = len(numbers) + (blank.labels is None)
 
     def ask(what: What, tensors: State, shapes: Mapping[str, tuple[int, ...]]) -> list[State]:
         about, dtype = gaps if what == "counts" else [], torch.int64 if what == "counts" else torch.float64
         messages = {
-            name: Message(m.Pooled(joined=join, peers=dict(peers), settled=known, what=what, columns=about), tensors)
+            name: Message(m.Pooled(joined=join, peers=dict(peers), settled=gapped, what=what, columns=about), tensors)
             for name, join in joins.items()
         }
         expected = {
@@ -55,8 +55,8 @@ def pooled(
         }
 
         def wrong(name: str, reply: Message[m.Sums]) -> str:
-            if found := misfit(reply.tensors, expected):
-                return found
+            if misfits := misfit(reply.tensors, expected):
+                return misfits
             least, most = -math.inf if what == "sums" else 0, train[name] if what == "counts" else math.inf
             within = {k: (0, train[name]) if k == "n" else (least, most) for k in reply.tensors}
             right = all(bool(((t >= within[k][0]) & (t <= within[k][1])).all()) for k, t in reply.tensors.items())
@@ -68,9 +68,9 @@ def pooled(
             flat = {key: np.array([next(totals) for _ in range(expected[key].most)]) for key in sorted(expected)}
             bill.__iadd__(np.array([[1, message.bytes, 16 * size] for message in messages.values()]).T)
             return [{key: torch.as_tensor(flat[key]).to(expected[key].dtype).view(shapes[key]) for key in flat}]
-        found = asking.all(messages, "pooled sums", m.Sums, wrong)
-        bill.__iadd__(np.array([[1, messages[name].bytes, reply.bytes] for name, reply in found.items()]).T)
-        return [reply.tensors for reply in found.values()]
+        replies = asking.all(messages, "pooled sums", m.Sums, wrong)
+        bill.__iadd__(np.array([[1, messages[name].bytes, reply.bytes] for name, reply in replies.items()]).T)
+        return [reply.tensors for reply in replies.values()]
 
     fill, n, zero = np.zeros(len(numbers)), sum(train.values()), {"fill": torch.zeros(len(numbers)).double()}
     shapes = {"n": (len(numbers),), "sums": (columns,)}
@@ -82,8 +82,8 @@ def pooled(
 
         def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             shapes = {"n": (len(gaps),), "counts": at.shape}
-            found = ask("counts", {"at": torch.as_tensor(at)}, shapes)
-            there, most = (torch.stack([s[key] for s in found]).sum(0).numpy() for key in ("n", "counts"))
+            counts = ask("counts", {"at": torch.as_tensor(at)}, shapes)
+            there, most = (torch.stack([s[key] for s in counts]).sum(0).numpy() for key in ("n", "counts"))
             return there, most
 
         fill[[numbers.index(name) for name in gaps]] = medians(count, len(gaps), WAYS)

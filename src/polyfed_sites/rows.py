@@ -142,11 +142,11 @@ class Book:
     def spend(self, kind: str, what: str, rows: str, most: Callable[[int], None], weight: float = 1) -> None:
         """Count something before it is answered; asked again it costs nothing. most: refuses a number for one row"""
         with self.held():
-            asked = self.asked
-            if (kind, what) in {(k, w) for k, w, _, _ in asked}:
+            entries = self.asked
+            if (kind, what) in {(k, w) for k, w, _, _ in entries}:
                 return
             weights = dict[str, float]()
-            for k, _, name, w in asked:
+            for k, _, name, w in entries:
                 if k == kind:
                     weights[name] = weights.get(name, 0.0) + w
             most(int(self.heaviest(weights, rows) + weight))
@@ -173,8 +173,8 @@ class Book:
             drawn[rows] = name
         rows = apart(ids)
         for name in before:  # copies of a row go to the parts in turn, as many as were there
-            known = self.load(before[name])
-            part[np.isin(rows, [] if known is None else known)] = name
+            earlier = self.load(before[name])
+            part[np.isin(rows, [] if earlier is None else earlier)] = name
         new = np.array([p is None for p in part])
         for name in file.rows:
             some = new & (drawn == name)
@@ -191,12 +191,12 @@ class Book:
         for name in sets:
             if name in old:
                 continue
-            known = [self.load(n) for n in old]
+            earlier = [self.load(n) for n in old]
             mine = self.load(name)
             assert mine is not None
-            everybody = np.unique(np.concatenate([mine, *(k for k in known if k is not None)]))
+            everybody = np.unique(np.concatenate([mine, *(k for k in earlier if k is not None)]))
             pattern, signs = np.zeros(len(everybody), dtype=np.uint64), np.random.default_rng(0)
-            for rows in (k for k in known if k is not None):
+            for rows in (k for k in earlier if k is not None):
                 sign = signs.integers(1, 2**63, dtype=np.uint64)
                 pattern[np.searchsorted(everybody, rows)] += sign
             there = np.zeros(len(everybody), dtype=bool)
@@ -275,7 +275,7 @@ def _cells(path: Path, only: Sequence[str] | None) -> dict[int, bytes]:
     named = sorted((name, cells) for name, cells in zip(header, columns, strict=True) if only is None or name in only)
     parts: list[list[str]] = []
     for _, cells in named:
-        found = Texts(cells, delimiter != ",")
-        said = [canonical(found.plain(text)) for text in found.all]
-        parts.append([said[k] for k in found.at.tolist()])
+        texts = Texts(cells, delimiter != ",")
+        plain = [canonical(texts.plain(text)) for text in texts.all]
+        parts.append([plain[k] for k in texts.at.tolist()])
     return {line: "\x1f".join(row).encode() for line, row in zip(lines, zip(*parts, strict=True), strict=True)}

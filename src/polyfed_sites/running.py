@@ -3,7 +3,6 @@ in its vault, and makes the site's model at the end.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -39,10 +38,10 @@ from polyfed_privacy.accounts import rho_of
 from polyfed_privacy.guard import Guard
 from polyfed_privacy.ledger import Budget, Ledger, Spent
 from polyfed_privacy.plan import planned
-from polyfed_sites import units
+from polyfed_sites import journal, units
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import digest, experiment, frozen
-from polyfed_sites.client import Client
+from polyfed_sites.client import METRICS, Client
 from polyfed_sites.door import Door
 from polyfed_sites.joining import Joined, Own
 from polyfed_sites.policy import allowance
@@ -192,11 +191,11 @@ class Run:
         if client.guard is not None:
             client.guard.asked = question.encode()
         try:
-            found = client.train(head, asked.tensors)
+            reply = client.train(head, asked.tensors)
         except Spent as e:
             raise Refusal(str(e)) from None
-        few = own.policy.least_count > 1 and client.guard is None and isinstance(found.head, m.Trained)
-        return self._kept_back(question, asked, found) if few else found
+        few = own.policy.least_count > 1 and client.guard is None and isinstance(reply.head, m.Trained)
+        return self._kept_back(question, asked, reply) if few else reply
 
     def _kept_back(self, question: str, asked: Message[Any], found: Message[m.Exchanged]) -> Message[m.Exchanged]:
         """An answer without what fewer than `least_count` rows have made of it."""
@@ -234,10 +233,10 @@ class Run:
             raise Refusal(wrong)
         if not self.joined.answered.knows("evaluate", question):
             self._permit_evaluation(head.split, question)
-        found = client.evaluate(head, asked.tensors)
-        line = {"round": head.round, "split": head.split, **(found.head.metrics or {})}
-        self.vault.add("metrics.jsonl", json.dumps(finite(line)))
-        return found
+        reply = client.evaluate(head, asked.tensors)
+        line = {"round": head.round, "split": head.split, **(reply.head.metrics or {})}
+        journal.append(self.own.vault / METRICS, finite(line))
+        return reply
 
     def _permit_evaluation(self, split: str, question: str) -> None:
         join, answered, last = self.joined.join, self.joined.answered, self.vault.versions()[-1:]

@@ -129,11 +129,10 @@ class Server:
         self.method, self.algorithm = _only(self.experiment)
         self.transport, self.store, self.wait, self.quorum, self.say = transport, store, wait, quorum, say
         self.asking = Asking(transport, wait, say)
-        self.names: list[str] = []
-        self.said: dict[str, m.Joined] = {}
+        privacy = self.experiment.settings.privacy
+        self.secure = None if privacy is None or privacy.sums == "open" else privacy  # the server then sees sums alone
         self.billed: np.ndarray | None = None
-        self.flags: list[Flag] = []
-        self.audited: dict[str, Any] = {}
+        self.flags, self.audited = list[Flag](), dict[str, Any]()
         self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
@@ -161,15 +160,13 @@ class Server:
 
     def audit(self) -> None:
         """Hold sites against each other that answer an audit, where two or more do."""
-        asked = {n: Message(m.Audit(joined=self.heads[n])) for n, about in self.said.items() if about.audit}
-        p = self.experiment.settings.privacy
-        if len(asked) < 2 or (p is not None and p.sums != "open"):  # the server is to see sums alone
+        messages = {n: Message(m.Audit(joined=self.heads[n])) for n, about in self.said.items() if about.audit}
+        if len(messages) < 2 or self.secure is not None:
             return
-        found = self.asking.all(asked, "the audit", m.Audited, self._wrong_audit)
-        names = dict.fromkeys(name for reply in found.values() for name in reply.head.columns)
-        parts = {n: {s: r.head.columns[n] for s, r in found.items() if n in r.head.columns} for n in names}
-        files = [about.file for about in self.said.values()]
-        outcome = {file.target for file in files if isinstance(file, Csv)}
+        replies = self.asking.all(messages, "the audit", m.Audited, self._wrong_audit)
+        columns = dict.fromkeys(name for reply in replies.values() for name in reply.head.columns)
+        parts = {c: {s: r.head.columns[c] for s, r in replies.items() if c in r.head.columns} for c in columns}
+        outcome = {about.file.target for about in self.said.values() if isinstance(about.file, Csv)}
         self.flags = flags(parts, self.experiment.columns, [*outcome])
         self.audited = kept(parts, self.flags)
         for flag in self.flags:
@@ -182,43 +179,42 @@ class Server:
 
     def _register(self) -> Mapping[str, str]:
         """The sites' public keys, where sums are secure."""
-        p = self.experiment.settings.privacy
-        if p is None or p.sums == "open":
+        if self.secure is None:
             return {}
         cohort = _cohort(self.experiment.settings, self.names)
-        if cohort < (least := fewest(p, cohort)):
+        if cohort < (least := fewest(self.secure, cohort)):
             raise ConfigError(f"privacy.threshold: found {least}, and {cohort} sites take part in a round")
-        known = self.transport.register()
-        return {name: known[name] for name in self.names}
+        keys = self.transport.register()
+        return {name: keys[name] for name in self.names}
 
     def _opener(self) -> Opener | None:
-        p, head = self.experiment.settings.privacy, self.heads[self.names[0]]
-        if p is None or p.sums == "open":
+        if self.secure is None:
             return None
-        return Opener(self.asking, head, p, self.store.path / OPENED)
+        return Opener(self.asking, self.heads[self.names[0]], self.secure, self.store.path / OPENED)
 
     def settle(self) -> None:
         """What must be the same for all."""
         self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
         needs = self.heads[self.names[0]].needs
+        opener = self._opener()
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
             self.settled, self.billed = pooled(
-                self.asking, self.heads, self.settled, blank, self.said, self.peers, self._opener()
+                self.asking, self.heads, self.settled, blank, self.said, self.peers, opener
             )
         self.federation = _outline(self.experiment, self.said, self.settled, self.flags, self.audited)
         for note in (n for n in self.federation.notes[: -len(self.flags) - 1] if n.startswith(CHECK)):
             self.say(printable(note))
         if "labels" in needs:
-            asked = {
+            messages = {
                 name: Message(m.Labels(joined=head, peers=self.peers, settled=self.settled))
                 for name, head in self.heads.items()
             }
-            if (opener := self._opener()) is not None:
-                total = opener.ask(asked, self.settled.classes or 0, "numbers of rows of each class")
-                self.classes = [int(n) for n in total]
+            what = "numbers of rows of each class"
+            if opener is not None:
+                self.classes = [int(n) for n in opener.ask(messages, self.settled.classes or 0, what)]
                 return
-            found = self.asking.all(asked, "numbers of rows of each class", m.Labelled, self._wrong_labels)
-            labels = [reply.head.rows for reply in found.values()]
+            replies = self.asking.all(messages, what, m.Labelled, self._wrong_labels)
+            labels = [reply.head.rows for reply in replies.values()]
             self.federation = dataclasses.replace(self.federation, labels=labels)
 
     def _wrong_labels(self, name: str, reply: Message[m.Labelled]) -> str:
@@ -237,14 +233,13 @@ class Server:
         model = make_model(e.model, s.inputs, s.outputs, settings.seed)
         about = _describe(e, self.method, self.names)
         trainer = prepare(model, self.federation, self.algorithm, settings, describe=about)
-        found = forms(self.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
+        sent = forms(self.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
         start, fixed = digest(trainer.task.w0), frozen(trainer.task)
-        self.transport.most = 2 * found.largest + SLACK + sum(len(name) + FROZEN for name in fixed)
-
-        def asked(name: str) -> Message[m.Begin]:
-            return Message(
-                m.Begin(joined=self.heads[name], peers=self.peers, settled=s, run=run, loss=str(loss), weights=weights)
-            )
+        self.transport.most = 2 * sent.largest + SLACK + sum(len(name) + FROZEN for name in fixed)
+        messages = {
+            name: Message(m.Begin(joined=join, peers=self.peers, settled=s, run=run, loss=str(loss), weights=weights))
+            for name, join in self.heads.items()
+        }
 
         def same(name: str, reply: Message[m.Begun]) -> str:
             if reply.head.w0 != start:
@@ -253,20 +248,19 @@ class Server:
             other = [key for key in sorted({*has, *fixed}) if has.get(key) != fixed.get(key)]
             return f"its frozen {other[0]} is not that of the server's model" if other else ""
 
-        self.asking.all({name: asked(name) for name in self.names}, "beginning", m.Begun, same)
+        self.asking.all(messages, "beginning", m.Begun, same)
         each = ", ".join(f"{name} ({about.counts.train:,} rows)" for name, about in self.said.items())
         self.say(f"{len(self.names)} sites have joined: {each}")
-        return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
+        return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, sent), billed=self.billed)
 
-    def _engine(self, run: str, settings: Training, found: Forms, t: Trainer) -> Engine:
+    def _engine(self, run: str, settings: Training, sent: Forms, t: Trainer) -> Engine:
         def expected(round: int, phase: int) -> Mapping[str, Form]:
-            return found.of(self.algorithm.needs.phases(round), phase)
+            return sent.of(self.algorithm.needs.phases(round), phase)
 
         def wanted(round: int, phase: int) -> Wanted:
             return t.sums.get((self.algorithm.needs.phases(round), phase), {})
 
-        p = settings.privacy
-        summed = t.door is not None or (p is not None and p.sums == "secure")
+        summed = t.door is not None or self.secure is not None
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),
@@ -297,8 +291,8 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
             raise ConfigError("privacy.quantile: not with sites, which keep the clip that they agree to; leave it out")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
-    for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
-        if found is not None:
+    for what, file in (("algorithm.file", method.file), ("model.file", e.model.file)):
+        if file is not None:
             raise ConfigError(f"{what}: not with sites, which run what they have installed; make a package of it")
     return method, method.algorithm
 
@@ -352,12 +346,12 @@ def _evaluated(rounds: int, every: int | None) -> int:
 
 
 def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
-    said = reply.head
-    if said.site != name:
-        return f"calls itself {said.site!r}"
-    if why := unlike(said.versions, versions(), "the server"):
+    about = reply.head
+    if about.site != name:
+        return f"calls itself {about.site!r}"
+    if why := unlike(about.versions, versions(), "the server"):
         return why
-    return "" if said.counts.train else "has no training rows"
+    return "" if about.counts.train else "has no training rows"
 
 
 def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:

@@ -18,12 +18,12 @@ def status_page(hub: Hub) -> str:
     """All of it as HTML."""
     going = [run for run in hub.runs if not run.over]
     waiting = f", {len(hub.queued)} waiting for their turn" if hub.queued else ""
-    what = f"{len(going)} going, {len(hub.runs) - len(going)} over{waiting}; {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    heading = f"{len(going)} going, {len(hub.runs) - len(going)} over{waiting}; {time.strftime('%Y-%m-%d %H:%M:%S')}"
     sections = [(run.folder.name, _run(hub, run)) for run in (*going, *(run for run in hub.runs if run.over))]
     queued = "".join(f"<li>{name}</li>" for name in map(escape, hub.queued))
     sections += [("Waiting for their turn", f"<ul>{queued}</ul>" if queued else "")]
     there = ", ".join(sorted(hub.online)) or "nobody"
-    return page(f"Runs at {hub.keys.address}", what, _answer(f"Connected: {there}"), sections, "polyfed server")
+    return page(f"Runs at {hub.keys.address}", heading, _answer(f"Connected: {there}"), sections, "polyfed server")
 
 
 def _run(hub: Hub, run: Flower) -> str:

@@ -75,13 +75,13 @@ def packed(tensors: State) -> np.ndarray:
 
 def unpacked(words: np.ndarray, forms: Mapping[str, Form]) -> State:
     """The tensors of `packed`."""
-    found, at = dict[str, torch.Tensor](), 0
+    tensors, at = dict[str, torch.Tensor](), 0
     for name in sorted(forms):
         shape = [int(k or 0) for k in forms[name].shape]
         size = int(np.prod(shape))
-        found[name] = torch.from_numpy(words[at : at + size].view(np.int64).copy()).view(shape)
+        tensors[name] = torch.from_numpy(words[at : at + size].view(np.int64).copy()).view(shape)
         at += size
-    return found
+    return tensors
 
 
 def numbers(head: Strict, tensors: State, names: Sequence[str]) -> list[float]:
@@ -90,11 +90,11 @@ def numbers(head: Strict, tensors: State, names: Sequence[str]) -> list[float]:
         case m.Labelled():
             return [*head.rows]
         case m.Measured():
-            said = head.metrics or {}
-            if any(map(np.isinf, said.values())):  # it must not leave the mean
+            metrics = head.metrics or {}
+            if any(map(np.isinf, metrics.values())):  # it must not leave the mean
                 raise Refusal("its model diverged (NaN or infinity)")
-            there = [name in said and np.isfinite(said[name]) for name in names]
-            return [v for name, ok in zip(names, there, strict=True) for v in (said[name] if ok else 0.0, float(ok))]
+            there = [name in metrics and np.isfinite(metrics[name]) for name in names]
+            return [v for name, ok in zip(names, there, strict=True) for v in (metrics[name] if ok else 0.0, float(ok))]
         case _:
             return [v for name in sorted(tensors) for v in tensors[name].reshape(-1).tolist()]
 
@@ -169,12 +169,12 @@ class Hidden:
         try:
             if not path.is_file():
                 write(path, new_secret())
-            found = path.read_bytes()
+            secret = path.read_bytes()
         except (OSError, RunError) as e:
             raise Refusal(f"{path}: cannot be read or written ({e})", "its vault cannot be read or written") from None
-        if len(found) != 32:
-            raise Refusal(f"{path}: found {len(found)} bytes, expected 32; restore it", "its vault is damaged")
-        return found
+        if len(secret) != 32:
+            raise Refusal(f"{path}: found {len(secret)} bytes, expected 32; restore it", "its vault is damaged")
+        return secret
 
     def introduce(self, join: m.Join, rows: int) -> m.Peer:
         """The site's public key and number of rows, signed."""
@@ -183,13 +183,13 @@ class Hidden:
         public = self._public(run_of(join))
         text, path = _signed(join, self.name, public, rows), self.folder / SIGNED
         try:  # a signature is another one each time, and the same question has the same answer
-            said: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+            signatures: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
         except ValueError:
-            said = {}
-        if text.decode() not in said:
-            said = {text.decode(): self.sign(text).hex()}
-            write(path, json.dumps(said).encode())
-        return m.Peer(key=public, rows=rows, signature=said[text.decode()])
+            signatures = {}
+        if text.decode() not in signatures:
+            signatures = {text.decode(): self.sign(text).hex()}
+            write(path, json.dumps(signatures).encode())
+        return m.Peer(key=public, rows=rows, signature=signatures[text.decode()])
 
     def meet(self, join: m.Join, peers: Mapping[str, m.Peer]) -> None:
         """Check who else takes part. Raises Refusal for a key that its site has not signed."""
@@ -331,10 +331,10 @@ class Opener:
 
     def ask(self, messages: Mapping[str, Message[Any]], size: int, what: str, quorum: int | None = None) -> list[float]:
         """The sum over the answers of sites, which are asked and waited for."""
-        found = self.begin(messages, size)
+        total = self.begin(messages, size)
         self.asking.ask(messages)
-        self.asking.answers(messages, what, Strict, found.wrong, quorum, take=found.take)
-        return narrow(found.open(what))
+        self.asking.answers(messages, what, Strict, total.wrong, quorum, take=total.take)
+        return narrow(total.open(what))
 
 
 class Sum:

@@ -55,25 +55,25 @@ def factors(task: Task, w: Tensor, split: Split, rows: Tensor, least: int, seed:
     """What each row adds to each unit of a model, in buckets of rows. rows: [n] buckets"""
     module, parameters = task.net.workspace(training=False)
     task.net.point(parameters, w.clone())
-    trained, seen = {e.name for e in task.layout.entries}, dict[str, tuple[Tensor, Tensor]]()
+    trained, passed = {e.name for e in task.layout.entries}, dict[str, tuple[Tensor, Tensor]]()
     handles = [
-        layer.register_forward_hook(_noting(seen, name))
+        layer.register_forward_hook(_noting(passed, name))
         for name, layer in module.named_modules()
         if isinstance(layer, LAYERS) and f"{name}.weight" in trained
     ]
-    found = dict[tuple[str, str, str], Tensor]()
+    totals = dict[tuple[str, str, str], Tensor]()
     try:
         for k in range(0, len(split.x), task.net.block):
-            seen.clear()
+            passed.clear()
             at = slice(k, k + task.net.block)
-            for name, after, way, each in _of_rows(task, module, split, at, seen, seed):
+            for name, after, way, each in _of_rows(task, module, split, at, passed, seed):
                 total = torch.zeros(buckets(least), each.shape[1], dtype=torch.float64)
-                total = found.setdefault((name, after, way), total)
+                total = totals.setdefault((name, after, way), total)
                 total.index_add_(0, rows[at], each.double().cpu())
     finally:
         for handle in handles:
             handle.remove()
-    return [Layer(name, after, t) for (name, after, _), t in found.items()]
+    return [Layer(name, after, t) for (name, after, _), t in totals.items()]
 
 
 def _noting(seen: dict[str, tuple[Tensor, Tensor]], name: str) -> Any:
@@ -97,21 +97,21 @@ def _of_rows(
         if not names:
             return []
         slopes = torch.autograd.grad(loss * len(y), [seen[n][1] for n in names], retain_graph=True, allow_unused=True)
-        found: list[tuple[str, str, str, Tensor]] = []
+        sums: list[tuple[str, str, str, Tensor]] = []
         for k, (name, slope) in enumerate(zip(names, slopes, strict=True)):
             left, then = seen[name][1], names[k + 1] if k + 1 < len(names) else ""
             if then and (next_ := slopes[k + 1]) is not None and (entered := seen[then][0]).requires_grad:
                 residual = _summed(next_, seen[then][1])
                 draw = torch.Generator().manual_seed(seed + residual.shape[1])
                 one = residual @ torch.randn(residual.shape[1], generator=draw).to(residual)
-                what = one.detach().view(-1, *[1] * (entered.dim() - 1)) * entered
-                slope = torch.autograd.grad(what.sum(), left, retain_graph=True, allow_unused=True)[0]
+                weighted = one.detach().view(-1, *[1] * (entered.dim() - 1)) * entered
+                slope = torch.autograd.grad(weighted.sum(), left, retain_graph=True, allow_unused=True)[0]
                 width = left.shape[1 if left.dim() > 3 else -1]
-                if (out := _summed(what.detach(), entered)).shape[1] % width == 0:
-                    found.append((name, then, "out", out.view(len(y), width, -1).sum(2)))
+                if (out := _summed(weighted.detach(), entered)).shape[1] % width == 0:
+                    sums.append((name, then, "out", out.view(len(y), width, -1).sum(2)))
             if slope is not None and len(slope) == len(y):
-                found.append((name, then, "in", _summed(slope, left)))
-    return found
+                sums.append((name, then, "in", _summed(slope, left)))
+    return sums
 
 
 def _summed(t: Tensor, like: Tensor) -> Tensor:
@@ -181,18 +181,18 @@ class Units:
             return answered[asks]
 
     def _decide(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
-        n, found = buckets(self.least), dict[str, tuple[str, set[int]]]()
+        n, kept = buckets(self.least), dict[str, tuple[str, set[int]]]()
         path = self.book.folder / f"{FACTORS}-{n}"
-        at, known = torch.as_tensor((rows % np.uint64(n)).astype(np.int64)), _read(path, n)
-        new, none = list[Tensor](), known[:, :0]
-        for w, earlier in [*((w, known) for w in models.received), *((w, none) for w in models.trained)]:
+        at, remembered = torch.as_tensor((rows % np.uint64(n)).astype(np.int64)), _read(path, n)
+        new, none = list[Tensor](), remembered[:, :0]
+        for w, earlier in [*((w, remembered) for w in models.received), *((w, none) for w in models.trained)]:
             for name, after, t in factors(task, w, split, at, self.least, self.seed):
                 alone, differs = few(t, earlier, self.least, torch.finfo(w.dtype).eps)
                 back = alone | self._together(differs, asks)
-                new += [t[:, ~back]] if earlier is known else []
-                found.setdefault(name, (after, set()))[1].update(torch.nonzero(back)[:, 0].tolist())
+                new += [t[:, ~back]] if earlier is remembered else []
+                kept.setdefault(name, (after, set()))[1].update(torch.nonzero(back)[:, 0].tolist())
         _write(path, torch.cat(new, 1) if new else none)
-        return [[name, after, sorted(some)] for name, (after, some) in found.items() if some]
+        return [[name, after, sorted(some)] for name, (after, some) in kept.items() if some]
 
     def _together(self, back: Tensor, asks: str) -> Tensor:
         """Keep back whole parts, which a question draws, of the units: which one it was would tell where rows are."""
@@ -252,21 +252,21 @@ def withheld(sent: State, received: State, layout: Layout, units: Sequence[Any])
         return sent
     mask = _mask(layout, units)
     parts = {int(some.sum()): mask[some] for some in _parts(layout)}
-    found: State = {}
+    left: State = {}
     for name, t in sent.items():
         part = next((m for n, m in parts.items() if t.numel() and t.numel() % n == 0), None)
         if not t.is_floating_point() or t.dim() == 0 or t.numel() < min(parts):
-            found[name] = t
+            left[name] = t
         elif part is None:
-            what = f"{name!r}, in which it cannot keep back what few rows have made"
-            raise Refusal(f"is asked for {what}; its policy has least-count above 1, and with 1 it would answer")
+            tensor = f"{name!r}, in which it cannot keep back what few rows have made"
+            raise Refusal(f"is asked for {tensor}; its policy has least-count above 1, and with 1 it would answer")
         else:
             was = received.get(name)
             centre = was.to(t) if _like(t, was) and was is not None else torch.zeros_like(t)
-            found[name] = torch.where(
+            left[name] = torch.where(
                 part.to(t.device), centre.reshape(-1, len(part)), t.reshape(-1, len(part))
             ).reshape(t.shape)
-    return found
+    return left
 
 
 def _parts(layout: Layout) -> list[Tensor]:

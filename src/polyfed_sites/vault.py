@@ -6,19 +6,17 @@ two bytes, and a server can go back to its last checkpoint.
 """
 
 import json
-import os
 from bisect import bisect
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from polyfed.base.checkpoint import flush, reason
+from polyfed.base.checkpoint import reason
 from polyfed.base.errors import Refusal
 from polyfed.base.settings import table_in
 from polyfed.core.messages import State
-from polyfed_sites import journal
+from polyfed_sites.keys import put
 
 Version = tuple[int, int]  # (round, exchange within it)
 START: Version = (-1, -1)  # before the first exchange
@@ -33,13 +31,13 @@ class Vault:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not card.exists():
-                self._write(card, json.dumps({"run": run, "site": site}).encode())
-            said = table_in(card.read_bytes())
+                put(card, json.dumps({"run": run, "site": site}).encode())
+            facts = table_in(card.read_bytes())
         except (OSError, ValueError) as e:
             raise self._refusal(f": not a vault ({reason(e)})") from None
         for key, mine in (("site", site), ("run", run)):
-            if said.get(key) != mine:
-                other = f"the vault of {key} {said.get(key)!r}, expected {mine!r}"
+            if facts.get(key) != mine:
+                other = f"the vault of {key} {facts.get(key)!r}, expected {mine!r}"
                 raise self._refusal(f": {other}; give each run and site its own; --stay gives each run one")
 
     def _refusal(self, line: str) -> Refusal:
@@ -49,31 +47,17 @@ class Vault:
     def same(self, key: str, value: str, otherwise: str) -> None:
         """Note a fact about the run when it is first said; raise Refusal where it is another one later."""
         card = self.folder / "vault.json"
-        said = table_in(card.read_bytes())
-        if said.setdefault(key, value) != value:
+        facts = table_in(card.read_bytes())
+        if facts.setdefault(key, value) != value:
             raise Refusal(otherwise)
-        self.keep(card.name, json.dumps(said).encode())
+        self.keep(card.name, json.dumps(facts).encode())
 
     def keep(self, name: str, data: bytes) -> None:
         """Write a file beside the versions."""
         try:
-            self._write(self.folder / name, data)
+            put(self.folder / name, data)
         except OSError as e:
             raise self._refusal(f"/{name}: cannot be written ({reason(e)})") from None
-
-    def add(self, name: str, line: str) -> None:
-        """Append a line to a file beside the versions, below one that was cut off when the site was stopped."""
-        try:
-            with (self.folder / name).open("a+b") as f:
-                f.seek(max(0, f.tell() - 1))
-                torn = f.read() not in (b"", b"\n")
-                f.write(b"\n" * torn + f"{line}\n".encode())
-        except OSError as e:
-            raise self._refusal(f"/{name}: cannot be written ({reason(e)})") from None
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """The tables that `add` has written as JSON, without lines that were cut off."""
-        return [*journal.lines(self.folder / name)]
 
     def versions(self) -> list[Version]:
         """What is there, oldest first."""
@@ -89,9 +73,9 @@ class Vault:
         except FileNotFoundError:
             there = self.versions()
             older = bisect(there, version)  # how many
-            said = f"it ends with round {there[older - 1][0]}" if older else "it is newer" if there else "it is empty"
+            newest = f"it ends with round {there[older - 1][0]}" if older else "it is newer" if there else "it is empty"
             raise self._refusal(
-                f": no state of round {version[0]}, which the server builds on; {said}. Restore the vault's latest "
+                f": no state of round {version[0]}, which the server builds on; {newest}. Restore the vault's latest "
                 "copy, or start the run again"
             ) from None
         except (OSError, SafetensorError) as e:
@@ -100,26 +84,10 @@ class Vault:
 
     def save(self, version: Version, state: State, keep: Version) -> None:
         """Write a version, and forget those before `keep`, the oldest that the server may still go back to."""
-        path = self._at(version)
-        draft = path.with_suffix(".draft")
-        try:
-            save_file({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}, draft)
-            self._put(draft, path)
-        except (OSError, SafetensorError) as e:
-            raise self._refusal(f"/{path.name}: cannot write the site's state ({reason(e)})") from None
+        self.keep(self._at(version).name, save({n: t.detach().cpu().contiguous().clone() for n, t in state.items()}))
         for old in self.versions():
             if old < keep:
                 self._at(old).unlink(missing_ok=True)
 
     def _at(self, version: Version) -> Path:
         return self.folder / f"{version[0]:08d}-{version[1]}.safetensors"
-
-    def _write(self, path: Path, data: bytes) -> None:
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(data)
-        self._put(draft, path)
-
-    def _put(self, draft: Path, path: Path) -> None:
-        flush(draft)
-        os.replace(draft, path)
-        flush(self.folder)

@@ -334,9 +334,9 @@ def reply(data: bytes, most: int, who: str) -> Message[Reply]:
 
 def _read(heads: TypeAdapter[Any], what: str, data: bytes, most: int, who: str) -> Message[Any]:
     says, tensors = unpack(data, most, who)
-    if (found := says.pop("format", None)) != FORMAT:
+    if (format := says.pop("format", None)) != FORMAT:
         then = "install the same version of polyfed at the server and at every site"
-        raise RunError(f"{who}: found messages of format {shown(found)}, expected {FORMAT}; {then}")
+        raise RunError(f"{who}: found messages of format {shown(format)}, expected {FORMAT}; {then}")
     try:
         return Message(heads.validate_python(says), tensors)
     except ValidationError as e:
@@ -374,7 +374,7 @@ def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:
         head = json.loads(says.pop("__metadata__")["head"])
         if not isinstance(head, dict):
             raise ValueError("its head is no table")
-        found, largest = 0, (0, "")
+        total, largest = 0, (0, "")
         for name, about in says.items():
             if about["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r} is of type {about['dtype']}")
@@ -382,10 +382,10 @@ def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:
                 raise ValueError(f"{name!r} has {len(about['shape'])} dimensions, expected at most {DIMS}")
             numbers = math.prod(int(k) for k in about["shape"])
             size_of_it = numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
-            found, largest = found + size_of_it, max(largest, (size_of_it, name))
-        if found > most or found != len(data) - 8 - size:
-            what = f"{found:,} bytes of tensors{largest[1] and f', most of them {largest[1]!r}'}"
-            raise ValueError(f"it is said to have {what}, expected at most {most:,}, as sent")
+            total, largest = total + size_of_it, max(largest, (size_of_it, name))
+        if total > most or total != len(data) - 8 - size:
+            described = f"{total:,} bytes of tensors{largest[1] and f', most of them {largest[1]!r}'}"
+            raise ValueError(f"it is said to have {described}, expected at most {most:,}, as sent")
         return cast(dict[str, Any], head), load(data)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as e:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
@@ -395,8 +395,8 @@ def misfit(tensors: State, expected: Mapping[str, Form], finite: bool = True) ->
     """What tensors have that is not of the names, shapes and types `expected`, or not finite; "": nothing."""
     needed = {name for name, form in expected.items() if not form.optional}
     for name in sorted((tensors.keys() - expected.keys()) | (needed - tensors.keys())):
-        what = "has" if name in tensors else "lacks"
-        return f"the message {what} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}"
+        verb = "has" if name in tensors else "lacks"
+        return f"the message {verb} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}"
     for name, t in tensors.items():
         form = expected[name]
         same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
@@ -406,8 +406,8 @@ def misfit(tensors: State, expected: Mapping[str, Form], finite: bool = True) ->
             wide = t if t.element_size() > 2 else t.float()
             if not torch.isfinite((wide * wide).sum()):
                 largest = float(wide.abs().max())
-                known = (
+                numbers = (
                     f"numbers up to {largest:.3g}, whose squares no {str(wide.dtype).removeprefix('torch.')} adds up"
                 )
-                return f"tensor {name!r} holds {known if math.isfinite(largest) else 'NaN or infinity'}"
+                return f"tensor {name!r} holds {numbers if math.isfinite(largest) else 'NaN or infinity'}"
     return ""

@@ -27,20 +27,20 @@ def keys_add(o: KeysAdd) -> None:
 
 
 def _passphrase() -> bytes:
-    found = asked("Passphrase: ")
-    if not found or asked("Again: ") != found:
+    passphrase = asked("Passphrase: ")
+    if not passphrase or asked("Again: ") != passphrase:
         raise ConfigError("--passphrase: found nothing, or two different ones")
-    return found
+    return passphrase
 
 
 def keys_list(o: KeysList) -> None:
     here, now = Keys(o.keys), datetime.now(UTC)
-    found, seen = here.sites(), here.seen()
-    wide = max(map(len, found), default=0)
+    sites, origins = here.sites(), here.seen()
+    wide = max(map(len, sites), default=0)
     print(f"server {here.address}, certificate good until {here.until():%Y-%m-%d}")
-    for name, keys in sorted(found.items()):
+    for name, keys in sorted(sites.items()):
         for e in keys:
-            came = f"  from {', '.join(known)}" if (known := seen.get(e.mark)) else ""
+            came = f"  from {', '.join(addresses)}" if (addresses := origins.get(e.mark)) else ""
             why = f"  ({printable(e.why)})" if e.why else ""
             print(f"{name:{wide}}  {e.state(now):7}  until {(e.revoked or e.until):%Y-%m-%d}  key {e.mark}{came}{why}")
     for line in here.warnings():
@@ -49,5 +49,5 @@ def keys_list(o: KeysList) -> None:
 
 @private()
 def keys_revoke(o: KeysRevoke) -> None:
-    found = Keys(o.keys).revoke(o.site, o.key, o.why or "")
-    print(f"{o.site}: " + (f"not accepted any more: key {', '.join(found)}" if found else "was revoked before"))
+    marks = Keys(o.keys).revoke(o.site, o.key, o.why or "")
+    print(f"{o.site}: " + (f"not accepted any more: key {', '.join(marks)}" if marks else "was revoked before"))
