@@ -1,21 +1,26 @@
 """Run folders seen from the command line: making one, and what is done with results from before."""
 
+import contextlib
+import itertools
+import os
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polyfed.base import plugins
+from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli.screen import say, stderr
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import safe
 
+LOGS = (files.MARK, "events.log", "audit.jsonl")  # no results; what a server has noted stays where it is
 KINDS = {"coalitions.toml": "polyfed_games.command"}  # a file that tells whose a folder is -> the module
 
 
-@contextmanager
+@contextlib.contextmanager
 def claimed(out: Path | None, name: str, force: bool = False, resume: bool = False) -> Iterator[Path]:
     """The folder for results, locked: `out`, or a new runs/<time>-<name>. One that holds other results is refused.
 
@@ -30,7 +35,7 @@ def claimed(out: Path | None, name: str, force: bool = False, resume: bool = Fal
     old = None if resume else _moved(folder, force)
     try:
         with files.locked(folder):
-            if not resume and files.inside(folder):  # by a command that was faster
+            if not resume and _inside(folder):  # by a command that was faster
                 raise _taken(folder)
             try:
                 yield folder
@@ -39,19 +44,50 @@ def claimed(out: Path | None, name: str, force: bool = False, resume: bool = Fal
                     files.remove_written(folder)
     finally:
         if old is not None or out is None:
-            files.put_back(folder, old)
+            _put_back(folder, old)
         if old is not None and old.exists():
             say(f"polyfed: what was in {folder} is in {old}", stderr)
 
 
 def _moved(folder: Path, force: bool) -> Path | None:
     """Where a folder with something in it has been renamed to; None for one without."""
-    if not files.inside(folder):
+    if not _inside(folder):
         return None
     with files.locked(folder):
         if not force and files.holds_results(folder):
             raise _taken(folder)
-        return files.rename_away(folder)
+        return _rename_away(folder)
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder, but for logs."""
+    return [p for p in folder.iterdir() if p.name not in LOGS] if folder.is_dir() else []
+
+
+def _rename_away(folder: Path) -> Path:
+    """Rename a folder to NAME.old, or a numbered one, which is returned, and make an empty one in its place."""
+    place = folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
+    olds = (place.with_name(f"{place.name}.old{f'-{k}' * (k > 1)}") for k in itertools.count(1))
+    old = next(path for path in olds if not os.path.lexists(path))
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise RunError(f"--out {folder}: cannot be renamed to {old}: the working folder is in it; choose another")
+    try:
+        os.replace(place, old)
+        place.mkdir()
+        shutil.copymode(old, place)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            os.replace(old, place)
+        raise RunError(f"--out {folder}: cannot be renamed to {old}: {reason(e)}; it is as it was") from None
+    return old
+
+
+def _put_back(folder: Path, old: Path | None) -> None:
+    """Remove a folder if it is empty; the one from before then gets its name back."""
+    with contextlib.suppress(OSError):
+        folder.resolve().rmdir()
+        if old is not None:
+            os.replace(old, folder.resolve())
 
 
 def _taken(folder: Path) -> ConfigError:
@@ -72,7 +108,7 @@ def _new(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise RunError(f"cannot make the folder {folder}: {(e.strerror or str(e)).lower()}") from None
+            raise RunError(f"cannot make the folder {folder}: {reason(e)}") from None
         return folder
     raise RunError(f"{base}: exists already; choose another with --out")
 

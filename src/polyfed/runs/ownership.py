@@ -6,7 +6,6 @@ its name is inside. A folder with the mark is ours alone; whatever lies in it is
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -25,7 +24,6 @@ from polyfed.base.locks import lock
 from polyfed.base.settings import is_table
 
 MARK = ".polyfed"
-LOGS = (MARK, "events.log", "audit.jsonl")  # no results; what a server has noted stays where it is
 RESULTS = ("checkpoint/round-*", "summary.json", "tune.csv", "admission.csv", "kept/*.json", "outcome.md")
 SITES = (".csv", ".npz")  # of a folder with a file per site
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
@@ -115,6 +113,18 @@ def put_out(out: Path, content: bytes) -> None:
         put(out.resolve(), content)
 
 
+def remove_written(folder: Path) -> None:
+    """Remove what this process has written in a folder, and nothing else."""
+    with contextlib.suppress(OSError):
+        for path in [p for p in _written if p.is_relative_to(folder)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for place, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+        if os.listdir(folder) == [MARK]:
+            (folder / MARK).unlink()
+
+
 # whose a folder is
 
 
@@ -167,52 +177,6 @@ def _of_input(out: Path, place: Path) -> str | None:
 
 def _within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
-
-
-# results from before
-
-
-def inside(folder: Path) -> list[Path]:
-    """What is in a folder, but for logs."""
-    return [p for p in folder.iterdir() if p.name not in LOGS] if folder.is_dir() else []
-
-
-def rename_away(folder: Path) -> Path:
-    """Rename a folder to NAME.old, or a numbered one, which is returned, and make an empty one in its place."""
-    place = folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
-    olds = (place.with_name(f"{place.name}.old{f'-{k}' * (k > 1)}") for k in itertools.count(1))
-    old = next(path for path in olds if not os.path.lexists(path))
-    if Path.cwd().is_relative_to(place.resolve()):
-        raise RunError(f"--out {folder}: cannot be renamed to {old}: the working folder is in it; choose another")
-    try:
-        os.replace(place, old)
-        place.mkdir()
-        shutil.copymode(old, place)
-    except OSError as e:
-        with contextlib.suppress(OSError):
-            os.replace(old, place)
-        raise RunError(f"--out {folder}: cannot be renamed to {old}: {reason(e)}; it is as it was") from None
-    return old
-
-
-def remove_written(folder: Path) -> None:
-    """Remove what this process has written in a folder, and nothing else."""
-    with contextlib.suppress(OSError):
-        for path in [p for p in _written if p.is_relative_to(folder)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        for place, _, _ in os.walk(folder, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(place)
-        if os.listdir(folder) == [MARK]:
-            (folder / MARK).unlink()
-
-
-def put_back(folder: Path, old: Path | None) -> None:
-    """Remove a folder if it is empty; the one from before then gets its name back."""
-    with contextlib.suppress(OSError):
-        folder.resolve().rmdir()
-        if old is not None:
-            os.replace(old, folder.resolve())
 
 
 # one process at a time
