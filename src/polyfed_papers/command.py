@@ -44,9 +44,9 @@ def reproduce(o: Reproduce) -> int:
     folder = o.out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if o.rehearse else scale}"
     before = load(record) if record is not None else None
     portable = o.portable or (before is not None and before.about.portable)
-    what = f"{r.name} {scale}{' rehearsal' * o.rehearse}{' portable' * portable}"
-    if before is not None and str(before.about) != what:
-        raise ConfigError(f"--from {record}: found a record of {before.about}, expected one of {what}")
+    experiment = f"{r.name} {scale}{' rehearsal' * o.rehearse}{' portable' * portable}"
+    if before is not None and str(before.about) != experiment:
+        raise ConfigError(f"--from {record}: found a record of {before.about}, expected one of {experiment}")
     which = before.about.seeds if before is not None and o.seeds is None else _seeds(o.seeds, r.counted)
     device = o.device or ("cpu" if portable else before.about.device if before is not None else "auto")
     if portable and device.startswith("cuda"):
@@ -62,7 +62,7 @@ def reproduce(o: Reproduce) -> int:
     if (takes or 0) > LONG and not (o.yes or o.rehearse or not sys.stdin.isatty() or typer.confirm("Start?")):
         return 1
     since = stop.interruptions()
-    with _claimed(folder, what, o.force):
+    with _claimed(folder, experiment, o.force):
         if before is not None:
             unpack(before, folder)
         with Show(False, o.quiet) as show:
@@ -85,9 +85,9 @@ def data_fetch(o: DataFetch) -> None:
 
 
 @contextmanager
-def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
+def _claimed(folder: Path, experiment: str, force: bool) -> Iterator[None]:
     """The recipe's folder, locked: a new one, that of the same recipe, or with `force` any of ours."""
-    mark, text = folder / "recipe.txt", f"{what}\n"
+    mark, text = folder / "recipe.txt", f"{experiment}\n"
     same = not force and mark.is_file()
     if same and mark.read_text() != text:
         raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
@@ -114,7 +114,7 @@ def _list() -> int:
     def time(r: Recipe, scale: Size) -> Cell:
         return Cell(minutes(r.minutes[scale]).replace(" ", "\u00a0"))  # never broken over lines
 
-    known, broken = gather()
+    recipes, broken = gather()
     rows = [
         (
             Cell("\n".join((r.name, *r.also))),
@@ -123,7 +123,7 @@ def _list() -> int:
             Cell(r.title + package(origin(r))[0]),
             Cell(", ".join(r.data) or "–"),
         )
-        for r in known.values()
+        for r in recipes.values()
     ]
     show_table(Table("Recipes", ("recipe<", "small", "paper", "what<", "data<"), tuple(rows)))
     for line in broken:

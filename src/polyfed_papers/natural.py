@@ -70,14 +70,14 @@ def _table(place: Path, member: str, width: int) -> np.ndarray:
                 if info.file_size > readers.unpacked_at_most(place.stat().st_size):
                     raise DataError(f"{where}: unpacks to {info.file_size:,} bytes, which no data set does")
                 text = z.read(info)
-        found = np.loadtxt(BytesIO(text), ndmin=2)
+        numbers = np.loadtxt(BytesIO(text), ndmin=2)
     except DataError:
         raise
     except Exception as e:  # zipfile, the decompressors and numpy raise a dozen kinds for damaged bytes
         raise DataError(f"{where}: cannot be read ({_line(e)})") from None
-    if found.shape[1] != width or not np.isfinite(found).all():
-        raise DataError(f"{where}: found {list(found.shape)} numbers, expected {width} a line, all of them finite")
-    return found
+    if numbers.shape[1] != width or not np.isfinite(numbers).all():
+        raise DataError(f"{where}: found {list(numbers.shape)} numbers, expected {width} a line, all of them finite")
+    return numbers
 
 
 def har(data_dir: Path) -> Dataset:
@@ -134,13 +134,13 @@ def _letters(x: Any, y: Any) -> Part:
         raise ValueError(f"x must be {WINDOW} characters each, and y one")
     codes = [np.array(texts, dtype=f"U{k}").view(np.uint32).reshape(-1, k) for texts, k in ((x, WINDOW), (y, 1))]
     numbers, labels = (NUMBERS[np.minimum(code, 127)] for code in codes)
-    known = (numbers >= 0).all(1) & (labels >= 0).all(1)
-    return numbers[known], labels[known, 0]
+    listed = (numbers >= 0).all(1) & (labels >= 0).all(1)
+    return numbers[listed], labels[listed, 0]
 
 
 def _users(files: Sequence[Path], read: Read) -> tuple[dict[str, Part], int]:
     """The samples of LEAF's users, and how many samples were left out."""
-    found, left = dict[str, Part](), 0
+    parts, left = dict[str, Part](), 0
     for path in files:
         try:
             table = json.loads(readers.read_bytes(path))
@@ -155,12 +155,12 @@ def _users(files: Sequence[Path], read: Read) -> tuple[dict[str, Part], int]:
                 part = read(x, y)
             except (ValueError, TypeError, KeyError, OverflowError) as e:
                 raise DataError(f"{path}: user {user!r}: not as LEAF writes it ({_line(e)})") from None
-            if user in found:
+            if user in parts:
                 raise DataError(f"{path}: user {user!r} is there twice")
             left += count - len(part[1])
             if len(part[1]):
-                found[user] = part
-    return found, left
+                parts[user] = part
+    return parts, left
 
 
 def _leaf(data_dir: Path, name: str, read: Read, samples: int | None, seed: int, **more: Any) -> Dataset:
@@ -222,8 +222,8 @@ def shakespeare(data_dir: Path, samples: Samples = None, seed: SEED = 0) -> Data
     None: all. Held-out samples are a role's last ones. A model needs letters=80, which mlp and mixture have.
     """
     notes = ("Shakespeare: Project Gutenberg; samples of a role overlap, also across the cut between its two parts",)
-    found = _leaf(data_dir, "shakespeare", _letters, samples, seed, classes=len(LETTERS), notes=notes)
-    return replace(found, times=np.arange(len(found)))
+    roles = _leaf(data_dir, "shakespeare", _letters, samples, seed, classes=len(LETTERS), notes=notes)
+    return replace(roles, times=np.arange(len(roles)))
 
 
 # sources
@@ -247,15 +247,15 @@ FIVE = {  # of a source: axes that are samples, channels, height and width; of e
 
 def _mat(path: Path, *names: str) -> list[np.ndarray]:
     """Arrays of a MATLAB file, those in a cell by its name and place."""
-    read, found = read_mat(path, [name.split()[0] for name in names]), list[np.ndarray]()
+    read, arrays = read_mat(path, [name.split()[0] for name in names]), list[np.ndarray]()
     for key, *at in (name.split() for name in names):
         array = read[key]
         if at and array.dtype == object and array.shape == (2, 2):
             array = array[tuple(map(int, at))]
         if not isinstance(array, np.ndarray) or array.dtype == object or not array.size:
             raise DataError(f"{path}: {' '.join((key, *at))} is empty, or no array of numbers")
-        found.append(array)
-    return found
+        arrays.append(array)
+    return arrays
 
 
 def _coloured(x: np.ndarray, axes: tuple[int, ...], where: str) -> np.ndarray:
@@ -317,15 +317,15 @@ def office_caltech10(
     From folders SOURCE/CLASS or SOURCE/images/CLASS of images, squeezed to [3, size, size] in [0, 1]; or features that
     are published of them: "surf" (amazon_SURF_L10.mat, [800]) or "decaf" (amazon_decaf.mat, [4096]), standardised.
     """
-    name, clients, known = "office-caltech10", dict[str, Part](), list[str]()
+    name, clients, first = "office-caltech10", dict[str, Part](), list[str]()
     roots = ("", "office_caltech_10/", "office_caltech10/", "OfficeCaltech10/")
     for source in OFFICE:
         if features == "images":
             folder = there(data_dir, name, [f"{root}{source}" for root in roots], f"folder {source}")
             folder = folder / "images" if (folder / "images").is_dir() else folder
             kinds = sorted(f.name for f in folder.iterdir() if f.is_dir() and f.name[0] != ".")
-            known = known or kinds
-            if kinds != known or len(kinds) != 10:
+            first = first or kinds
+            if kinds != first or len(kinds) != 10:
                 raise DataError(f"{folder}: found the classes {few(kinds)}, expected the same ten in every source")
             files = [(f, k) for k, kind in enumerate(kinds) for f in inside(folder / kind, "*.*")]
             if not files:

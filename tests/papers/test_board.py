@@ -161,7 +161,7 @@ def test_all_methods_are_there_or_left_out_by_name(tmp_path):
 
 def test_a_row_beside_a_method_is_that_method_by_other_settings_and_asks_the_others_for_nothing(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(boards, "agreed", lambda bench, name, setting, known, *_: asked.extend(known) or 1)
+    monkeypatch.setattr(boards.common, "agreed", lambda bench, name, setting, known, *_: asked.extend(known) or 1)
     bench = Bench(tmp_path, seeds=1)
     methods = {name: REGISTRY.find(name) for name in ("local", "fedavg-ft", "fedem")}
     found = boards.compared(bench, {"mixtures": SMALL["hospitals"]}, boards.Budget(60, 1), methods)

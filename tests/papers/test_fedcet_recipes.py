@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.algorithms.fedcet import FedCET
 from polyfed_papers.fedcet import distances, linear_regression
-from polyfed_papers.fedcet.compressed import Compressed
+from polyfed_papers.fedcet.equal_bytes import Compressed
 from polyfed_papers.recipes import Bench, find
 
 OTHERS = ("FedTrack", "SCAFFOLD", "FedLin")

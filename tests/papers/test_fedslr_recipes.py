@@ -10,11 +10,11 @@ from polyfed.algorithms.fedslr import FedSLR
 from polyfed.models import build
 from polyfed.studies.compare import Comparison
 from polyfed.studies.jobs import Done
-from polyfed_papers.fedslr import GKR, MIXED, last, method, train
+from polyfed_papers.fedslr import last, method, stated, train
 from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
 from polyfed_papers.fedslr.sweeps import peak
 from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs
-from polyfed_papers.fedslr.threats import Noted, gradient, guessed
+from polyfed_papers.fedslr.variants import Noted, gradient, guessed
 from polyfed_papers.recipes import Bench
 from polyfed_papers.recipes.recipe import metric_of
 from polyfed_papers.recipes.said import ordered
@@ -38,8 +38,8 @@ def test_claims_of_the_iid_columns_are_true_of_the_printed_figures(column):
     printed = {row: values[column] for row, values in PRINTED.items()}
     found = iid_pairs(printed)
     assert all(printed[a] > printed[b] for a, b in found if None not in (printed[a], printed[b]))
-    assert {b for a, b in found if a == MIXED} >= set(PERSONAL) - {MIXED}
-    assert any(GKR in pair for pair in found)
+    assert {b for a, b in found if a == stated.MIXED} >= set(PERSONAL) - {stated.MIXED}
+    assert any(stated.GKR in pair for pair in found)
 
 
 def test_what_the_last_layer_is_given():

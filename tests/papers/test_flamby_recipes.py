@@ -7,8 +7,7 @@ import torch
 from polyfed.algorithms import FedAvg
 from polyfed.base.errors import DataError
 from polyfed_papers.flamby import POOLED, best_step
-from polyfed_papers.flamby.heart import heart
-from polyfed_papers.flamby.tcga import over_all, patients, tcga, within_batch
+from polyfed_papers.flamby.cases import heart, in_regions, over_all, tcga, within_batch
 from polyfed_papers.recipes import Bench
 
 
@@ -31,7 +30,7 @@ def test_the_hospitals_are_split_as_published():
 
 
 def test_the_regions_are_split_as_published(data_dir):
-    train, test, columns = patients(data_dir("tcga_brca"))
+    train, test, columns = in_regions(data_dir("tcga_brca"))
     sizes = [(248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)]
     assert [(len(a), len(b)) for (a, _), (b, _) in zip(train, test, strict=True)] == sizes
     assert len(columns) == 39

@@ -14,7 +14,7 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
 from polyfed.studies.compare import Comparison
 from polyfed_papers import fpfc as problems
-from polyfed_papers.fpfc import HIDDEN, Problem, attacks, figure1, methods, newcomers
+from polyfed_papers.fpfc import Problem, attacks, figures, methods, progress, stated
 from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, by_validation, choices, nine
@@ -122,8 +122,8 @@ def test_no_trial_has_a_counted_seed_and_all_methods_have_as_many(tmp_path, monk
 
 def test_squared_l2_pulls_together_and_never_merges():
     """The linear system's solution has a zero gradient; the mean of the models is pulled by none."""
-    data = figure1.toy(0, "figure")
-    w = figure1.ridge(data, 0.1)
+    data = figures.toy(0, "figure")
+    w = figures.ridge(data, 0.1)
     x, y = (np.stack([data.train.client(i)[k].numpy().ravel() for i in range(data.n)]) for k in (0, 1))
     slope = (x * (x * w[:, None] - y)).mean(1) + 0.1 * (w - w.mean())
     assert np.abs(slope).max() < 1e-12
@@ -131,7 +131,7 @@ def test_squared_l2_pulls_together_and_never_merges():
 
 
 @pytest.mark.parametrize(
-    ("scale", "shared", "own"), [("small", 197 * HIDDEN, 10 * HIDDEN + 10), ("middle", 2572, 4010)]
+    ("scale", "shared", "own"), [("small", 197 * stated.HIDDEN, 10 * stated.HIDDEN + 10), ("middle", 2572, 4010)]
 )
 def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_dir, tmp_path):
     """At every size; the small one's perceptron is trained by the compiled kernel or in closed form."""
@@ -144,7 +144,7 @@ def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_d
 
 def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():
     data = pf.Federation.from_arrays([(np.full((4, 1), float(k)), np.arange(4) % 2) for k in range(20)])
-    old, new = newcomers.parted(data)
+    old, new = progress.parted(data)
     first = [[float(part.train.client(i)[0][0, 0]) for i in range(part.n)] for part in (old, new)]
     assert first[1] == [4, 9, 14, 19]
     assert sorted(first[0] + first[1]) == list(range(20))

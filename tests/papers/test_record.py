@@ -18,10 +18,11 @@ from polyfed.data import load
 from polyfed.models import build
 from polyfed.studies import jobs, parallel
 from polyfed_papers.recipes import RECIPES, Bench, Outcome
+from polyfed_papers.recipes.drawing import curve_figure
 from polyfed_papers.recipes.recipe import Recipe, curves, metric_of
 from polyfed_papers.recipes.record import load as read
 from polyfed_papers.recipes.record import pack, unpack
-from polyfed_papers.recipes.said import Setting, beside, curve_figure, ordered, ours
+from polyfed_papers.recipes.said import Setting, beside, ordered, ours
 from polyfed_tuning.ladder import Ladder
 
 METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}

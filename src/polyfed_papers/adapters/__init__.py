@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed import Algorithm, Federation
 from polyfed.base.errors import DataError
 from polyfed.base.typed import seeded
-from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
-from polyfed.data.federation import Federation
 from polyfed.models import build
 from polyfed.models.adapters import adapted
 from polyfed.models.backbone import pretrained
@@ -62,10 +61,10 @@ class Pool(NamedTuple):
 
 def folder_of(package: str) -> Path:
     """Folder of an installed package, which is not imported. Raises DataError where there is none."""
-    found = find_spec(package)
-    if found is None or found.origin is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
         raise DataError(f"adapters: found no package {package}, expected it installed, as pip install {package}")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def absent(kind: str) -> list[str]:
@@ -75,14 +74,14 @@ def absent(kind: str) -> list[str]:
 
 def versions(kind: str) -> str:
     """Those of all that a pool follows from."""
-    found = list[str]()
+    named = list[str]()
     for name in (*NEEDED[kind], "torch"):
         distribution = {"sklearn": "scikit-learn"}.get(name, name)
         try:
-            found.append(f"{distribution} {version(distribution)}")
+            named.append(f"{distribution} {version(distribution)}")
         except PackageNotFoundError:
-            found.append(f"{distribution}, of no known version")
-    return ", ".join(found)
+            named.append(f"{distribution}, of no known version")
+    return ", ".join(named)
 
 
 def minilm() -> Path:
@@ -100,13 +99,13 @@ def lite0() -> Path:
 
 def sentences(library: str) -> list[str]:
     """Distinct sentences of 8 to 30 plain words from a library's docstrings, spaced evenly; none names a library."""
-    found, places = dict[str, None](), folder_of(MODULES.get(library, library))
+    distinct, places = dict[str, None](), folder_of(MODULES.get(library, library))
     names = re.compile("|".join({*LIBRARIES, *MODULES.values(), "pytorch", "numpy"}), re.IGNORECASE)
     for part in LIBRARIES[library]:
         for path in sorted((places / part).rglob("*.py")):
             if not {"tests", "externals", "_vendor"} & {*path.parts}:
-                found |= dict.fromkeys(s for s in _said(path) if not names.search(s))
-    every = [*found]
+                distinct |= dict.fromkeys(s for s in _said(path) if not names.search(s))
+    every = [*distinct]
     if len(every) < SENTENCES:
         raise DataError(f"adapters: found {len(every)} sentences in {library}, expected at least {SENTENCES}")
     return [every[k * len(every) // SENTENCES] for k in range(SENTENCES)]
@@ -128,15 +127,15 @@ def _said(path: Path) -> Iterator[str]:
 @cache
 def texts() -> Pool:
     """The sentences, and MiniLM's state of the first token; below it what enters the last linear layer."""
-    said = [(s, k) for k, library in enumerate(LIBRARIES) for s in sentences(library)]
+    labelled = [(s, k) for k, library in enumerate(LIBRARIES) for s in sentences(library)]
     tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     tokenizer.enable_truncation(TOKENS)
     tokenizer.enable_padding(length=TOKENS)
-    coded = [tokenizer.encode(s) for s, _ in said]
+    coded = [tokenizer.encode(s) for s, _ in labelled]
     x = torch.tensor([[c.ids, c.attention_mask] for c in coded])
     net = build("transformers", (2, TOKENS), len(LIBRARIES), backbone=str(minilm()), pool="first")
     first, below = read_sentences(net.eval(), x)
-    return Pool(first, below, np.array([k for _, k in said]), tuple(s for s, _ in said), net)
+    return Pool(first, below, np.array([k for _, k in labelled]), tuple(s for s, _ in labelled), net)
 
 
 def read_sentences(net: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """The recipes on pretrained models: all kinds of methods on heads and on adapters, and groups of tasks to be found."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,7 +12,7 @@ from polyfed.report.read import read
 from polyfed_papers.adapters import NEEDED, PICTURES, PIXELS, RANK, SENTENCES, TOKENS, Place, absent, versions
 from polyfed_papers.board import HELD, MORE, WORK, cell, contenders, ladders, score
 from polyfed_papers.board.board import Budget, compared, one
-from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, recipe
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, grouping_of, recipe
 from polyfed_papers.recipes.said import Claim, Setting
 
 OTHERS = ("local", "fedavg-ft", "ditto", "fpfc", "ifca", "fedacs", "fedslr", "scaffold")
@@ -106,53 +106,45 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
     )
 
 
-def _add(name: str, title: str, data: str, depth: str, minutes: tuple[float, float], about: str) -> None:
-    """Register the recipe of a table."""
-
-    def run(bench: Bench) -> Outcome:
-        return table(bench, data, depth)
-
-    run.__doc__ = about
-    run.__name__ = run.__qualname__ = name.replace("/", "_").replace("-", "_")
-    sets = ("cifar10",) if data == "images" else ()
-    made: Callable[[Bench], Outcome] = run
-    recipe(name, title, minutes=minutes, settings=partial(settings, data, depth), data=sets, seeds=5, scored=True)(made)
-
-
 ASKED = (
     "Which methods are told apart on {} of a pretrained {} model, when clients have two tasks and shares of classes of "
     "their own?"
 )
-for data, kind, times in (("sentences", "language", (10, 40)), ("images", "image", (10, 40))):
-    _add(f"adapters/{data}-heads", f"Personal and clustered methods on heads, {data}", data, "probe", times,
-         ASKED.format("heads", kind))  # fmt: skip
-for data, kind, times in (("sentences", "language", (20, 300)), ("images", "image", (60, 900))):
-    _add(f"adapters/{data}-lora", f"Adapter, personal and clustered methods on LoRA, {data}", data, "lora", times,
-         ASKED.format("adapters", kind))  # fmt: skip
 
 
 def table(bench: Bench, data: str, depth: str) -> Outcome:
     """Tables, pictures and notes of one backbone, with what they were made with."""
     here(data)
-    asked, folder = DEPTHS[depth], None if bench.data_dir is None else str(bench.data_dir)
+    part, folder = DEPTHS[depth], None if bench.data_dir is None else str(bench.data_dir)
     some = places(data, depth, size_of(bench), folder)
     some = dict(islice(some.items(), 1)) if bench.rehearse else some
-    found = compared(bench, some, asked.budgets[size_of(bench)], contenders(bench, asked.methods, asked.few))
-    return replace(found, notes=[*found.notes, made_with(data)])
+    outcome = compared(bench, some, part.budgets[size_of(bench)], contenders(bench, part.methods, part.few))
+    return replace(outcome, notes=[*outcome.notes, made_with(data)])
 
 
-def groups_settings(scale: Size) -> tuple[Setting, ...]:
-    return (
-        Setting("samples", f"{SENTENCES} sentences of docstrings of pandas and torch each", "ours"),
-        Setting("clients", TASKS.said, "ours"),
-        Setting("budget", f"{SEARCHED.gradients} gradients a client; batches of {BATCH}, plain SGD", "ours"),
-        Setting("trials", f"{SEARCHED.trials} of every method, by {100 * HELD:.0f} % of the training samples of a draw "
-                "that does not count", "ours"),
-    )  # fmt: skip
+for data, depth, times in (
+    ("sentences", "probe", (10, 40)), ("images", "probe", (10, 40)),
+    ("sentences", "lora", (20, 300)), ("images", "lora", (60, 900)),
+):  # fmt: skip
+    what, end, title = ("heads", "heads", "Personal") if depth == "probe" else ("adapters", "lora", "Adapter, personal")
+    recipe(
+        f"adapters/{data}-{end}", f"{title} and clustered methods on {'heads' if end == 'heads' else 'LoRA'}, {data}",
+        minutes=times, settings=partial(settings, data, depth), data=("cifar10",) if data == "images" else (), seeds=5,
+        scored=True,
+    )(case(ASKED.format(what, "image" if data == "images" else "language"), table, data, depth))  # fmt: skip
+
+
+GROUPS_SETTINGS = (
+    Setting("samples", f"{SENTENCES} sentences of docstrings of pandas and torch each", "ours"),
+    Setting("clients", TASKS.said, "ours"),
+    Setting("budget", f"{SEARCHED.gradients} gradients a client; batches of {BATCH}, plain SGD", "ours"),
+    Setting("trials", f"{SEARCHED.trials} of every method, by {100 * HELD:.0f} % of the training samples of a draw "
+            "that does not count", "ours"),
+)  # fmt: skip
 
 
 @recipe("adapters/groups", "Groups of tasks on real sentences: are they found?", minutes=(4, 4),
-        settings=groups_settings, seeds=COUNTED, scored=True)  # fmt: skip
+        settings=GROUPS_SETTINGS, seeds=COUNTED, scored=True)  # fmt: skip
 def groups(bench: Bench) -> Outcome:
     """Does FPFC find two groups of clients whose labels are exchanged, where one common model can only guess?"""
     here("sentences")

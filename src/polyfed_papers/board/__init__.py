@@ -10,11 +10,10 @@ import numpy as np
 from torch import nn
 
 import polyfed.algorithms as known
-from polyfed.algorithms import FedEM, FedRC
+from polyfed import Algorithm, FedEM, Federation, FedRC
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import REGISTRY
 from polyfed.data import load
-from polyfed.data.federation import Federation
 from polyfed.models import build
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
@@ -222,8 +221,8 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
     """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
     REGISTRY.load()
     methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
-    found = {name: cls for name, cls in methods.items() if cls.__module__.startswith(known.__name__)}
-    names = few if bench.rehearse else some or [name for name in found if name not in APART]
+    shipped = {name: cls for name, cls in methods.items() if cls.__module__.startswith(known.__name__)}
+    names = few if bench.rehearse else some or [name for name in shipped if name not in APART]
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 
@@ -295,7 +294,7 @@ def drawn(
 ) -> float:  # fmt: skip
     """Score under one draw; kept: no value is trained twice."""
 
-    def found() -> float | None:
+    def trained() -> float | None:
         data = setting.federation(draw, HELD)
         try:
             method = made(cls, at)
@@ -309,7 +308,7 @@ def drawn(
             return None
         return float(np.nanmean(run.final["validation"]["accuracy"]))  # of the clients that have such samples
 
-    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", found)
+    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", trained)
     return -math.inf if kept is None else kept
 
 

@@ -19,34 +19,9 @@ from polyfed.report.style import GREEN, INK, QUIET, VERMILLION, canvas, hover, s
 from polyfed.report.table import Cell, Table
 from polyfed.report.verdicts import Study
 from polyfed.studies.compare import Comparison
-from polyfed_papers.board import (
-    APART,
-    BESIDE,
-    CLUSTERED,
-    DRAWS,
-    FULL,
-    HELD,
-    MORE,
-    NATURAL,
-    OTHER,
-    OWN,
-    SECOND,
-    SHIFTS,
-    SMALL,
-    TUNED,
-    UNCOUNTED,
-    WORK,
-    Setting,
-    agreed,
-    cell,
-    contenders,
-    made,
-    refusal,
-    start,
-    tuned_to,
-)
+from polyfed_papers import board as common
 from polyfed_papers.pfllib import PRINTED
-from polyfed_papers.recipes.recipe import Bench, Outcome, Size, curves, grouping_of, recipe
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, curves, grouping_of, recipe
 from polyfed_papers.recipes.said import Setting as Said
 
 if TYPE_CHECKING:
@@ -66,62 +41,61 @@ class Budget(NamedTuple):
 BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000, 12)}
 
 
-def settings(board: Mapping[str, Setting], scale: Size) -> tuple[Said, ...]:
-    budget = BUDGETS[scale]
-    other = "; ".join(f"{name} {k} {v}" for name, given in OTHER.items() for k, v in given.items())
+def settings(board: Mapping[str, common.Setting], scale: Size) -> tuple[Said, ...]:
+    budget, work, draws = BUDGETS[scale], common.WORK, len(common.DRAWS)
+    other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
         Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
-        Said("local work", f"{WORK['local_steps']} steps a round, batches of {WORK['batch_size']}, plain SGD", "ours"),
-        Said("trials", f"{budget.trials} of every method: step size, and of {len(SECOND)} methods a second setting; "
-             f"by {100 * HELD:.0f} % of the training samples of {len(DRAWS)} draws that do not count; all methods of "
-             f"a setting get {MORE} more while a choice is at an edge", "ours"),
+        Said("local work", f"{work['local_steps']} steps a round, batches of {work['batch_size']}, plain SGD", "ours"),
+        Said("trials", f"{budget.trials} of every method: step size, and of {len(common.SECOND)} methods a second "
+             f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; all "
+             f"methods of a setting get {common.MORE} more while a choice is at an edge", "ours"),
         Said("deployed", "the model of the last round; tested on 20 % of each client's samples, or on its "
              "test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),
-        Said("left out", "; ".join(f"{name} ({why})" for name, why in APART.items()), "ours"),
+        Said("left out", "; ".join(f"{name} ({why})" for name, why in common.APART.items()), "ours"),
     )  # fmt: skip
 
 
-@recipe("board/small", "Every method on digits, hospitals and synthetic clients", minutes=MINUTES["small"],
-        settings=partial(settings, SMALL), seeds=10, scored=True, joins=True)  # fmt: skip
-def small(bench: Bench) -> Outcome:
-    """Which methods are told apart when all have the same gradients and the same trials, and which of them is better
-    than a client's own model?
-    """
-    return board(bench, SMALL)
+def board(bench: Bench, places: Mapping[str, common.Setting], some: Sequence[str] = ()) -> Outcome:
+    """Train `some` methods (None: all) as far as missing, and make tables and pictures of all."""
+    if bench.rehearse:
+        places = dict(islice(places.items(), 1))
+    outcome = compared(bench, places, BUDGETS[bench.pick("small", "paper")], common.contenders(bench, some))
+    notes = [*outcome.notes, "FL-bench's page prints no figures."]
+    return replace(outcome, tables=[*outcome.tables, printed()], notes=notes)
 
 
-@recipe("board/full", "Every method in ten settings", minutes=MINUTES["full"],
-        settings=partial(settings, FULL), seeds=10, scored=True, joins=True)  # fmt: skip
-def full(bench: Bench) -> Outcome:
-    """Which methods are told apart over ten kinds of clients when all have the same gradients and the same trials, and
-    where is none of them better than a client's own model?
-    """
-    return board(bench, FULL)
-
-
-@recipe("board/clusters", "Clustered methods under three shifts with known groups", minutes=(20, 80),
-        settings=partial(settings, SHIFTS), seeds=10, scored=True, joins=True)  # fmt: skip
-def clusters(bench: Bench) -> Outcome:
-    """Which clustered methods find the groups when clients differ in their labels, their inputs, their concepts or all
-    of them, on one protocol, and does that make better models than FedAvg with fine-tuning?
-    """
-    return board(bench, SHIFTS, CLUSTERED)
+MADE = {  # recipe -> its settings and methods, title, minutes, question
+    "small": ((common.SMALL,), "Every method on digits, hospitals and synthetic clients", MINUTES["small"],
+              "Which methods are told apart when all have the same gradients and the same trials, and which of them is "
+              "better than a client's own model?"),
+    "full": ((common.FULL,), "Every method in ten settings", MINUTES["full"],
+             "Which methods are told apart over ten kinds of clients when all have the same gradients and the same "
+             "trials, and where is none of them better than a client's own model?"),
+    "clusters": ((common.SHIFTS, common.CLUSTERED), "Clustered methods under three shifts with known groups", (20, 80),
+                 "Which clustered methods find the groups when clients differ in their labels, their inputs, their "
+                 "concepts or all of them, on one protocol, and does that make better models than FedAvg with "
+                 "fine-tuning?"),
+}  # fmt: skip
+for name, (given, title, minutes, about) in MADE.items():
+    recipe(f"board/{name}", title, minutes=minutes, settings=partial(settings, given[0]), seeds=10, scored=True,
+           joins=True)(case(about, board, *given))  # fmt: skip
 
 
 @recipe("board/natural", "Every method on people, writers, roles and sources, of the user's files",
-        minutes=MINUTES["full"], settings=partial(settings, NATURAL), data=tuple(NATURAL), seeds=5, scored=True,
-        joins=True)  # fmt: skip
+        minutes=MINUTES["full"], settings=partial(settings, common.NATURAL), data=tuple(common.NATURAL), seeds=5,
+        scored=True, joins=True)  # fmt: skip
 def natural(bench: Bench) -> Outcome:
     """Which methods are told apart on clients that nobody made: people, writers, roles of plays and sources of images?
     Of the data sets named, those that the folder of data has; the others are named with what is missing.
     """
-    here, absent = dict[str, Setting](), dict[str, str]()
-    for name, setting in NATURAL.items():
+    here, absent = dict[str, common.Setting](), dict[str, str]()
+    for name, setting in common.NATURAL.items():
         setting = replace(setting, folder=None if bench.data_dir is None else str(bench.data_dir))
         try:
-            setting.federation(UNCOUNTED)
+            setting.federation(common.UNCOUNTED)
             here[name] = setting
         except DataError as e:
             absent[name] = f"{name}: {str(e).removeprefix(f'{name}: ')}"
@@ -131,30 +105,21 @@ def natural(bench: Bench) -> Outcome:
     return replace(outcome, notes=[*outcome.notes, *(f"Left out: {why}" for why in absent.values())])
 
 
-def board(bench: Bench, places: Mapping[str, Setting], some: Sequence[str] = ()) -> Outcome:
-    """Train `some` methods (None: all) as far as missing, and make tables and pictures of all."""
-    if bench.rehearse:
-        places = dict(islice(places.items(), 1))
-    found = compared(bench, places, BUDGETS[bench.pick("small", "paper")], contenders(bench, some))
-    notes = [*found.notes, "FL-bench's page prints no figures."]
-    return replace(found, tables=[*found.tables, printed()], notes=notes)
-
-
 def compared(
-    bench: Bench, places: Mapping[str, Setting], budget: Budget, methods: Mapping[str, type[Algorithm]]
+    bench: Bench, places: Mapping[str, common.Setting], budget: Budget, methods: Mapping[str, type[Algorithm]]
 ) -> Outcome:
     """Train what is missing of these methods, and make tables and pictures: over all places, and of each."""
     refused = dict[str, str]()
     tables, figures, captions, studies = [], {}, {}, {}
     for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
-        every = {**methods, **BESIDE.get(name, {})}
-        why = {label: refusal(setting, made(cls, start(cls))) for label, cls in every.items()}
+        every = {**methods, **common.BESIDE.get(name, {})}
+        why = {label: common.refusal(setting, common.made(cls, common.start(cls))) for label, cls in every.items()}
         able = {label: cls for label, cls in every.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
-        known = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
-        trials = 1 if bench.rehearse else agreed(bench, name, setting, known, budget.trials, budget.gradients)
-        work = {k: partial(cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in able.items()}
-        found = bench.all_of([(f"{name}/{label}", UNCOUNTED, task) for label, task in work.items()])
+        shipped = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
+        trials = 1 if bench.rehearse else common.agreed(bench, name, setting, shipped, budget.trials, budget.gradients)
+        work = {k: partial(common.cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in able.items()}
+        found = bench.all_of([(f"{name}/{label}", common.UNCOUNTED, task) for label, task in work.items()])
         parts = dict(zip(work, found, strict=True))
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
         studies[name] = study
@@ -188,13 +153,13 @@ def gain(study: Study, label: str, reference: str) -> Interval:
 
 def groups(study: Study) -> dict[str, str]:
     """{method: its group}, which the best of those left leads; whoever is not clearly below it is in it."""
-    left, found = [k for k in study.verdicts.ranked if k in study.verdicts.means], dict[str, str]()
+    left, letters = [k for k in study.verdicts.ranked if k in study.verdicts.means], dict[str, str]()
     while left:
-        head, letter = left[0], _letter(len(set(found.values())))
+        head, letter = left[0], _letter(len(set(letters.values())))
         beside = [k for k in left if k == head or not gain(study, k, head).high < 0]
-        found |= dict.fromkeys(beside, letter)
+        letters |= dict.fromkeys(beside, letter)
         left = [k for k in left if k not in beside]
-    return found
+    return letters
 
 
 def _letter(k: int) -> str:
@@ -203,18 +168,18 @@ def _letter(k: int) -> str:
 
 def worst_decile(values: Sequence[float]) -> float:
     """Mean of the tenth of the clients that are served worst, at least one of them."""
-    known = sorted(v for v in values if math.isfinite(v))
-    return mean_of(known[: math.ceil(len(known) / 10)])
+    finite = sorted(v for v in values if math.isfinite(v))
+    return mean_of(finite[: math.ceil(len(finite) / 10)])
 
 
 def below(study: Study, label: str) -> float:
     """Share of the clients, over seeds, that are below their own model."""
-    one, own = (study.verdicts.merits[k] for k in (label, OWN))
-    seeds = study.verdicts.paired(label, OWN)
+    one, own = (study.verdicts.merits[k] for k in (label, common.OWN))
+    seeds = study.verdicts.paired(label, common.OWN)
     gaps = [one.values[one.seeds.index(s)] - own.values[own.seeds.index(s)] for s in seeds]
     gaps = np.concatenate(gaps) if gaps else np.array([])
-    known = gaps[np.isfinite(gaps)]
-    return float((known < 0).mean()) if len(known) else math.nan
+    finite = gaps[np.isfinite(gaps)]
+    return float((finite < 0).mean()) if len(finite) else math.nan
 
 
 def digest(part: Comparison) -> str:
@@ -233,7 +198,7 @@ def one(
     rows = []
     for label in order:
         runs = study.counted(label)
-        at, edges = tuned_to(bench, name, methods[label])
+        at, edges = common.tuned_to(bench, name, methods[label])
         tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
         place = Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet")
         last = tuned, place, Cell(digest(parts[label]), {}, "quiet")
@@ -251,8 +216,8 @@ def one(
             _share(mean_of(means), sample_std(means), "accuracy", "best" if letters.get(label) == "A" else ""),
             _share(tenth, math.nan, "worst_decile"),
             _share(below(study, label), math.nan, "below_own", decimals=0),
-            _gained(gain(study, label, OWN) if label != OWN else None, "over_local"),
-            _gained(gain(study, label, TUNED) if label != TUNED else None, "over_fedavg_ft"),
+            _gained(gain(study, label, common.OWN) if label != common.OWN else None, "over_local"),
+            _gained(gain(study, label, common.TUNED) if label != common.TUNED else None, "over_fedavg_ft"),
             Cell(words.size(moved), {"bytes_per_client": moved}),
             Cell(f"{work:.0f}", {"gradients": work}),
             Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
@@ -275,10 +240,10 @@ def _best_rounds(part: Comparison) -> list[float]:
 
 
 def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
-    known = math.isfinite(count)
+    finite = math.isfinite(count)
     return (
-        Cell(f"{count:.1f}" if known else "–", {"groups": count}),
-        Cell(f"{score:.2f}" if known else "–", {"ari": score}),
+        Cell(f"{count:.1f}" if finite else "–", {"groups": count}),
+        Cell(f"{score:.2f}" if finite else "–", {"ari": score}),
     )
 
 
@@ -305,17 +270,17 @@ def over_all(studies: Mapping[str, Study]) -> Table:
     for label in labels:
         where = [name for name in studies if label in letters[name]]
         first = sum(letters[name][label] == "A" for name in where)
-        gained, cells = over(studies, label, OWN, len(labels) - 1), []
-        for reference in (OWN, TUNED):
-            found = [gain(studies[name], label, reference) for name in where if label != reference]
-            up, down = sum(g.low > 0 for g in found), sum(g.high < 0 for g in found)
-            mean = gained if reference == OWN else over(studies, label, reference, len(labels) - 1)
+        gained, cells = over(studies, label, common.OWN, len(labels) - 1), []
+        for reference in (common.OWN, common.TUNED):
+            gains = [gain(studies[name], label, reference) for name in where if label != reference]
+            up, down = sum(g.low > 0 for g in gains), sum(g.high < 0 for g in gains)
+            mean = gained if reference == common.OWN else over(studies, label, reference, len(labels) - 1)
             cells += [
                 _gained(mean if label != reference else None, f"over_{reference}"),
-                Cell(f"{up} / {down}" if found else "–", {f"above_{reference}": up, f"below_{reference}": down}),
+                Cell(f"{up} / {down}" if gains else "–", {f"above_{reference}": up, f"below_{reference}": down}),
             ]
         cells.append(Cell(f"{first} of {len(where)}", {"first_group": first}, "quiet"))
-        rows.append((0.0 if label == OWN else gained.mean, (Cell(label, {"method": label}), *cells)))
+        rows.append((0.0 if label == common.OWN else gained.mean, (Cell(label, {"method": label}), *cells)))
     rows.sort(key=lambda row: -row[0] if math.isfinite(row[0]) else math.inf)
     heads = ("method<", "mean gain over local", "above / below", "mean gain over fedavg-ft", "above / below",
              "in the first group")  # fmt: skip
@@ -350,12 +315,12 @@ def printed() -> Table:
 
 def dots(study: Study) -> "Figure":
     """A dot and its joint interval for every method's gain over the own models, the best on top."""
-    order = [k for k in study.verdicts.ranked if k in study.verdicts.means and k != OWN]
+    order = [k for k in study.verdicts.ranked if k in study.verdicts.means and k != common.OWN]
     with styled():
         figure, (axes,) = canvas(5.6, 1.0 + 0.16 * len(order))
         axes.axvline(0, color=INK, linewidth=0.9)
         for i, label in enumerate(order):
-            g = gain(study, label, OWN)
+            g = gain(study, label, common.OWN)
             colour = GREEN if g.low > 0 else VERMILLION if g.high < 0 else QUIET
             if g.known:
                 axes.plot([100 * g.low, 100 * g.high], [i, i], color=colour, linewidth=1.2)
@@ -368,7 +333,7 @@ def dots(study: Study) -> "Figure":
 
 def costs(study: Study) -> "Figure":
     """Accuracy against bytes, a dot per method; named are those that nothing cheaper equals."""
-    found = {
+    spent = {
         k: (
             sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs),
             study.verdicts.means[k],
@@ -377,17 +342,17 @@ def costs(study: Study) -> "Figure":
         if k in study.verdicts.means and (runs := study.counted(k))
     }
     best, front = -math.inf, []
-    for label, (_, mean) in sorted(found.items(), key=lambda item: item[1]):
+    for label, (_, mean) in sorted(spent.items(), key=lambda item: item[1]):
         if mean > best:
             best, front = mean, [*front, label]
     with styled():
         figure, (axes,) = canvas(5.6, 3.6)
-        for label, (moved, mean) in found.items():
+        for label, (moved, mean) in spent.items():
             axes.plot(moved / 1000, 100 * mean, "o", color=GREEN if label in front else QUIET, markersize=4)
             if label in front:
                 axes.annotate(label, (moved / 1000, 100 * mean), (3, 3), textcoords="offset points", fontsize=6)
-        texts = [f"{label}: {100 * mean:.1f} %, {words.size(moved)}" for label, (moved, mean) in found.items()]
-        hover(axes, [m / 1000 for m, _ in found.values()], [100 * a for _, a in found.values()], texts)
+        texts = [f"{label}: {100 * mean:.1f} %, {words.size(moved)}" for label, (moved, mean) in spent.items()]
+        hover(axes, [m / 1000 for m, _ in spent.values()], [100 * a for _, a in spent.values()], texts)
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         axes.set_xlabel("kB per client, down and up")

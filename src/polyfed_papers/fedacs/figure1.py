@@ -6,21 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from polyfed.report.style import BLUE, INK, VERMILLION
 from polyfed.report.table import Cell, Table
-from polyfed_papers.fedacs import (
-    HALVED,
-    NOT_TO_BE_MATCHED,
-    apart,
-    chosen,
-    clients,
-    model_setting,
-    net,
-    tuned,
-    work,
-    work_settings,
-)
+from polyfed_papers.fedacs import apart, chosen, clients, net, tuned, work
+from polyfed_papers.fedacs.stated import HALVED, NOT_TO_BE_MATCHED, model_setting, work_settings
+from polyfed_papers.recipes.drawing import panes
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours, points
 
 METHODS = ("FedAvg", "Ditto", "PerAvg", "pFedMe", "APFL", "FedAMP", "FedACS")
 NAMES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -90,32 +82,28 @@ def run(bench: Bench, name: str, key: str) -> tuple[dict[str, np.ndarray], dict[
     federation = clients(bench, name, panel.partition[k], n, at_most, bench.small)
     given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
     methods = tuned(bench, f"{name}-{key}", METHODS, model, federation, panel.trials, **given)
-    found = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
-    return {m: metric_of(found, m) for m in METHODS}, {m: chosen(m, method) for m, method in methods.items()}
+    runs = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
+    return {m: metric_of(runs, m) for m in METHODS}, {m: chosen(m, method) for m, method in methods.items()}
 
 
 def claims(name: str, key: str, accuracy: dict[str, np.ndarray]) -> list[Claim]:
     """Claims of the text about the panel."""
     where, mine, unit = f"{NAMES[name]} ({key})", accuracy["FedACS"], " points"
-    found = [ordered(f"{where}: PerAvg is better than pFedMe", accuracy["PerAvg"], accuracy["pFedMe"], 100, unit)]
+    made = [ordered(f"{where}: PerAvg is better than pFedMe", accuracy["PerAvg"], accuracy["pFedMe"], 100, unit)]
     others = {m: a for m, a in accuracy.items() if m != "FedACS"}
     best = max(others, key=lambda m: np.nanmean(others[m]))
     if key == "a":
-        found.append(ordered(f"{where}: APFL is better than FedACS", accuracy["APFL"], mine, 100, unit))
+        made.append(ordered(f"{where}: APFL is better than FedACS", accuracy["APFL"], mine, 100, unit))
     if key in "cd":
-        found.append(ordered(f"{where}: FedACS is better than the best other, {best}", mine, others[best], 100, unit))
+        made.append(ordered(f"{where}: FedACS is better than the best other, {best}", mine, others[best], 100, unit))
     usual = np.mean([apart(a) for a in others.values()], 0)
     text = f"{where}: FedACS varies less over seeds than the others do on average"
-    return [*found, ordered(text, usual, apart(mine), 100, " points from the mean")]
+    return [*made, ordered(text, usual, apart(mine), 100, " points from the mean")]
 
 
 def figure(by_data: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
     """Bars of the mean over seeds with its standard deviation: a row per data set, a column per panel."""
-    from polyfed.report.style import BLUE, INK, VERMILLION, styled
-
-    with styled():
-        drawn = Figure(figsize=(10.4, 2.5 * len(by_data) + 0.6), layout="constrained")
-        axes = drawn.subplots(len(by_data), len(PANELS), sharey=True, squeeze=False)
+    with panes(10.4, 2.5 * len(by_data) + 0.6, len(by_data), len(PANELS), sharey=True) as (drawn, axes):
         for row, (name, accuracy) in zip(axes, by_data.items(), strict=True):
             for ax, (key, found) in zip(row, accuracy.items(), strict=True):
                 v = 100 * np.array(list(found.values()))
@@ -142,7 +130,7 @@ def figure1(bench: Bench) -> Outcome:
         "judged by the model that it has, which was updated when it last took part",
         *NOT_TO_BE_MATCHED,
     ])  # fmt: skip
-    found = {}
+    by_data = {}
     for name in NAMES:
         panels = {key: run(bench, name, key) for key in PANELS}
         accuracy = {key: values for key, (values, _) in panels.items()}
@@ -152,9 +140,9 @@ def figure1(bench: Bench) -> Outcome:
         rows = [(Cell(m), *(Cell(best[m]) for _, best in panels.values())) for m in METHODS]
         heads = ("method<", *(f"({key})<" for key in PANELS))
         outcome.tables.append(Table(f"Chosen on other clients, {NAMES[name]}", heads, tuple(rows)))
-        found[name] = accuracy
+        by_data[name] = accuracy
         outcome.claims += [c for key in PANELS for c in claims(name, key, accuracy[key])]
-    outcome.figures["figure1"] = figure(found)
+    outcome.figures["figure1"] = figure(by_data)
     return outcome
 
 
@@ -181,11 +169,9 @@ def figure1_d(bench: Bench) -> Outcome:
     model, federation = net(bench), clients(bench, partition=PANELS["d"].partition[0 if bench.rehearse else 1], n=LARGE)
     given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(100, 500), "fraction": 0.1}
     methods = tuned(bench, "d", CONTENDERS, model, federation, 1, **given)
-    found = bench.compare("d", model, federation, methods, evaluate_every=0, **given)
-    accuracy = {m: metric_of(found, m) for m in CONTENDERS}
+    runs = bench.compare("d", model, federation, methods, evaluate_every=0, **given)
+    accuracy = {m: metric_of(runs, m) for m in CONTENDERS}
     rows = [(Cell(m), ours(accuracy[m], 100), Cell(chosen(m, methods[m]))) for m in CONTENDERS]
-    claims = [
-        ordered(f"FedACS is better than {m}", accuracy["FedACS"], accuracy[m], 100, " points") for m in CONTENDERS[:-1]
-    ]
+    claims = [points(f"FedACS is better than {m}", accuracy["FedACS"], accuracy[m]) for m in CONTENDERS[:-1]]
     table = Table("Figure 1 (d), 500 clients, Fashion-MNIST", ("method<", "accuracy, %", "chosen<"), tuple(rows))
     return Outcome([table], claims=claims, notes=list(NOT_TO_BE_MATCHED))

@@ -11,16 +11,14 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
+from polyfed import Algorithm, Federation, Progress
 from polyfed.base.errors import Diverged
-from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
-from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
 from polyfed.models import build
 from polyfed.runs.trainer import fit
-from polyfed.runs.watching import Progress
+from polyfed_papers.recipes.drawing import curve_figure
 from polyfed_papers.recipes.recipe import Bench
-from polyfed_papers.recipes.said import curve_figure
 from polyfed_tuning.ladder import At, Ladder
 
 if TYPE_CHECKING:
@@ -73,12 +71,12 @@ def hospitals(seed: int, l2: float = 0.01) -> Problem:
             bend = bend + np.einsum("jce,ja,jb->caeb", spread, x, x).reshape(2 * d, 2 * d) / m
         return float(value), slope, bend
 
-    found = minimize(
+    solution = minimize(
         lambda w: parts(w)[0], np.zeros(2 * d), jac=lambda w: parts(w)[1], hess=lambda w: parts(w)[2],
         method="trust-exact", options={"gtol": 1e-12},
     ).x  # fmt: skip
-    found = found - np.linalg.solve(parts(found)[2], parts(found)[1])  # one last Newton step
-    W = found.reshape(2, d)
+    solution = solution - np.linalg.solve(parts(solution)[2], parts(solution)[1])  # one last Newton step
+    W = solution.reshape(2, d)
     smoothness = l2 + 0.5 * max(np.linalg.eigvalsh(x.T @ x / len(x))[-1] for x in inputs)
     optimum = np.r_[W[:, :-1].ravel(), W[:, -1]]  # the layer's order: weights, then biases
     return Problem(federation, zeros(d - 1, 2), "cross-entropy", l2, optimum, float(smoothness), l2)
@@ -180,6 +178,15 @@ def tuned(
     at = bench.choose(f"{key}-choice", score, rule.ladders, TRIALS) if rule.ladders else ()
     runs = [bench.once(f"{key}-seed{seed}", partial(run, at, seed)) for seed in bench.seeds]
     return Tuned(at, runs, np.array([final(r, last) for r in runs]))
+
+
+def all_tuned(
+    bench: Bench, key: str, rules: Mapping[str, Rule], problem: Callable[[int], Problem], last: float = 0.0, **work: Any
+) -> dict[str, Tuned]:
+    """`tuned` of every method."""
+    tasks = [(key, k, partial(tuned, bench, f"{key}-{k}", rule, problem, last, **work))
+             for k, rule in enumerate(rules.values())]  # fmt: skip
+    return dict(zip(rules, bench.all_of(tasks), strict=True))
 
 
 def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tuple[list[float], list[list[float]]]:

@@ -4,11 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedcet import FedCET, paper_step
-from polyfed.algorithms.fedtrack import FedTrack
-from polyfed.algorithms.scaffold import Scaffold
-from polyfed.core.algorithm import Algorithm
+from polyfed import Algorithm, FedAvg, FedCET, FedTrack, Scaffold
+from polyfed.algorithms.fedcet import paper_step
 from polyfed_papers.fedcet import Problem, distances, error_figure, series, zeros
 from polyfed_papers.generated import fedcet_quadratics
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
@@ -24,17 +21,16 @@ STEPS = {
 }
 
 
-def settings(scale):
-    return (
-        Setting("clients, measurements, dimension", "10, 10, 60", "paper"),
-        Setting("tau", "2 full-batch steps", "paper"),
-        Setting("FedCET", f"Algorithm 1: a = {STEPS['FedCET']:.5f}, c = mu / (2 mu a + 8)", "paper"),
-        Setting("FedTrack", "a = 1/(18 tau L)", "paper"),
-        Setting("SCAFFOLD", "a_g = 1, a_l = 1/(81 tau L)", "paper"),
-        Setting("x(-2)", "0", "ours"),
-        Setting("last two rows", "FedTrack and FedAvg at FedCET's step", "ours"),
-        Setting("rounds", "150", "ours"),
-    )
+SETTINGS = (
+    Setting("clients, measurements, dimension", "10, 10, 60", "paper"),
+    Setting("tau", "2 full-batch steps", "paper"),
+    Setting("FedCET", f"Algorithm 1: a = {STEPS['FedCET']:.5f}, c = mu / (2 mu a + 8)", "paper"),
+    Setting("FedTrack", "a = 1/(18 tau L)", "paper"),
+    Setting("SCAFFOLD", "a_g = 1, a_l = 1/(81 tau L)", "paper"),
+    Setting("x(-2)", "0", "ours"),
+    Setting("last two rows", "FedTrack and FedAvg at FedCET's step", "ours"),
+    Setting("rounds", "150", "ours"),
+)
 
 
 def method(label: str) -> Algorithm:
@@ -52,7 +48,7 @@ def contraction(run: dict[str, Any]) -> float:
     return float((e[last] / e[first]) ** (1 / (last - first)))
 
 
-@recipe("fedcet/figure1", "Figure 1: error over rounds and over bytes", minutes=(0.2, 0.2), settings=settings,
+@recipe("fedcet/figure1", "Figure 1: error over rounds and over bytes", minutes=(0.2, 0.2), settings=SETTINGS,
         seeds=5)  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Does FedCET converge linearly with one vector each way, faster than FedTrack and SCAFFOLD with two?"""

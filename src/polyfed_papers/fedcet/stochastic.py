@@ -6,33 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedcet import FedCET
-from polyfed.algorithms.fedlin import FedLin
-from polyfed.algorithms.fedtrack import FedTrack
-from polyfed.algorithms.scaffold import Scaffold
+from polyfed import Algorithm, FedAvg, FedCET, FedLin, FedTrack, Progress, Scaffold
 from polyfed.base.errors import Diverged
 from polyfed.base.values import Limits
-from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.report.table import Cell, Table
 from polyfed.runs.trainer import fit
-from polyfed.runs.watching import Progress
 from polyfed_papers.fedcet import (
     TRIALS,
     UNCOUNTED,
     Problem,
     Rule,
     Tuned,
+    all_tuned,
     error_figure,
     linear_regression,
     series,
-    tuned,
 )
 from polyfed_papers.fedcet.equal_bytes import chosen_cell
+from polyfed_papers.recipes.drawing import curve_figure
 from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
-from polyfed_papers.recipes.said import Claim, Setting, curve_figure, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, listed, ordered, ours, points
 from polyfed_tuning.ladder import At, Ladder
 
 TAU, BATCH, LAST = 5, 10, 0.1
@@ -54,8 +49,8 @@ def settings(scale):
         Setting("budget", f"{_budget(scale)} vectors per client (net: {_net_budget(scale)}), up and down", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method (net: {NET_TRIALS}), under three seeds that do not count: "
                 "the values below, beyond them while the first or the last is best, then between", "ours"),
-        Setting("steps", "a L from " + ", ".join(f"{g:g}" for g in GRID[scale]) + ", by the error", "ours"),
-        Setting("steps of the net", "from " + ", ".join(f"{g:g}" for g in RATES[scale]) + ", by validation accuracy",
+        Setting("steps", "a L from " + listed(GRID[scale]) + ", by the error", "ours"),
+        Setting("steps of the net", "from " + listed(RATES[scale]) + ", by validation accuracy",
                 "ours"),
         Setting("FedLin", "0.1 of the gradient's entries sent down, all of them up", "ours"),
     )  # fmt: skip
@@ -93,11 +88,7 @@ def regression(bench: Bench) -> dict[str, Tuned]:
     }
     budget = _budget(bench.scale)
     work = {"tau": TAU, "rounds": bench.rounds(budget, budget), "budget": budget, "batch_size": BATCH}
-    tasks = [
-        ("least-squares", k, partial(tuned, bench, f"least-squares-{k}", rule, linear_regression, LAST, **work))
-        for k, rule in enumerate(rules.values())
-    ]
-    return dict(zip(rules, bench.all_of(tasks), strict=True))
+    return all_tuned(bench, "least-squares", rules, linear_regression, LAST, **work)
 
 
 def perceptron(bench: Bench, activation: str, algorithm: Algorithm, seed: int) -> dict[str, Any]:
@@ -105,13 +96,13 @@ def perceptron(bench: Bench, activation: str, algorithm: Algorithm, seed: int) -
     tau, budget = 10, bench.rounds(_net_budget("small"), _net_budget("paper"))
     data = load("digits", flat=True).partition("dirichlet:0.3", 10, seed=seed, validation_fraction=0.2)
     model = build("mlp", data.input_shape, 10, seed=seed, hidden=32, activation=activation)
-    size, seen = 4 * sum(q.numel() for q in model.parameters()), []
+    size, looks = 4 * sum(q.numel() for q in model.parameters()), []
 
     def note(progress: Progress) -> bool:
         spent = sum(progress.run.trained.ledger.totals()) / data.n / size
         if progress.records:
             told = {r.split: r["accuracy"] for r in progress.records}
-            seen.append((spent, told["validation"], told["test"]))
+            looks.append((spent, told["validation"], told["test"]))
         return spent >= budget
 
     vectors = 2 if isinstance(algorithm, FedCET | FedAvg) else 4
@@ -123,7 +114,7 @@ def perceptron(bench: Bench, activation: str, algorithm: Algorithm, seed: int) -
         )  # fmt: skip
     except Diverged:
         diverged = True
-    at, validation, test = zip(*seen, strict=True)
+    at, validation, test = zip(*looks, strict=True)
     return {"at": at, "validation": validation, "test": test, "diverged": diverged}
 
 
@@ -151,39 +142,38 @@ def net(bench: Bench, activation: str) -> dict[str, tuple[At, list[dict[str, Any
 @recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(1.4, 90), settings=settings)
 def stochastic(bench: Bench) -> Outcome:
     """What happens to FedCET with mini-batches, for which it has no theory: a noise floor, or divergence?"""
-    found = regression(bench)
-    rows = [(Cell(label, {"method": label}), ours(mine.ends), chosen_cell(mine.at)) for label, mine in found.items()]
+    tuned = regression(bench)
+    rows = [(Cell(label, {"method": label}), ours(mine.ends), chosen_cell(mine.at)) for label, mine in tuned.items()]
     note = "root mean square over the last tenth of the rounds, relative to the start; the same bytes for all"
     heads = ("method<", "log10 error", "step")
     tables = [Table("Least squares, mini-batches", heads, tuple(rows), (note,))]
-    curves = {label: series(mine.runs, 1e3) for label, mine in found.items()}
+    curves = {label: series(mine.runs, 1e3) for label, mine in tuned.items()}
     figures = {"least-squares": error_figure(curves, "kB per client, up and down")}
     claims = [
-        ordered(f"least squares: FedCET (fixed) ends nearer than {m}", found[m].ends, found["FedCET, fixed"].ends,
+        ordered(f"least squares: FedCET (fixed) ends nearer than {m}", tuned[m].ends, tuned["FedCET, fixed"].ends,
                 unit=" decades")
         for m in OTHERS
     ]  # fmt: skip
     for activation in ACTIVATIONS:
-        table, figures[f"net-{activation}"], said = _net(bench, activation)
+        table, figures[f"net-{activation}"], more = _net(bench, activation)
         tables.append(table)
-        claims += said
+        claims += more
     return Outcome(tables, figures, claims, NOTES)
 
 
 def _net(bench: Bench, activation: str) -> tuple[Table, Any, list[Claim]]:
     """Every method at its step."""
-    found = net(bench, activation)
-    ends = {m: np.array([np.nan if r["diverged"] else r["test"][-1] for r in runs]) for m, (_, runs) in found.items()}
+    trained = net(bench, activation)
+    ends = {m: np.array([np.nan if r["diverged"] else r["test"][-1] for r in runs]) for m, (_, runs) in trained.items()}
     rows = [
-        (Cell(m), ours(ends[m], 100), Cell(f"{at[0]:g}" if at else "–", {}, "quiet")) for m, (at, _) in found.items()
+        (Cell(m), ours(ends[m], 100), Cell(f"{at[0]:g}" if at else "–", {}, "quiet")) for m, (at, _) in trained.items()
     ]
     figure = curve_figure(
-        {m: _accuracy(runs) for m, (_, runs) in found.items()}, "vectors per client, up and down", "test accuracy, %",
+        {m: _accuracy(runs) for m, (_, runs) in trained.items()}, "vectors per client, up and down", "test accuracy, %",
         width=5.6, height=4.0,
     )  # fmt: skip
     claims = [
-        ordered(f"{activation} net: FedCET (fixed) is more accurate than {m}", ends["FedCET, fixed"], ends[m], 100,
-                " points")
+        points(f"{activation} net: FedCET (fixed) is more accurate than {m}", ends["FedCET, fixed"], ends[m])
         for m in OTHERS
     ]  # fmt: skip
     heads = ("method<", "test accuracy, %", "step")

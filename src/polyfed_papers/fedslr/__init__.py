@@ -13,43 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from polyfed.algorithms.fedslr import FedSLR
+from polyfed import Algorithm, Federation, FedSLR, Progress
 from polyfed.base.errors import DataError, Diverged
-from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import Federation
 from polyfed.data.partition import IID, DirichletPrior
 from polyfed.models import build
-from polyfed.runs.watching import Progress
 from polyfed.studies.compare import Comparison
-from polyfed_papers.recipes.recipe import Bench, Size
-from polyfed_papers.recipes.said import Claim, Setting, ordered, without
+from polyfed_papers.fedslr.stated import CLIENTS, DATA, SAMPLES
+from polyfed_papers.recipes.recipe import Bench
+from polyfed_papers.recipes.said import Claim, ordered
 from polyfed_tuning.ladder import At, Ladder
 
-DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
-SMALL = "Fashion-MNIST"
-CLIENTS, SAMPLES = 20, {"small": 150, "middle": 500}  # at small and middle size
-SEEDS = (1, 2, 3, 4, 5)  # seed 0 was looked at when the ranges of lambda, mu and eta_g were chosen
 TRIALS, UNCOUNTED = 8, 1000  # values of every method, and the first of the seeds that they are chosen under
-GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"  # two rows of one run
-LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
-
-# One run: 1000 rounds x 10 clients x 75 steps of 20 images. ResNet-18 takes 0.56e9 multiply-adds forward per image of
-# 32 x 32, three times that with the backward pass: 2 x 3 x 0.56e9 x 20 x 750 000 = 5.0e16 operations, 1.4 hours at
-# 1e13 a second, which small batches reach on a large GPU; about as much again for the decompositions, 21 layers a
-# round, and the tests.
-PAPER_MINUTES = 170  # of one run of FedSLR, estimated
-MACHINE = "one large GPU"
-NEEDS = (
-    "Paper scale reads the complete CIFAR-10 and CIFAR-100 (`polyfed data fetch`) and, for Table 1, the folder "
-    "tiny-imagenet-200; subsets are refused. One run is 750 000 SGD steps of batch 20 on ResNet-18, 5e16 operations"
-)
-OTHER_DATA = "the paper's figures are of ResNet-18 on CIFAR: at small size only the order can be compared"
-UNKNOWN = (
-    "the paper gives no seeds and no deviations over them, and does not say which round it reports; here it is the last"
-)
 
 
 class Choice(NamedTuple):
@@ -69,62 +46,6 @@ def method(bench: Bench, **changes: Any) -> FedSLR:
     return replace(FedSLR(lr=0.1, lam=lam(bench), mu=1e-3, eta_g=10.0), **changes)
 
 
-def common_settings(scale: Size) -> tuple[Setting, ...]:
-    """Settings of all experiments."""
-    if scale == "small":
-        own = (
-            Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
-            Setting(
-                "clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement", "ours"
-            ),
-            Setting("model", "mlp 784-100-50-10, 84 060 numbers", "ours"),
-            Setting("rounds", "40", "ours"),
-            Setting("lambda", "2e-3, 20 times the paper's, so that ranks fall in so few rounds", "ours"),
-        )
-    elif scale == "middle":
-        own = (
-            Setting("data", f"CIFAR-100, {CLIENTS * SAMPLES['middle']} images drawn by the seed", "ours"),
-            Setting(
-                "clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement", "ours"
-            ),
-            Setting("model", "cnn of McMahan et al., 5 x 5 convolutions of 32 and 64 channels and 512 units", "ours"),
-            Setting("augmentation", "mirror, and crop (pad 4), each with probability 1/2", "code"),
-            Setting("rounds", "400", "ours"),
-            Setting("lambda", "2.5e-4, as much more than the paper's as there are fewer rounds", "ours"),
-        )
-    else:
-        own = (
-            Setting("clients", "100 with 500 images (Tiny ImageNet: 1000), 10 a round", "paper"),
-            Setting("participants", "10 exactly; the released code draws every client with probability 0.1", "paper"),
-            Setting("model", "ResNet-18, GroupNorm with 2 groups", "code"),
-            Setting("augmentation", "mirror, and crop (pad 4; Tiny 8), each with probability 1/2", "code"),
-            Setting("rounds", "1000", "paper"),
-            Setting("lambda", "1e-4", "paper"),
-        )
-    return (
-        *own,
-        Setting("non-IID", "every client its own class prior from Dirichlet(0.1)", "paper"),
-        Setting("a class that is used up", "is redrawn, so that no image is in two clients (released: starts again)",
-                "ours"),
-        Setting("test", "100 test images per client in its class ratio; mean over all clients", "paper"),
-        Setting("test, rounding", "largest remainder, exactly 100 (released: rounded down, 59 to 98)", "ours"),
-        Setting("local work", "2 epochs of batches of 20, lr 0.1 x 0.998^t, weight decay 1e-3", "paper"),
-        Setting("mu, eta_g, personal epochs", "1e-3, 10, 1", "paper"),
-        Setting("personal part, start", "zero; the paper does not say (released: the initial weights)", "ours"),
-        Setting("personal part, weight decay", "none (released: 1e-3)", "paper"),
-    )  # fmt: skip
-
-
-def settings(*own: Setting | Mapping[Size, Setting], but: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
-    """Settings of a recipe: its own first, one for all sizes or one of each; those in `but` vary."""
-
-    def of(scale: Size) -> Sequence[Setting]:
-        mine = (s if isinstance(s, Setting) else s[scale] for s in own)
-        return (*mine, *without(common_settings(scale), *but))
-
-    return of
-
-
 def federation(
     bench: Bench, data: str = "CIFAR-100", iid: bool = False, trial: bool = False
 ) -> Callable[[int], Federation]:
@@ -132,23 +53,23 @@ def federation(
 
     def make(seed: int) -> Federation:
         if count := SAMPLES.get(bench.scale):
-            found = (
+            images = (
                 fashion(bench.data_dir) if bench.small else load("cifar100", data_dir=bench.data_dir, normalise=True)
             )
-            found = held_out(found) if trial else found
-            some = np.random.default_rng(seed).permutation(len(found.x))[: CLIENTS * count]
-            found = replace(found, x=found.x[some], y=found.y[some])
+            images = held_out(images) if trial else images
+            some = np.random.default_rng(seed).permutation(len(images.x))[: CLIENTS * count]
+            images = replace(images, x=images.x[some], y=images.y[some])
         else:
-            found = load(DATA[data], data_dir=bench.data_dir, normalise=True)
-            wanted = FULL[found.name]
-            if len(found) < wanted and not bench.rehearse:
+            images = load(DATA[data], data_dir=bench.data_dir, normalise=True)
+            wanted = FULL[images.name]
+            if len(images) < wanted and not bench.rehearse:
                 raise DataError(
-                    f"{found.name} in {bench.data_dir}: {len(found)} training images, the paper scale needs {wanted}; "
-                    f"polyfed data fetch {found.name} --data-dir ANOTHER-FOLDER"
+                    f"{images.name} in {bench.data_dir}: {len(images)} training images, the paper scale needs "
+                    f"{wanted}; polyfed data fetch {images.name} --data-dir ANOTHER-FOLDER"
                 )
-            found = held_out(found) if trial else found
+            images = held_out(images) if trial else images
         how = IID() if iid else DirichletPrior(0.1)
-        return found.partition(how, bench.pick(CLIENTS, 100, CLIENTS), seed, test="ratio")
+        return images.partition(how, bench.pick(CLIENTS, 100, CLIENTS), seed, test="ratio")
 
     return make
 
@@ -263,26 +184,26 @@ def followed(found: Comparison, label: str) -> list[list[dict[str, Any]]]:
     return runs
 
 
-def last(found: Comparison, label: str, key: str = "accuracy") -> np.ndarray:
+def last(runs: Comparison, label: str, key: str = "accuracy") -> np.ndarray:
     """[seeds] a followed value after the last round: accuracy of the common model, parameters, gkr_parameters."""
-    values = [run[-1][key] if run else None for run in followed(found, label)]
+    values = [run[-1][key] if run else None for run in followed(runs, label)]
     return np.array([np.nan if v is None else v for v in values], dtype=float)
 
 
-def gigabytes(found: Comparison, label: str, direction: str = "both") -> np.ndarray:
+def gigabytes(runs: Comparison, label: str, direction: str = "both") -> np.ndarray:
     """[seeds] bytes exchanged / 1e9 by the ledger; direction: "down", "up" or "both"."""
     ways = ("down", "up") if direction == "both" else (direction,)
-    rows = [r.summary for r in found.results if r.label == label]
+    rows = [r.summary for r in runs.results if r.label == label]
     return np.array([np.nan if s is None else sum(getattr(s, f"{w}_bytes") for w in ways) / 1e9 for s in rows])
 
 
 def falling(text: str, steps: Mapping[str, np.ndarray], factor: float = 1.0, unit: str = "") -> Claim:
     """The claim that a value falls at every step: every neighbouring pair decided as by `ordered`."""
-    found, gaps = [], []
+    verdicts, gaps = [], []
     for a, b in pairwise(steps):
         claim = ordered("", steps[a], steps[b], factor, unit)
-        found.append(claim.holds)
+        verdicts.append(claim.holds)
         doubt = "" if claim.holds else f" ({claim.verdict})"
         gaps.append(f"{a} to {b} {factor * np.nanmean(steps[b] - steps[a]):+.3g}{doubt}")
-    holds = False if False in found else None if None in found else True
+    holds = False if False in verdicts else None if None in verdicts else True
     return Claim(text, holds, "change " + ", ".join(gaps) + unit)

@@ -17,21 +17,21 @@ from torch import Tensor, nn
 
 from polyfed.base import plugins
 from polyfed.compute.layout import Layout
-from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
+from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
+from polyfed_papers.fedslr import federation, network, resnet
 from polyfed_papers.fedslr.progress import column, over_rounds
-from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.fedslr.stated import GKR, LABELS, MIXED
+from polyfed_papers.recipes.drawing import Panel, curve_panels, panes
 from polyfed_papers.recipes.recipe import Bench, Outcome
-from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, ordered, ours, points
 
 COMMON = ("SCAFFOLD", "FedAvg", "FedDyn", GKR)
 PERSONAL = (
     "LG-FedAvg", "FedAvg-FT", "FedRep", "Local", "APFL", "FedSpa", "Ditto", "FedRep, released", "Per-FedAvg", MIXED,
 )  # fmt: skip
-POINTS = {"factor": 100.0, "unit": " points"}
 
 FORM = ("polyfed_sites.wire", "fedslr: Figure 5's messages")  # as a real network has them
 RATE, LATENCY = 50e6, 5e-3  # bits per second of the common medium, seconds per message
@@ -44,24 +44,13 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def joined(parts: Sequence[Outcome]) -> Outcome:
-    """Several outcomes on one page."""
-    whole = Outcome()
-    for part in parts:
-        whole.tables += part.tables
-        whole.figures |= part.figures
-        whole.claims += part.claims
-        whole.notes += part.notes
-    return whole
-
-
 # ---- Figure 2 -------------------------------------------------------------------------------------------------------
 
 
-def curve(found: Comparison, row: str) -> tuple[list[float], list[list[float]]]:
+def curve(runs: Comparison, row: str) -> tuple[list[float], list[list[float]]]:
     """(rounds, [seed][evaluated round]) test accuracy in per cent of a row of Table 1, without the start."""
     label = LABELS.get(row, row)
-    at, values = over_rounds(found, label, "accuracy") if row == GKR else column(found, label, found.metric.name)
+    at, values = over_rounds(runs, label, "accuracy") if row == GKR else column(runs, label, runs.metric.name)
     trained = np.array(at) > 0
     return np.array(at)[trained].tolist(), (100 * np.array(values)[:, trained]).tolist()
 
@@ -79,32 +68,31 @@ def figure2(runs: Mapping[str, Comparison]) -> Outcome:
     for title, found in runs.items():
         values = {row: np.array(curve(found, row)[1]) / 100 for row in (GKR, "FedAvg", MIXED, "Local")}
         claims += [
-            ordered(f"{title}: mean accuracy over the rounds, {a} above {b}", values[a].mean(1), values[b].mean(1),
-                    **POINTS)
+            points(f"{title}: mean accuracy over the rounds, {a} above {b}", values[a].mean(1), values[b].mean(1))
             for a, b in ((GKR, "FedAvg"), (MIXED, "Local"))
         ]  # fmt: skip
         first = f"{title}: the GKR starts more slowly than FedAvg (round {curve(found, GKR)[0][0]:g})"
-        claims.append(ordered(first, values["FedAvg"][:, 0], values[GKR][:, 0], **POINTS))
+        claims.append(points(first, values["FedAvg"][:, 0], values[GKR][:, 0]))
     return Outcome(figures=figures, claims=claims)
 
 
 # ---- Figure 3 -------------------------------------------------------------------------------------------------------
 
 
-def per_client(found: Comparison, row: str, of: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def per_client(runs: Comparison, row: str, of: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """[seeds, n] test accuracy of every client, from the results of `hidden` per seed."""
     if row == GKR:
         return np.array([seed["accuracy"]["global, global"] for seed in of])
-    name, label = f"{found.split}_{found.metric.name}", LABELS.get(row, row)
-    frames = [r.clients for r in found.results if r.label == label and r.clients is not None]
+    name, label = f"{runs.split}_{runs.metric.name}", LABELS.get(row, row)
+    frames = [r.clients for r in runs.results if r.label == label and r.clients is not None]
     return np.array([f[name].to_numpy(dtype=float) for f in frames])
 
 
-def figure3(found: Comparison, of: Sequence[Mapping[str, Any]]) -> Outcome:
+def figure3(runs: Comparison, of: Sequence[Mapping[str, Any]]) -> Outcome:
     """Every client's gain over FedAvg."""
-    base = per_client(found, "FedAvg", of)
+    base = per_client(runs, "FedAvg", of)
     gains = {
-        row: 100 * (per_client(found, row, of) - base) for row in (*COMMON, *PERSONAL[::-1]) if row != "FedAvg"
+        row: 100 * (per_client(runs, row, of) - base) for row in (*COMMON, *PERSONAL[::-1]) if row != "FedAvg"
     }  # fmt: skip
     rows = tuple(
         (
@@ -128,9 +116,7 @@ def figure3(found: Comparison, of: Sequence[Mapping[str, Any]]) -> Outcome:
 
 def violins(gains: Mapping[str, np.ndarray]) -> Figure:
     """A violin per method; the line of FedAvg is red, the medians are marked."""
-    with styled():
-        figure = Figure(figsize=(6.4, 0.42 * len(gains) + 0.8), layout="constrained")
-        ax = figure.subplots()
+    with panes(6.4, 0.42 * len(gains) + 0.8) as (figure, ((ax,),)):
         values, at = [v.ravel() for v in gains.values()], np.arange(len(gains))
         drawn: Any = ax.violinplot(values, at, orientation="horizontal", widths=0.85, showextrema=False)
         for body, row in zip(drawn["bodies"], gains, strict=True):
@@ -170,9 +156,9 @@ def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict
     counts = [np.unique(y, return_counts=True)[1] for _, y in samples]
     apart: dict[str, list[float]] = {"personal": [], "global": []}
     for i, (x, y) in enumerate(samples):
-        for e, found in apart.items():
+        for e, values in apart.items():
             if len(counts[i]) > 1 and (counts[i] > 1).any():
-                found.append(float(silhouette_score(features(model, of[e][i], x)[0], y)))
+                values.append(float(silhouette_score(features(model, of[e][i], x)[0], y)))
     if not show:
         return {"accuracy": accuracy, "silhouette": apart}
     several = [i for i, c in enumerate(counts) if (c >= FEW).sum() > 2] or [int(np.argmax([len(c) for c in counts]))]
@@ -181,24 +167,24 @@ def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict
     place = TSNE(perplexity=min(30, len(x) / 3), init="random", method="exact", random_state=seed,
                  max_iter=250 if bench.rehearse else 1000)  # fmt: skip
     shown = {e: place.fit_transform(features(model, of[e][client], x)[0].astype(float)) for e in apart}
-    said = {f"{e}, {c}": features(model, w[client], x)[1] for (e, c), w in pairs.items()}
-    picture = {"client": client, "labels": y.numpy(), "places": shown, "predicted": said}
+    predicted = {f"{e}, {c}": features(model, w[client], x)[1] for (e, c), w in pairs.items()}
+    picture = {"client": client, "labels": y.numpy(), "places": shown, "predicted": predicted}
     return {"accuracy": accuracy, "silhouette": apart, "picture": picture}
 
 
 @torch.no_grad()
 def features(model: nn.Module, w: Tensor, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """([samples, width] what the last layer is given, [samples] predicted classes) under the parameters w: [p]."""
-    layout, seen = Layout(model), []
+    layout, inputs = Layout(model), []
     layout.load_(model.eval(), w)
     named = zip(layout.entries, torch.split(layout.mask("head"), layout.sizes), strict=True)
     layer = next(e.name for e, inside in named if inside.all()).rpartition(".")[0]
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     try:
         answers = model(x.float())
     finally:
         hook.remove()
-    return seen[0].numpy(), answers.argmax(1).numpy()
+    return inputs[0].numpy(), answers.argmax(1).numpy()
 
 
 def figure4(of: Sequence[Mapping[str, Any]]) -> Outcome:
@@ -212,32 +198,30 @@ def figure4(of: Sequence[Mapping[str, Any]]) -> Outcome:
     claims = [
         ordered("a personal extractor separates the labels better than the global one (silhouette)",
                 clear["personal"], clear["global"]),
-        *(ordered(f"{c} classifier: a personal extractor is better", mean[f"personal, {c}"], mean[f"global, {c}"],
-                  **POINTS) for c in ("personal", "global")),
+        *(points(f"{c} classifier: a personal extractor is better", mean[f"personal, {c}"], mean[f"global, {c}"])
+          for c in ("personal", "global")),
     ]  # fmt: skip
     return Outcome([table], {"figure4": four(of[0]["picture"])}, claims)
 
 
-def four(found: Mapping[str, Any]) -> Figure:
+def four(picture: Mapping[str, Any]) -> Figure:
     """Places by t-SNE of the extractor, a row each; colour: the class that the classifier says; crosses: wrong."""
-    labels = np.array(found["labels"])
-    classes = np.unique(np.concatenate([labels, *(np.array(p) for p in found["predicted"].values())]))
+    labels = np.array(picture["labels"])
+    classes = np.unique(np.concatenate([labels, *(np.array(p) for p in picture["predicted"].values())]))
     many = len(classes) > len(SERIES)
     palette = [colormaps["tab20"](k % 20) for k in range(len(classes))] if many else categories(len(classes))
     colour = dict(zip(classes.tolist(), palette, strict=True))
-    with styled():
-        figure = Figure(figsize=(7.2, 6.2), layout="constrained")
-        axes = figure.subplots(2, 2).ravel()
-        for ax, (e, c) in zip(axes, PAIRS, strict=True):
-            xy, said = np.array(found["places"][e]), np.array(found["predicted"][f"{e}, {c}"])
+    with panes(7.2, 6.2, 2, 2) as (figure, axes):
+        for ax, (e, c) in zip(axes.flat, PAIRS, strict=True):
+            xy, predicted = np.array(picture["places"][e]), np.array(picture["predicted"][f"{e}, {c}"])
             for k in classes.tolist():
                 for right, marker in ((True, "o"), (False, "x")):
-                    some = (said == k) & ((said == labels) == right)
+                    some = (predicted == k) & ((predicted == labels) == right)
                     ax.scatter(xy[some, 0], xy[some, 1], s=18, marker=marker, color=colour[k], linewidths=1.1)
-            ax.set_title(f"{e} extractor,\n{c} classifier: {(said != labels).sum()} of {len(labels)} wrong")
+            ax.set_title(f"{e} extractor,\n{c} classifier: {(predicted != labels).sum()} of {len(labels)} wrong")
             ax.set(xticks=[], yticks=[])
-        handles = [axes[0].scatter([], [], s=18, color=colour[k], label=f"class {k}") for k in classes.tolist()]
-        handles.append(axes[0].scatter([], [], s=18, marker="x", color=INK, label="wrong"))
+        handles = [axes[0, 0].scatter([], [], s=18, color=colour[k], label=f"class {k}") for k in classes.tolist()]
+        handles.append(axes[0, 0].scatter([], [], s=18, marker="x", color=INK, label="wrong"))
         figure.legend(handles=handles, loc="outside upper left", ncols=6, title="said to be")
     return figure
 
@@ -276,7 +260,7 @@ def exchange(down: dict[str, Tensor], up: dict[str, Tensor], repeats: int) -> li
                 receive(wire)
                 send(wire, up)
 
-    found = []
+    taken = []
     with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as other:
         served = other.submit(answer)
         with socket.create_connection(door.getsockname()) as wire:
@@ -284,9 +268,9 @@ def exchange(down: dict[str, Tensor], up: dict[str, Tensor], repeats: int) -> li
                 start = time.perf_counter()
                 send(wire, down)
                 receive(wire)
-                found.append(time.perf_counter() - start)
+                taken.append(time.perf_counter() - start)
         served.result()
-    return found
+    return taken
 
 
 def measured(repeats: int, share: float) -> dict[str, dict[str, Any]]:
@@ -301,9 +285,9 @@ def measured(repeats: int, share: float) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def figure5(bench: Bench, found: Comparison) -> Outcome:
+def figure5(bench: Bench, runs: Comparison) -> Outcome:
     """Seconds of communication per round: by the ledger's bytes, and by a real socket."""
-    times = {m: np.array(bench.once(f"seconds-{m}", lambda m=m: seconds(found, m))) for m in TIMED}
+    times = {m: np.array(bench.once(f"seconds-{m}", lambda m=m: seconds(runs, m))) for m in TIMED}
     series = {label: ((1.0 + np.arange(v.shape[1])).tolist(), v.tolist()) for label, v in times.items()}
     wire = bench.once("socket", lambda: measured(*((1, 0.01) if bench.rehearse else (5, 1.0))))
     rows = tuple(

@@ -115,8 +115,8 @@ def trained(seed: int, rounds: int) -> dict[str, dict[str, Any]]:
     for label, named in (("GKR", common), ("mixed", mixed)):
         model = build("mlp", data.input_shape, 10, hidden=(256, 256))
         model.load_state_dict(named)
-        found = measure(model, pack(named, common, factors), x[:20], repeats=101)
-        rows |= {f"{label}, {form}": row for form, row in found.items()}
+        forms = measure(model, pack(named, common, factors), x[:20], repeats=101)
+        rows |= {f"{label}, {form}": row for form, row in forms.items()}
     return rows
 
 

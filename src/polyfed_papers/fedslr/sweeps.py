@@ -5,27 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.algorithm import Algorithm
+from polyfed import Algorithm, FedAvg
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fedslr import (
-    MACHINE,
-    NEEDS,
-    OTHER_DATA,
-    PAPER_MINUTES,
-    SEEDS,
-    UNKNOWN,
-    falling,
-    few,
-    gigabytes,
-    last,
-    method,
-    settings,
-    train,
-)
+from polyfed_papers.fedslr import falling, few, gigabytes, last, method, train
+from polyfed_papers.fedslr.stated import NOTES, OTHER_DATA, RUNS, settings, several
 from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, beside, ours, points
 
 LAMBDAS = {
     "small": (1e-3, 2e-3, 4e-3, 1e-2, 2e-2), "middle": (2.5e-5, 1.25e-4, 2.5e-4, 1.25e-3, 2.5e-3),
@@ -35,6 +21,7 @@ MUS = {"small": (1e-5, 1e-4, 1e-3, 1e-2, 5e-2), "paper": (1e-4, 5e-4, 1e-3, 5e-3
 MUS["middle"] = MUS["paper"]
 ETAS = (2.0, 10.0, 20.0, 100.0)
 EPOCHS = (1, 2, 3, 4)
+Runs = Mapping[float, tuple[Comparison, str]]  # value -> the runs, and the label of its own
 Printed = Mapping[float, tuple[str | None, ...]]  # accuracy GKR, GB, M GKR, accuracy mixed, M mixed
 TABLE3: Printed = {
     1e-5: ("63.63", "819.44", "7.33", "81.89", "8.54"),
@@ -63,24 +50,17 @@ TABLE6: Printed = {
     )
 }
 LONGER = 120  # rounds at small size where 40 leave a claim open
-NOTES = (UNKNOWN, NEEDS)
 FOREIGN = f"columns of the paper: ResNet-18 on CIFAR-100, non-IID; {OTHER_DATA}"
-POINTS = {"factor": 100.0, "unit": " points"}
 
 
-def several(count: int, seeds: int = 5) -> float:
-    """Minutes of so many runs per seed at paper scale."""
-    return float(seeds * count * PAPER_MINUTES)
+def vary(bench: Bench, key: str, values: Sequence[Any]) -> Runs:
+    """FedSLR with one setting at several values, in a rehearsal the first two."""
+    labels = {v: f"{key}-{v:g}" for v in few(bench, values)}
+    runs = train(bench, key, {label: method(bench, **{key: v}) for v, label in labels.items()})
+    return {v: (runs, label) for v, label in labels.items()}
 
 
-def vary(bench: Bench, key: str, values: Sequence[Any]) -> Comparison:
-    """FedSLR with one setting at several values."""
-    return train(bench, key, {f"{key}-{v:g}": method(bench, **{key: v}) for v in few(bench, values)})
-
-
-def table(
-    bench: Bench, title: str, first: str, runs: Mapping[float, tuple[Comparison, str]], printed: Printed
-) -> Table:
+def table(bench: Bench, title: str, first: str, runs: Runs, printed: Printed) -> Table:
     """One row per value; `runs` maps it to (comparison, label)."""
     amount, unit, of, numbers = (1e3, "MB", 1e3, "thousand") if bench.small else (1.0, "GB", 1e6, "M")
     scaled = list(printed) != list(runs) and len(printed) == len(runs)
@@ -99,26 +79,23 @@ def table(
     return beside(title, heads, rows, first=first)
 
 
-def per_value(
-    runs: Mapping[float, tuple[Comparison, str]], value: Callable[[Comparison, str], np.ndarray]
-) -> dict[str, np.ndarray]:
+def per_value(runs: Runs, value: Callable[[Comparison, str], np.ndarray]) -> dict[str, np.ndarray]:
     """value of the setting -> [seeds], for `falling`."""
-    return {f"{v:g}": value(found, label) for v, (found, label) in runs.items()}
+    return {f"{v:g}": value(*run) for v, run in runs.items()}
 
 
-def smaller(what: str, runs: Mapping[float, tuple[Comparison, str]]):
+def smaller(setting: str, runs: Runs):
     """Sizes and bytes fall as a setting grows."""
     return [
-        falling(f"the GKR has fewer parameters as {what} grows",
+        falling(f"the GKR has fewer parameters as {setting} grows",
                 per_value(runs, lambda f, k: last(f, k, "gkr_parameters")), 1e-3, " thousand"),
-        falling(f"the mixed model has fewer parameters as {what} grows",
+        falling(f"the mixed model has fewer parameters as {setting} grows",
                 per_value(runs, lambda f, k: last(f, k, "parameters")), 1e-3, " thousand"),
-        falling(f"fewer bytes are sent as {what} grows", per_value(runs, gigabytes), 1e3, " MB"),
+        falling(f"fewer bytes are sent as {setting} grows", per_value(runs, gigabytes), 1e3, " MB"),
     ]  # fmt: skip
 
 
-@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), machine=MACHINE, data=("fashion_mnist",),
-        seeds=SEEDS, middle=True, settings=settings(
+@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), **RUNS, middle=True, settings=settings(
             {"small": Setting("lambda", "1e-3 to 2e-2, where ranks fall in 40 rounds; beside them the paper's", "ours"),
              "middle": Setting("lambda", "2.5 times the paper's, which are beside them", "ours"),
              "paper": Setting("lambda", "1e-5, 5e-5, 1e-4, 5e-4, 1e-3", "paper")},
@@ -126,22 +103,17 @@ def smaller(what: str, runs: Mapping[float, tuple[Comparison, str]]):
         ))  # fmt: skip
 def table3(bench: Bench) -> Outcome:
     """How do accuracy, size and communication trade off over the weight of the nuclear norm?"""
-    values = few(bench, LAMBDAS[bench.scale])
-    found = vary(bench, "lam", values)
-    runs = {v: (found, f"lam-{v:g}") for v in values}
-    first, middle, end = (f"lam-{v:g}" for v in (values[0], values[len(values) // 2], values[-1]))
-    both = {"GKR": last, "mixed model": metric_of}
-    claims = [
-        *smaller("lambda", runs),
-        *(ordered(f"the {model} is better at the middle lambda than at the smallest", value(found, middle),
-                  value(found, first), **POINTS) for model, value in both.items()),
-        *(ordered(f"the largest lambda costs accuracy of the {model}", value(found, middle), value(found, end),
-                  **POINTS) for model, value in both.items()),
-    ]  # fmt: skip
+    runs = vary(bench, "lam", LAMBDAS[bench.scale])
+    first, middle, end = (list(runs.values())[k] for k in (0, len(runs) // 2, -1))
+    both = {"GKR": last, "mixed model": metric_of}.items()
+    low, high = "better at the middle lambda than at the smallest", "the largest lambda costs accuracy of the"
+    claims = smaller("lambda", runs)
+    claims += [points(f"the {model} is {low}", value(*middle), value(*first)) for model, value in both]
+    claims += [points(f"{high} {model}", value(*middle), value(*end)) for model, value in both]
     return Outcome([table(bench, "Table 3", "lambda", runs, TABLE3)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=SEEDS,
+@recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), **RUNS,
         middle=True, settings=settings(
             {"small": Setting("mu", "1e-5 to 5e-2, a wider range than the paper's; the smallest and the middle one "
                               f"again with {LONGER} rounds", "ours"),
@@ -149,21 +121,17 @@ def table3(bench: Bench) -> Outcome:
         ))  # fmt: skip
 def table4(bench: Bench) -> Outcome:
     """How sparse should the personal parts be?"""
-    values = few(bench, MUS[bench.scale])
-    found = vary(bench, "mu", values)
-    runs = {v: (found, f"mu-{v:g}") for v in values}
-    nonzeros = {f"{v:g}": last(found, k, "parameters") - last(found, k, "gkr_parameters") for v, (_, k) in runs.items()}
-    smallest, middle, largest = values[0], values[len(values) // 2], values[-1]
-    own = {v: metric_of(found, k) for v, (_, k) in runs.items()}
+    runs = vary(bench, "mu", MUS[bench.scale])
+    nonzeros = per_value(runs, lambda f, k: last(f, k, "parameters") - last(f, k, "gkr_parameters"))
+    smallest, middle, largest = ([*runs][k] for k in (0, len(runs) // 2, -1))
+    own = {v: metric_of(*run) for v, run in runs.items()}
     claims = [
         falling("the personal parts have fewer nonzeros as mu grows", nonzeros, 1e-3, " thousand"),
-        ordered(
-            "the mixed model is better at the middle mu than at the smallest", own[middle], own[smallest], **POINTS
-        ),
-        ordered("the mixed model is better at the middle mu than at the largest", own[middle], own[largest], **POINTS),
+        points("the mixed model is better at the middle mu than at the smallest", own[middle], own[smallest]),
+        points("the mixed model is better at the middle mu than at the largest", own[middle], own[largest]),
     ]
     spread = "ours over clients, thousand: " + ", ".join(
-        f"{v:g}: {last(found, k, 'spread').mean() / 1e3:.1f}" for v, (_, k) in runs.items()
+        f"{v:g}: {last(*run, 'spread').mean() / 1e3:.1f}" for v, run in runs.items()
     )
     printed = {**TABLE4} if not bench.small else {v: TABLE4.get(v, (None,) * 5) for v in MUS["small"]}
     tables = [table(bench, "Table 4", "mu", runs, printed)]
@@ -174,7 +142,7 @@ def table4(bench: Bench) -> Outcome:
         at = {v: metric_of(longer, k) for v, k in zip((smallest, middle), mus, strict=True)}
         rows = tuple((Cell(f"{v:g}"), ours(a, 100)) for v, a in at.items())
         tables.append(Table(f"{LONGER} rounds", ("mu", "mixed, %"), rows))
-        below = ordered(f"{LONGER} rounds: {below.text}", at[middle], at[smallest], **POINTS)
+        below = points(f"{LONGER} rounds: {below.text}", at[middle], at[smallest])
         claims.append(below)
     claims.append(peak(middle, below, above))
     notes = [FOREIGN, f"the paper's ± is over the clients of a run, ours over seeds; {spread}", *NOTES]
@@ -189,25 +157,21 @@ def peak(middle: float, below: Claim, above: Claim) -> Claim:
     return Claim("the mixed model's accuracy peaks at a middle mu", holds, evidence)
 
 
-@recipe("fedslr/table5", "Table 5: eta_g", minutes=(1, several(4)), machine=MACHINE, data=("fashion_mnist",),
-        seeds=SEEDS, middle=True, settings=settings(Setting("eta_g", "2, 10, 20, 100", "paper")))  # fmt: skip
+@recipe("fedslr/table5", "Table 5: eta_g", minutes=(1, several(4)), **RUNS, middle=True,
+        settings=settings(Setting("eta_g", "2, 10, 20, 100", "paper")))  # fmt: skip
 def table5(bench: Bench) -> Outcome:
     """What does the global step size do?"""
-    values = few(bench, ETAS)
-    found = vary(bench, "eta_g", values)
-    runs = {v: (found, f"eta_g-{v:g}") for v in values}
+    runs = vary(bench, "eta_g", ETAS)
     claims = smaller("eta_g", runs)
     for model, value in (("mixed model", metric_of), ("GKR", last)):
-        own = {v: value(found, f"eta_g-{v:g}") for v in values}
+        own = {v: value(*run) for v, run in runs.items()}
         claims += [
-            ordered(f"the {model} is better at eta_g 10 than at {v:g}", own[values[1]], own[v], **POINTS)
-            for v in values if v != values[1]
-        ]  # fmt: skip
+            points(f"the {model} is better at eta_g 10 than at {v:g}", own[10.0], own[v]) for v in own if v != 10
+        ]
     return Outcome([table(bench, "Table 5", "eta_g", runs, TABLE5)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table6", "Table 6: local epochs", minutes=(1, several(4)), machine=MACHINE, data=("fashion_mnist",),
-        seeds=SEEDS, middle=True,
+@recipe("fedslr/table6", "Table 6: local epochs", minutes=(1, several(4)), **RUNS, middle=True,
         settings=settings(Setting("epochs", "1, 2, 3, 4 for the common part", "paper")))  # fmt: skip
 def table6(bench: Bench) -> Outcome:
     """How much local work does the common part need?"""
@@ -215,16 +179,16 @@ def table6(bench: Bench) -> Outcome:
     runs = {v: (train(bench, f"epochs-{v}", {"FedSLR": method(bench)}, local_epochs=v), "FedSLR") for v in values}
     common, mixed = (per_value(runs, value) for value in (last, lambda f, k: metric_of(f, k)))
     claims = [
-        ordered("2 epochs are better than 1 for the GKR", common["2"], common["1"], **POINTS),
-        ordered("2 epochs are better than 1 for the mixed model", mixed["2"], mixed["1"], **POINTS),
-        ordered("the last is better than 2 for the mixed model", mixed[str(values[-1])], mixed["2"], **POINTS),
+        points("2 epochs are better than 1 for the GKR", common["2"], common["1"]),
+        points("2 epochs are better than 1 for the mixed model", mixed["2"], mixed["1"]),
+        points("the last is better than 2 for the mixed model", mixed[str(values[-1])], mixed["2"]),
     ]
     note = "the paper's row of 2 epochs (64.51, 81.46) is another run than that of its Table 1 (64.22, 82.19)"
     return Outcome([table(bench, "Table 6", "epochs", runs, TABLE6)], {}, claims, [FOREIGN, note, *NOTES])
 
 
-@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), machine=MACHINE,
-        data=("fashion_mnist",), seeds=SEEDS, also=("fedslr/table8",), middle=True,
+@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), **RUNS, middle=True,
+        also=("fedslr/table8",),
         settings=settings(
             Setting("pure personal", "lambda 10, which makes w zero", "paper"),
             Setting("pure personal, start", "p at the initial weights", "code"),
@@ -240,28 +204,28 @@ def table7(bench: Bench) -> Outcome:
     methods: dict[str, Algorithm] = {"mixed": method(bench), "FedAvg": FedAvg(0.1)}
     methods |= {f"personal-{mu:g}": method(bench, lam=10.0, mu=mu, p_init="weights") for mu in few(bench, mus)}
     methods |= {f"global-{v:g}": method(bench, lam=v, deploy="gkr", personal_epochs=0) for v in few(bench, lambdas)}
-    found = train(bench, "runs", methods)
+    runs = train(bench, "runs", methods)
     printed = dict(zip([*(f"personal-{mu:g}" for mu in mus), *(f"global-{v:g}" for v in lambdas)],
                        ("37.14", "44.16", "44.54", "54.26", "64.22", "63.63"), strict=True))  # fmt: skip
     rows = {
         label: [
-            ({"mixed": "82.19", "FedAvg": "55.78"}.get(label, printed.get(label)), ours(metric_of(found, label), 100)),
-            (None, ours(last(found, label, "parameters") / 1e3)),
+            ({"mixed": "82.19", "FedAvg": "55.78"}.get(label, printed.get(label)), ours(metric_of(runs, label), 100)),
+            (None, ours(last(runs, label, "parameters") / 1e3)),
         ]
         for label in methods
     }
-    whole = metric_of(found, "mixed")
-    claims = [ordered(f"the mixed model is better than {k}", whole, metric_of(found, k), **POINTS) for k in methods
+    whole = metric_of(runs, "mixed")
+    claims = [points(f"the mixed model is better than {k}", whole, metric_of(runs, k)) for k in methods
               if k != "mixed"]  # fmt: skip
-    alone, common = ({k: metric_of(found, k) for k in methods if k.startswith(kind)} for kind in ("personal", "global"))
+    alone, common = ({k: metric_of(runs, k) for k in methods if k.startswith(kind)} for kind in ("personal", "global"))
     most, *_, least = common.values()  # of lambda
     local, shared = (max(part, key=lambda k: part[k].mean()) for part in (alone, common))
     claims += [
-        ordered(f"pure global, best of three ({shared}), is better than pure personal, best of three ({local})",
-                common[shared], alone[local], **POINTS),
-        ordered("too large a lambda costs pure global accuracy", least, most, **POINTS),
+        points(f"pure global, best of three ({shared}), is better than pure personal, best of three ({local})",
+                common[shared], alone[local]),
+        points("too large a lambda costs pure global accuracy", least, most),
     ]  # fmt: skip
-    zero = last(found, f"personal-{mus[0]:g}", "gkr_parameters")
+    zero = last(runs, f"personal-{mus[0]:g}", "gkr_parameters")
     notes = [
         FOREIGN,
         f"numbers left in the common part at lambda 10, biases: {zero.mean():.0f}; from p = 0 beside w = 0 most "

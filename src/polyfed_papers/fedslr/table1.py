@@ -6,46 +6,29 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from polyfed.algorithms.apfl import APFL
-from polyfed.algorithms.ditto import Ditto
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedavgft import FedAvgFT
-from polyfed.algorithms.feddyn import FedDyn
-from polyfed.algorithms.fedper import FedPer
-from polyfed.algorithms.fedrep import FedRep
-from polyfed.algorithms.fedspa import FedSpa
-from polyfed.algorithms.lgfedavg import LGFedAvg
-from polyfed.algorithms.local import Local
-from polyfed.algorithms.perfedavg import PerFedAvg
-from polyfed.algorithms.scaffold import Scaffold
-from polyfed.core.algorithm import Algorithm
-from polyfed.report.table import Table
+import polyfed as pf
+from polyfed.core.algorithm import started
+from polyfed.core.ledger import down_bytes
+from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fedslr import (
+from polyfed_papers.fedslr import TRIALS, Choice, gigabytes, last, method, resnet, train, tuned
+from polyfed_papers.fedslr.figures import PERSONAL, SETTINGS, figure2, figure3, figure4, figure5, hidden
+from polyfed_papers.fedslr.stated import (
     DATA,
     GKR,
     LABELS,
-    MACHINE,
     MIXED,
-    NEEDS,
+    NOTES,
     OTHER_DATA,
-    PAPER_MINUTES,
-    SEEDS,
+    RUNS,
     SMALL,
-    TRIALS,
-    UNKNOWN,
-    Choice,
-    gigabytes,
-    last,
-    method,
     settings,
-    train,
-    tuned,
+    several,
 )
-from polyfed_papers.fedslr.figures import PERSONAL, SETTINGS, figure2, figure3, figure4, figure5, hidden, joined
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, beside, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, beside, listed, ours, paper, points
 from polyfed_tuning.ladder import Ladder
 
 PRINTED = {  # accuracy in per cent: CIFAR-10 IID and not, CIFAR-100, Tiny ImageNet
@@ -86,10 +69,7 @@ RATES = (
         "ours",
     ),
     Setting("tuned on", "two other draws of clients, a sixth of the training images their test set", "ours"),
-    *(
-        Setting(f"{label}: {name} from", ", ".join(f"{v:g}" for v in values), "ours")
-        for label, (name, values) in OWN.items()
-    ),
+    *(Setting(f"{label}: {name} from", listed(values), "ours") for label, (name, values) in OWN.items()),
     Setting("Ditto", "1 personal epoch", "paper"),
     Setting("Per-FedAvg's gradient", "first order", "ours"),
     Setting("FedSpa's search", "100 rounds, more than there are at small size", "ours"),
@@ -106,30 +86,30 @@ def rates(scale: Size) -> Sequence[Setting]:
     return settings(beta, *RATES, *SETTINGS)(scale)
 
 
-def methods(bench: Bench) -> dict[str, Algorithm]:
+def methods(bench: Bench) -> dict[str, pf.Algorithm]:
     """All, with the paper's settings."""
     return {
-        "SCAFFOLD": Scaffold(0.1),
-        "FedDyn": FedDyn(0.1, alpha=0.1),
-        "FedAvg": FedAvg(0.1),
-        "Per-FedAvg": PerFedAvg(BETA[bench.scale], alpha=0.01),
-        "FedAvg-FT": FedAvgFT(0.1),
-        "LG-FedAvg": LGFedAvg(0.1),
-        "FedRep": FedRep(0.1),
-        "FedPer": FedPer(0.1),
-        "Ditto": Ditto(0.1, lam=0.1),
-        "APFL": APFL(0.1, alpha=0.5),
-        "Local": Local(0.1),
-        "FedSpa": FedSpa(0.1, density=0.5),
+        "SCAFFOLD": pf.Scaffold(0.1),
+        "FedDyn": pf.FedDyn(0.1, alpha=0.1),
+        "FedAvg": pf.FedAvg(0.1),
+        "Per-FedAvg": pf.PerFedAvg(BETA[bench.scale], alpha=0.01),
+        "FedAvg-FT": pf.FedAvgFT(0.1),
+        "LG-FedAvg": pf.LGFedAvg(0.1),
+        "FedRep": pf.FedRep(0.1),
+        "FedPer": pf.FedPer(0.1),
+        "Ditto": pf.Ditto(0.1, lam=0.1),
+        "APFL": pf.APFL(0.1, alpha=0.5),
+        "Local": pf.Local(0.1),
+        "FedSpa": pf.FedSpa(0.1, density=0.5),
         "FedSLR": method(bench),
     }
 
 
-def all_tuned(bench: Bench, data: str, iid: bool) -> dict[str, Algorithm]:
+def all_tuned(bench: Bench, data: str, iid: bool) -> dict[str, pf.Algorithm]:
     """All, for one column: what a method has of its own is chosen on clients that do not count."""
     usual = methods(bench)
 
-    def at(label: str, value: float) -> Algorithm:
+    def at(label: str, value: float) -> pf.Algorithm:
         ladder, name = choices[label].ladder, OWN[label][0]
         return replace(usual[label], **{name: int(value) if ladder.whole else value})
 
@@ -140,14 +120,14 @@ def all_tuned(bench: Bench, data: str, iid: bool) -> dict[str, Algorithm]:
     return usual | tuned(bench, key(data, iid), choices, model_data(bench, data), iid)
 
 
-def accuracy(found: Comparison, row: str) -> np.ndarray:
+def accuracy(runs: Comparison, row: str) -> np.ndarray:
     """[seeds] of a row of the table."""
-    return last(found, "FedSLR") if row == GKR else metric_of(found, LABELS.get(row, row))
+    return last(runs, "FedSLR") if row == GKR else metric_of(runs, LABELS.get(row, row))
 
 
 @recipe("fedslr/table1", "Tables 1 and 2, Figures 2, 3, 4 and 5: accuracy, gigabytes and sizes of thirteen methods",
-        minutes=(5, 5 * 6 * 13 * PAPER_MINUTES), settings=rates, machine=MACHINE, data=("fashion_mnist",),
-        seeds=SEEDS, also=tuple(f"fedslr/figure{k}" for k in (2, 3, 4, 5)), middle=True)  # fmt: skip
+        minutes=(5, several(6 * 13)), settings=rates, also=tuple(f"fedslr/figure{k}" for k in (2, 3, 4, 5)),
+        middle=True, **RUNS)  # fmt: skip
 def table1(bench: Bench) -> Outcome:
     """Is a common low-rank model with sparse personal parts better than other personal models, and its common part
     better than other common models?"""
@@ -168,35 +148,34 @@ def table1(bench: Bench) -> Outcome:
         ]
         for row, printed in PRINTED.items()
     }
-    heads = [f"{data} {'IID' if iid else 'non-IID'}" for data, iid in columns]
-    tables = [beside("Table 1, accuracy in per cent", heads, rows)]
+    heads = [f"{data}, {'IID' if iid else 'non-IID'}" for data, iid in columns]
+    plain = [head.replace(",", "") for head in heads]
+    tables = [beside("Table 1, accuracy in per cent", plain, rows)]
     claims: list[Claim] = []
     for (data, iid), own in found.items():
         printed = {row: values[at[data, iid]] for row, values in PRINTED.items()}
         if not iid:
             tables.append(sizes(data, own))
         claims += [
-            ordered(f"{data}, {'IID' if iid else 'non-IID'}: {a} above {b}", accuracy(own, a), accuracy(own, b), 100,
-                    " points")
+            points(f"{data}, {'IID' if iid else 'non-IID'}: {a} above {b}", accuracy(own, a), accuracy(own, b))
             for a, b in (iid_pairs if iid else pairs)(printed)
         ]  # fmt: skip
     first = [f"{SMALL}: the paper's figures are those of CIFAR-10; {OTHER_DATA}"] if bench.small else []
     notes = [
-        *first, UNKNOWN, NEEDS,
-        *(f"{head}, chosen: {listed(contenders[column])}" for head, column in zip(heads, columns, strict=True)),
+        *first, *NOTES,
+        *(f"{head}, chosen: {settled(contenders[column])}" for head, column in zip(plain, columns, strict=True)),
         "the released FedRep trains head and body together, so the printed row is FedPer's; FedRep itself is beside it",
         "Per-FedAvg with a small alpha is nearly FedAvg: where clients are alike, above it says above a common model",
         "APFL's clients deploy one mixed model; the paper counts the two models that it is mixed from",
     ]  # fmt: skip
-    whole = Outcome(tables, {}, claims, notes)
-    parts = [whole, figure2({f"{data}, {'IID' if iid else 'non-IID'}": f for (data, iid), f in found.items()})]
+    whole = Outcome(tables, {}, claims, notes) + figure2(dict(zip(heads, found.values(), strict=True)))
     data = SMALL if bench.small else "CIFAR-100"
     own = found[data, False]
     of = inside(bench, own, data)
-    return joined([*parts, figure3(own, of), figure4(of), figure5(bench, own)])
+    return whole + figure3(own, of) + figure4(of) + figure5(bench, own)
 
 
-def listed(chosen: Mapping[str, Algorithm]) -> str:
+def settled(chosen: Mapping[str, pf.Algorithm]) -> str:
     """The choice, in a line."""
     return ", ".join(f"{label} {name} {getattr(chosen[label], name):g}" for label, (name, _) in OWN.items())
 
@@ -211,10 +190,10 @@ def model_data(bench: Bench, data: str) -> str:
     return "CIFAR-10" if bench.small else data
 
 
-def inside(bench: Bench, found: Comparison, data: str) -> list[dict[str, Any]]:
+def inside(bench: Bench, runs: Comparison, data: str) -> list[dict[str, Any]]:
     """Per seed what `hidden` finds in the finished run of FedSLR."""
     rows = []
-    for seed, where in ((r.seed, r.folder) for r in found.results if r.label == "FedSLR"):
+    for seed, where in ((r.seed, r.folder) for r in runs.results if r.label == "FedSLR"):
         if where is None:
             continue
         show = seed == bench.seeds[0]
@@ -239,22 +218,117 @@ def iid_pairs(printed: dict[str, float | None]) -> list[tuple[str, str]]:
     return [*shown, *((MIXED, row) for row in printed if row in PERSONAL and row != MIXED)]
 
 
-def sizes(data: str, found: Comparison) -> Table:
+def sizes(data: str, runs: Comparison) -> Table:
     """Table 2's columns of our runs."""
-    from polyfed_papers.fedslr.table2 import GIGABYTES, MILLIONS
-
     column = {SMALL: 0}.get(data, list(DATA).index(data) if data in DATA else 0)
     factor, unit = (1e3, "MB") if data == SMALL else (1.0, "GB")
     rows = {}
     for row in PRINTED:
         label = LABELS.get(row, row)
-        numbers = last(found, label, "gkr_parameters" if row == GKR else "parameters")
+        numbers = last(runs, label, "gkr_parameters" if row == GKR else "parameters")
         gb, m = (t[row][column] if row in t else None for t in (GIGABYTES, MILLIONS))
-        share = gigabytes(found, label, "down").sum() / max(gigabytes(found, "FedAvg", "down").sum(), 1e-30)
+        share = gigabytes(runs, label, "down").sum() / max(gigabytes(runs, "FedAvg", "down").sum(), 1e-30)
         rows[row] = [
-            (None if gb is None else f"{gb:.2f} GB", ours(gigabytes(found, label), factor)),
+            (None if gb is None else f"{gb:.2f} GB", ours(gigabytes(runs, label), factor)),
             (None, ours([100 * share], decimals=1)),
             (None if m is None else f"{m:.2f} M", ours(numbers / (1e3 if data == SMALL else 1e6))),
         ]
     heads = (f"sent, {unit}", "down, % of FedAvg", f"parameters, {'thousand' if data == SMALL else 'M'}")
     return beside(f"Table 2, {data} non-IID", heads, rows)
+
+
+GIGABYTES = {  # CIFAR-10, CIFAR-100, Tiny ImageNet; non-IID
+    "SCAFFOLD": (1787.83, 1787.83, 1787.83),
+    "FedDyn": (893.92, 893.92, 893.92),
+    "FedAvg": (893.92, 893.92, 893.92),
+    "FedSLR, GKR": (626.89, 722.60, 730.00),
+    "LG-FedAvg": (0.41, 4.08, 8.13),
+    "FedRep": (893.51, 889.84, 885.78),
+    "APFL": (893.92, 893.92, 893.92),
+    "FedSpa": (446.96, 446.96, 446.96),
+    "FedSLR, mixed": (626.89, 722.60, 730.00),
+}
+MILLIONS = {
+    "FedAvg": (11.17, 11.17, 11.17),
+    "FedSLR, GKR": (3.51, 5.54, 5.34),
+    "APFL": (22.35, 22.35, 22.35),
+    "FedSpa": (5.59, 5.59, 5.59),
+    "FedSLR, mixed": (3.96, 6.69, 7.59),
+}
+SENDERS: dict[str, pf.Algorithm] = {
+    "FedAvg": pf.FedAvg(), "SCAFFOLD": pf.Scaffold(), "LG-FedAvg": pf.LGFedAvg(), "FedRep": pf.FedRep(),
+    "APFL": pf.APFL(), "FedSpa": pf.FedSpa(),
+}  # fmt: skip
+ROUNDS, PARTICIPANTS = 1000, 10
+
+
+SETTINGS_OF_TABLE2 = (
+    Setting("model", "ResNet-18 with GroupNorm, as released for each of the three data sets", "code"),
+    Setting("rounds, participants", "1000, 10", "paper"),
+    Setting("a number", "4 bytes; 1 GB = 1e9 bytes", "code"),
+    Setting("up", "as much as down; FedSpa's masks, one bit per parameter, are left out as in the paper", "paper"),
+)
+
+
+def message(algorithm: pf.Algorithm, task: pf.Task) -> int:
+    """Bytes of the first message to one client, as the ledger weighs it."""
+    one = pf.Round(0, 1, 0, torch.tensor([0]), torch.ones(1), torch.tensor([0]))
+    return down_bytes(algorithm.downlink(started(algorithm, task, 1).whole(), one))
+
+
+def volumes(data: str) -> dict[str, Any]:
+    """Parameters of the paper's model, and method -> gigabytes of a whole run."""
+    task = pf.Task(resnet(data))
+    sent = {name: 2 * ROUNDS * PARTICIPANTS * message(a, task) / 1e9 for name, a in SENDERS.items()}
+    return {"parameters": task.p, "sent": sent}
+
+
+@recipe("fedslr/table2", "Table 2: gigabytes at paper scale, from the models' sizes", minutes=(0.3, 0.3),
+        settings=SETTINGS_OF_TABLE2, seeds=1)  # fmt: skip
+def table2(bench: Bench) -> Outcome:
+    """Do the printed gigabytes follow from the models and the methods' messages?"""
+    computed = {data: bench.once(data.replace(" ", "-"), lambda data=data: volumes(data)) for data in DATA}
+    rows = []
+    for name in SENDERS:
+        cells = [Cell(name, {"method": name})]
+        for k, (data, v) in enumerate(computed.items()):
+            sent = v["sent"][name]
+            cells += [paper(f"{GIGABYTES[name][k]:.2f}"), Cell(f"{sent:.2f}", {f"{data} GB": sent})]
+        rows.append(tuple(cells))
+    heads = ("method<", *(text for data in computed for text in (f"{data}, paper", f"{data}, by the ledger")))
+    sizes = "; ".join(f"{data} {v['parameters']:,}".replace(",", " ") for data, v in computed.items())
+    notes = [f"parameters: {sizes}", "measured sizes and bytes, FedSLR's too, are in fedslr/table1"]
+    return Outcome(
+        [Table("Gigabytes of a run, both ways", heads, tuple(rows)), savings(computed)], {}, checks(computed), notes
+    )
+
+
+def savings(computed: dict[str, Any]) -> Table:
+    """FedSLR's printed gigabytes split: the uplink is dense, the rest went down."""
+    rows = []
+    for k, (data, v) in enumerate(computed.items()):
+        dense = v["sent"]["FedAvg"] / 2
+        total = GIGABYTES["FedSLR, mixed"][k]
+        saved = 1 - (total - dense) / dense
+        rows.append((Cell(data), paper(f"{total:.2f}"), Cell(f"{dense:.2f}"), Cell(f"{total - dense:.2f}"),
+                     Cell(f"{100 * saved:.2f}", {"saved": saved})))  # fmt: skip
+    heads = ("data<", "FedSLR, GB, paper", "up (dense)", "so down", "saved of the downlink, %")
+    return Table("What FedSLR's printed gigabytes mean", heads, tuple(rows))
+
+
+def checks(computed: dict[str, Any]) -> list[Claim]:
+    """Printed against computed, to the last printed digit."""
+    claims = []
+    for k, (data, v) in enumerate(computed.items()):
+        off = {n: f"{n} {g[k]:.2f} (computed {v['sent'][n]:.2f})" for n, g in GIGABYTES.items()
+               if n in SENDERS and abs(g[k] - v["sent"][n]) > 0.0051}  # fmt: skip
+        claims.append(Claim(f"{data}: the printed gigabytes are those of the released model", not off,
+                            "all agree" if not off else "differ: " + ", ".join(off.values())))  # fmt: skip
+    volume = computed["CIFAR-100"]["sent"]["FedAvg"]
+    dense, saved = np.array([893.92, volume]), 722.60
+    shares = 100 * (2 - 2 * saved / dense)
+    evidence = f"{shares[0]:.2f} % of 893.92 GB, {shares[1]:.2f} % of the true {volume:.2f} GB"
+    return [
+        *claims,
+        Claim("FedSLR sends 38.34 % less down on CIFAR-100", bool(abs(shares[1] - 38.34) < 0.05), evidence),
+    ]

@@ -6,44 +6,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-import polyfed.algorithms as known
-from polyfed.algorithms import (
-    APFL,
-    CFL,
-    FPFC,
-    IFCA,
-    Ditto,
-    FedACS,
-    FedAdagrad,
-    FedAdam,
-    FedAMP,
-    FedAvg,
-    FedAvgFT,
-    FedProx,
-    FedYogi,
-    Local,
-    PerFedAvg,
-    PFedMe,
-    Scaffold,
-)  # fmt: skip
+import polyfed as pf
 from polyfed.base import plugins
 from polyfed.base.errors import Diverged
+from polyfed.base.typed import seeded
 from polyfed.base.values import Limits
-from polyfed.core.algorithm import Algorithm
-from polyfed.data.federation import Federation
 from polyfed.report import read
 from polyfed.report.table import Cell, Table
 from polyfed.report.verdicts import Study
 from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
-from polyfed_papers.recipes.recipe import Bench, Size
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size
 from polyfed_papers.recipes.said import Claim, Setting, decided, paper
 from polyfed_tuning.ladder import At, Ladder
 
@@ -60,8 +39,8 @@ Model = Callable[[int], nn.Module]
 def regression(sites: Any, model: str) -> list[float]:
     """The coefficients of all patients together, by whatever package `polyfed regress` uses."""
     one = {} if model == "cox" else {"intercepts": "common"}
-    found = plugins.sibling("polyfed_clinical", "fed-tcga").fit(sites, model, **one)
-    return found.coefficients["estimate"].tolist()
+    fitted = plugins.sibling("polyfed_clinical", "fed-tcga").fit(sites, model, **one)
+    return fitted.coefficients["estimate"].tolist()
 
 
 @dataclass(frozen=True)
@@ -82,11 +61,11 @@ class Case:
     rounds: int
     epochs: int
     adam: float  # step size of its own and pooled models
-    federated: Mapping[str, Algorithm]  # its methods
+    federated: Mapping[str, pf.Algorithm]  # its methods
     printed: Printed  # its results by centre
-    exact: Callable[[Federation], nn.Module]  # the converged regression, as a model of the second part
+    exact: Callable[[pf.Federation], nn.Module]  # the converged regression, as a model of the second part
 
-    def federation(self, scale: str, pooled: bool = False) -> Federation:
+    def federation(self, scale: str, pooled: bool = False) -> pf.Federation:
         """Centres (or one `pooled` client), with inputs standardised by "centre", "pooled", or not."""
         every = np.concatenate([x for x, _ in self.train])
 
@@ -102,14 +81,13 @@ class Case:
         if pooled:
             parts, names = [[tuple(np.concatenate(p) for p in zip(*rows, strict=True))] for rows in parts], (POOLED,)
         meta = {"dataset": self.name, "partition": "natural", "notes": [NOTE]}
-        return Federation.from_arrays(*parts, names=names, classes=self.classes, meta=meta)
+        return pf.Federation.from_arrays(*parts, names=names, classes=self.classes, meta=meta)
 
     def model(self, part: int) -> Model:
         """seed -> the start, torch's; part: 0 the protocol's, 1 the second part's."""
 
         def make(seed: int) -> nn.Module:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 return nn.Linear(self.train[0][0].shape[1], self.outputs[part], bias=self.bias)
 
         return make
@@ -126,12 +104,12 @@ def protocol(bench: Bench, case: Case) -> list[Study]:
     steps = 2 if bench.rehearse else 100
     parts = [
         bench.compare("protocol", case.model(0), data, case.federated, rounds=rounds, local_steps=steps, **common),
-        bench.compare("protocol-own", case.model(0), data, {OWN: Local(case.adam)}, **alone),
+        bench.compare("protocol-own", case.model(0), data, {OWN: pf.Local(case.adam)}, **alone),
     ]
     scale = "none" if case.protocol_scale == "none" else "pooled"
     together = case.federation(scale, pooled=True)
     starts = bench.by_seed(
-        "pooled", lambda seed: numbers(fit(case.model(0)(seed), together, Local(case.adam), seed=seed, **alone))
+        "pooled", lambda seed: numbers(fit(case.model(0)(seed), together, pf.Local(case.adam), seed=seed, **alone))
     )
     models = dict(zip(bench.seeds, (given(case.model(0)(0), w) for w in starts), strict=True))
     last = as_it_is(bench, "protocol-pooled", POOLED, models.__getitem__, case.federation(scale), common)
@@ -149,9 +127,9 @@ def given(model: nn.Module, w: Sequence[float]) -> nn.Module:
     return model
 
 
-def as_it_is(bench: Bench, key: str, label: str, model: Model, data: Federation, common: Mapping[str, Any]):
+def as_it_is(bench: Bench, key: str, label: str, model: Model, data: pf.Federation, common: Mapping[str, Any]):
     """A model that is not trained any further, as a run that can be compared with others."""
-    return bench.compare(key, model, data, {label: FedAvg(0.0)}, rounds=0, **common)
+    return bench.compare(key, model, data, {label: pf.FedAvg(0.0)}, rounds=0, **common)
 
 
 def folder_of(parts: Iterable[Comparison]) -> Study:
@@ -162,31 +140,31 @@ def folder_of(parts: Iterable[Comparison]) -> Study:
 # ---- the second part -------------------------------------------------------------------------------------------------
 
 
-def methods(case: Case) -> dict[str, tuple[str, Callable[[float], Algorithm]]]:
+def methods(case: Case) -> dict[str, tuple[str, Callable[[float], pf.Algorithm]]]:
     """{label: (the setting that is tuned, the method at a value of it)}, all with `STEPS` full-batch steps a round."""
-    found: dict[str, tuple[str, Callable[[float], Algorithm]]] = {
-        OWN: ("lr", Local),
-        "FedAvg": ("lr", FedAvg),
-        "FedProx": ("lr", lambda lr: FedProx(lr, mu=0.01)),
-        "SCAFFOLD": ("lr", Scaffold),
-        "FedAdam": ("server_lr", lambda eta: FedAdam(0.1, server_lr=eta)),
-        "FedYogi": ("server_lr", lambda eta: FedYogi(0.1, server_lr=eta)),
-        "FedAdagrad": ("server_lr", lambda eta: FedAdagrad(0.1, server_lr=eta)),
-        "FedAvg-FT": ("lr", lambda lr: FedAvgFT(lr, finetune_epochs=STEPS, finetune_lr=lr)),
-        "Ditto": ("lr", lambda lr: Ditto(lr, personal_epochs=STEPS)),
-        "APFL": ("lr", APFL),
-        "pFedMe": ("personal_lr", lambda lr: PFedMe(min(lr, 0.05), personal_lr=lr)),
-        "Per-FedAvg": ("lr", lambda lr: PerFedAvg(lr, alpha=min(lr, 0.1))),
-        "FedAMP": ("lr", FedAMP),
-        "FedACS": ("lr", FedACS),
-        "IFCA": ("lr", lambda lr: IFCA(k=2, lr=lr)),
-        "CFL": ("lr", CFL),
-        "FPFC": ("lr", FPFC),
+    makers: dict[str, tuple[str, Callable[[float], pf.Algorithm]]] = {
+        OWN: ("lr", pf.Local),
+        "FedAvg": ("lr", pf.FedAvg),
+        "FedProx": ("lr", lambda lr: pf.FedProx(lr, mu=0.01)),
+        "SCAFFOLD": ("lr", pf.Scaffold),
+        "FedAdam": ("server_lr", lambda eta: pf.FedAdam(0.1, server_lr=eta)),
+        "FedYogi": ("server_lr", lambda eta: pf.FedYogi(0.1, server_lr=eta)),
+        "FedAdagrad": ("server_lr", lambda eta: pf.FedAdagrad(0.1, server_lr=eta)),
+        "FedAvg-FT": ("lr", lambda lr: pf.FedAvgFT(lr, finetune_epochs=STEPS, finetune_lr=lr)),
+        "Ditto": ("lr", lambda lr: pf.Ditto(lr, personal_epochs=STEPS)),
+        "APFL": ("lr", pf.APFL),
+        "pFedMe": ("personal_lr", lambda lr: pf.PFedMe(min(lr, 0.05), personal_lr=lr)),
+        "Per-FedAvg": ("lr", lambda lr: pf.PerFedAvg(lr, alpha=min(lr, 0.1))),
+        "FedAMP": ("lr", pf.FedAMP),
+        "FedACS": ("lr", pf.FedACS),
+        "IFCA": ("lr", lambda lr: pf.IFCA(k=2, lr=lr)),
+        "CFL": ("lr", pf.CFL),
+        "FPFC": ("lr", pf.FPFC),
     }
-    recalibrated = getattr(known, "Recalibrated", None)  # where this version of polyfed has it
+    recalibrated = getattr(pf, "Recalibrated", None)  # where this version of polyfed has it
     if recalibrated is not None and case.classes is not None:
-        found["recalibrated"] = "lr", recalibrated
-    return found
+        makers["recalibrated"] = "lr", recalibrated
+    return makers
 
 
 def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, float]]]:
@@ -209,8 +187,8 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
 
 
 def best_step(
-    bench: Bench, key: str, case: Case, data: Federation, make: Callable[[float], Algorithm], work: Mapping[str, Any],
-    draws: Iterable[int],
+    bench: Bench, key: str, case: Case, data: pf.Federation, make: Callable[[float], pf.Algorithm],
+    work: Mapping[str, Any], draws: Iterable[int],
 ) -> float:  # fmt: skip
     """The step with the least loss per validation patient after all rounds, over the draws."""
     split = {draw: data.with_validation(HELD, draw) for draw in draws}
@@ -296,18 +274,30 @@ def common_settings(case_settings: Sequence[Setting], scale: Size) -> tuple[Sett
 
 def claims_of(study: Study, pairs_of: Iterable[tuple[str, str]]) -> list[Claim]:
     """For each (one, other): is one better in the mean over centres?"""
-    found: list[Claim] = []
+    claims: list[Claim] = []
     for one, other in pairs_of:
         if one not in study.labels or other not in study.labels:
             continue
         g = replace(study.verdicts.evidence(one, other)[1], unit=math.inf).interval()
         text = f"{one} is better than {other}, mean of centres"
-        found.append(decided(text, g.low, g.high, g.p, digits="+.3f"))
-    return found
+        claims.append(decided(text, g.low, g.high, g.p, digits="+.3f"))
+    return claims
 
 
-def place(folder: Path | str | None, name: str) -> Path:
-    """Place of the file of TCGA-BRCA; where it is missing, the first place looked at."""
-    root = Path(folder or ".")
-    places = [root / "tcga_brca" / name, root / name]
-    return next((p for p in places if p.is_file()), places[0])
+def reported(
+    bench: Bench, case: Case, by_protocol: Iterable[tuple[str, str]], at_end: Iterable[tuple[str, str]], *notes: str
+) -> Outcome:
+    """Both parts, with the claims that the first of each pair is better than the second."""
+    (first, *apart), (second, steps) = protocol(bench, case), converged(bench, case)
+    tables = [
+        level_table(f"By FLamby's protocol: {case.metric} on its test patients", case, [first, *apart], case.printed),
+        gain_table("By FLamby's protocol: gain over the own model", case, first),
+        level_table(f"Trained to the end: {case.metric} on the same test patients", case, [second], {}, steps),
+        gain_table("Trained to the end: gain over the own model", case, second),
+    ]
+    common = (
+        "FLamby: means of five seeds by its result files, averaged by us; its deviations over seeds are chance in "
+        "training and say nothing about other patients. Intervals here are over test patients and seeds."
+    )
+    claims = [*claims_of(first, by_protocol), *claims_of(second, at_end)]
+    return Outcome(tables, claims=claims, notes=[common, *notes])

@@ -2,7 +2,7 @@
 (arXiv 2211.04218).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,111 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.algorithms.fpfc import FPFC
+from polyfed import FPFC, Algorithm, Federation
+from polyfed.base.typed import seeded
 from polyfed.compute.batches import Each
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.report.table import Cell, Table
+from polyfed.report.table import Cell
+from polyfed.runs.result import Result
 from polyfed.studies.compare import Comparison
-from polyfed_papers.recipes.recipe import Bench, Size, curves, grouping_of
-from polyfed_papers.recipes.said import Claim, Setting, ordered, without
-
-SYNTHETIC = (
-    Setting("features", "uniform on [0, 1), 60 of them (the text says normal; the tables fit uniform)", "code"),
-    Setting("start", "W, b ~ N(0, 1), the same for all devices", "code"),
-    Setting("participation", "30 % of the devices, drawn without replacement (the text: 30 to 50 %)", "code"),
-    Setting("local work", "10 full-batch gradient steps, lr 0.1", "paper"),
-    Setting("rho, a, xi", "1, 3.7, 1e-4", "paper"),
-    Setting("nu", "0.1 (the text: from xi to 0.5)", "code"),
-    Setting(
-        "training data",
-        "64 % of a device's samples, 16 % for validation, 20 % for the test (the code: 80, 0 and 20)",
-        "paper",
-    ),
-    Setting("metric", "mean over devices of test accuracy, last round; a cluster deploys its mean model", "paper"),
-)
-GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of lambda from a common start; the paper's 0.6
-
-HBF = (
-    Setting("devices", "6 with Boston Housing, 2 with Body fat", "paper"),
-    Setting("participation", "4 of the 8 a round (the text: 30 to 50 %; follows from the printed cost)", "ours"),
-    Setting("inputs", "each data set to [-1, 1] by its training rows; the paper does not say", "ours"),
-    Setting("model", "linear with intercept, mean squared error, from zero", "ours"),
-    Setting("work", "20 full-batch gradient steps, lr 0.01", "paper"),
-    Setting("rounds", "100 (follows from the printed cost of 12120)", "ours"),
-    Setting("rho, a, xi", "1, 3.7, 1e-4", "paper"),
-    Setting("lambda", "4", "paper"),
-    Setting("nu", "4 (from [xi, 0.5], as in the text, no clusters are found)", "ours"),
-)
-HBF_BESIDE = tuple(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF)  # where other data sets have their own
-HBF_GRID = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # of lambda
-HBF_CAVEAT = (
-    "Boston Housing has an ethical problem: one of its inputs was made on the assumption that racial self-segregation "
-    "raises house prices. It is used here only because the paper reports it. BodyFat is computed from Density, one of "
-    "its inputs."
-)
-
-IMAGES = (
-    Setting("devices, images", "20, Dirichlet(1.0) per class, training and test sets dealt out independently", "code"),
-    Setting("clusters", "4 of 5 devices, each with another two labels exchanged: 0/8, 1/7, 2/6, 3/5", "code"),
-    Setting("layers", "all but the last are shared by all devices, the last is fused (the text: three shared)", "code"),
-    Setting("shared layers", "mean over the round's participants, weighted by samples", "ours"),
-    Setting("participation, images", "half of the devices (the text: 30 to 50 %)", "code"),
-    Setting("step size", "x 0.9 every 5 rounds", "paper"),
-    Setting("step size of the rivals", "falls as FPFC's (released: IFCA's alone does)", "ours"),
-)
-FEWER = {"small": (2000, 5000), "middle": (6000, 10_000)}  # images of the training and of the test set
-HIDDEN = 50  # units of the small size's perceptron
-IMAGE_ROUNDS = (30, 200, 100)  # small, paper, middle
-LENET = "two convolutions of 6 and 16 channels and one linear layer, 2572 + 4010 numbers"
-
-
-def image_settings(scale: Size, but: Sequence[str] = ()) -> tuple[Setting, ...]:
-    """Data, model, rounds and local work on images; a recipe has its own of the keys in `but`."""
-    small, middle, paper = IMAGE_ROUNDS[0], IMAGE_ROUNDS[2], IMAGE_ROUNDS[1]
-    if scale == "paper":
-        own = (
-            Setting("model", LENET, "code"),
-            Setting("rounds, images", str(paper), "code"),
-            Setting("epochs", "10", "paper"),
-            Setting("batches, lr", "of 100, 0.01", "paper"),
-            Setting("lambda, images", "0.4 (the code's README; 0.1 in Table 2)", "code"),
-        )
-    elif scale == "middle":
-        own = (
-            Setting("model", LENET, "code"),
-            Setting("images", "{} for training, {} for the test".format(*FEWER[scale]), "ours"),
-            Setting("rounds, images", str(middle), "ours"),
-            Setting("epochs", "5", "ours"),
-            Setting("batches, lr", "of 25, 0.1", "ours"),
-            Setting("lambda, images", "0.4", "code"),
-        )
-    else:
-        own = (
-            Setting("model", f"perceptron 196-{HIDDEN}-10, {197 * HIDDEN} + {10 * HIDDEN + 10} numbers", "ours"),
-            Setting("images", "{} for training, {} for the test, at 14x14 pixels".format(*FEWER[scale]), "ours"),
-            Setting("rounds, images", str(small), "ours"),
-            Setting("epochs", "5", "ours"),
-            Setting("batches, lr", "of 10, 0.2", "ours"),
-            Setting("lambda, images", "0.4", "code"),
-        )
-    return without((*IMAGES, *own), *but)
-
-
-def sizes(scale: Size, name: str = "s1") -> Setting:
-    """The devices' samples."""
-    small = {"s1": 20, "s2": 20, "s3": 16, "s4": 12, "s5": 12}
-    if scale != "paper":
-        return Setting("devices", f"{small[name]} ({name.upper()}), at most 1500 samples each", "ours")
-    full = 50 if name in ("s4", "s5") else 100
-    return Setting("devices", f"{full} ({name.upper()}), 250 to about 25 000 samples each", "paper")
-
-
-def rounds_of(scale: Size, small: int, paper: int) -> Setting:
-    """Number of rounds and its source."""
-    return Setting("rounds", str(paper), "code") if scale == "paper" else Setting("rounds", str(small), "ours")
+from polyfed_papers.fpfc.stated import FEWER, HIDDEN, IMAGE_ROUNDS
+from polyfed_papers.recipes.recipe import Bench, curves, grouping_of, metric_of
+from polyfed_papers.recipes.said import Claim, ordered, ours
 
 
 @dataclass(frozen=True)
@@ -156,9 +63,25 @@ class Problem:
         unit, share = ("", HBF_TESTED) if self.error else (" points", 0.0)
         return ordered(f"{self.title}: {text}", self.sign * high, self.sign * low, self.factor, unit, share)
 
-    def work_of(self, steps: int | Each) -> dict[str, Any]:
-        """`work` with another amount of it in a round."""
-        return {k: v for k, v in self.work.items() if k not in ("local_steps", "local_epochs")} | {"local_steps": steps}
+    def of(self, steps: int | Each) -> "Problem":
+        """With another amount of work in a round."""
+        work = {k: v for k, v in self.work.items() if k not in ("local_steps", "local_epochs")}
+        return replace(self, work=work | {"local_steps": steps})
+
+    def compare(self, bench: Bench, key: str, methods: Any, **changes: Any) -> Comparison:
+        """`bench.compare` on the data set with its rounds and work, tested at the end."""
+        given: dict[str, Any] = {"rounds": self.rounds, "evaluate_every": 0, **self.work, **changes}
+        return bench.compare(key, self.model, self.federation, methods, **given)
+
+    def fit(self, bench: Bench, seed: int, method: Algorithm, **changes: Any) -> Result:
+        """`bench.fit` on the data set with its rounds and work, tested at the end."""
+        given = {"rounds": self.rounds, "evaluate_every": 0, "seed": seed, **self.work, **changes}
+        return bench.fit(self.model(seed), self.federation(seed), method, **given)
+
+    def cells(self, runs: Comparison, label: str) -> tuple[Cell, Cell, Cell]:
+        """A method's metric, clusters and ARI."""
+        number, score = grouping_of(runs, label)
+        return ours(metric_of(runs, label), self.factor), ours(number), ours(score)
 
 
 CLUSTERS = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 50)}  # small and full
@@ -253,17 +176,16 @@ def perceptron(seed: int) -> nn.Module:
 
 def lenet(seed: int) -> nn.Module:
     """The paper's network for images, as PyTorch starts it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return build("lenet", (1, 28, 28), 10)
 
 
 # ---- saying what was found ------------------------------------------------------------------------------------------
 
 
-def numbers_sent(found: Comparison, label: str, clients: int) -> Cell:
+def numbers_sent(runs: Comparison, label: str, clients: int) -> Cell:
     """Numbers exchanged, both directions, by the ledger; "+": the initial download of one model to every client."""
-    rows = [r.summary for r in found.results if r.label == label and r.summary is not None]
+    rows = [r.summary for r in runs.results if r.label == label and r.summary is not None]
     if not rows:
         return Cell("–", {"numbers": None}, "quiet")
     sent = float(np.mean([r.down_bytes + r.up_bytes for r in rows])) / 4
@@ -271,20 +193,9 @@ def numbers_sent(found: Comparison, label: str, clients: int) -> Cell:
     return Cell(f"{sent:.3g} + {start:.3g}" if sent else "0", {"numbers": sent, "initial": start})
 
 
-def told_by(title: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose machine columns are named by their heads."""
-    names = [h.removesuffix("<") for h in heads]
-    body = (
-        tuple(Cell(c.text, {f"{name} {k}": v for k, v in c.values.items()} or {name: c.text}, c.mark)
-              for name, c in zip(names, row, strict=True))
-        for row in rows
-    )  # fmt: skip
-    return Table(title, tuple(heads), tuple(body))
-
-
-def planted(found: Comparison, label: str, clusters: int, text: str) -> Claim:
+def planted(runs: Comparison, label: str, clusters: int, text: str) -> Claim:
     """The claim that the planted clusters are found, under every seed."""
-    number, score = grouping_of(found, label)
+    number, score = grouping_of(runs, label)
     ok = (number == clusters) & (score == 1)
     counts = ", ".join(f"{n:.0f}" for n in number)
     scores = ", ".join(f"{s:.2f}" for s in score)

@@ -7,31 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import stats
 
-from polyfed.algorithms.fedasync import FedAsync
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedbuff import FedBuff
-from polyfed.algorithms.fpfc import FPFC
+from polyfed import FPFC, Algorithm, Asynchronous, Delays, FedAsync, FedAvg, FedBuff, Timed, Uniform
 from polyfed.compute.optimizers import step_sizes_of
-from polyfed.core.algorithm import Algorithm
-from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 from polyfed.report.table import Cell
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fpfc import (
-    HBF_BESIDE,
-    HBF_CAVEAT,
-    IMAGE_TITLES,
-    SYNTHETIC,
-    Problem,
-    hbf,
-    image_settings,
-    images,
-    lines,
-    sizes,
-    synthetic,
-    told_by,
-)
+from polyfed_papers.fpfc import IMAGE_TITLES, Problem, hbf, images, lines, synthetic
+from polyfed_papers.fpfc.stated import HBF_BESIDE, HBF_CAVEAT, SYNTHETIC, image_settings, sizes
+from polyfed_papers.recipes.drawing import curve_figure
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, curves, joined, recipe
-from polyfed_papers.recipes.said import Claim, Setting, curve_figure, ours, without
+from polyfed_papers.recipes.said import Claim, Setting, ours, told_by, without
 
 DELAYS = {
     "uniform": Delays("uniform", 0.0, 20.0),
@@ -82,10 +66,11 @@ def timed(
             decay: Any = step_sizes_of(work["lr_schedule"])
             every = max(1, round(decay.every * count / rounds))
             settings["lr_schedule"] = f"exponential:factor={decay.factor},every={every}"
-        return bench.compare(
-            f"{problem.key}-{name}", problem.model, problem.federation, methods, rounds=count, schedule=schedule,
-            evaluate_every=max(1, count // POINTS), **settings,
-        )  # fmt: skip
+        own = replace(problem, work=settings)
+        often = max(1, count // POINTS)
+        return own.compare(
+            bench, f"{problem.key}-{name}", methods, rounds=count, schedule=schedule, evaluate_every=often
+        )
 
     once = {"FPFC": fpfc} | ({"FedAvg": FedAvg(lr)} if rivals else {})
     late: dict[str, Algorithm] = {"asyncFPFC": fpfc}
@@ -101,21 +86,21 @@ def timed(
     return problem, joined(parts)
 
 
-def first_time(found: Comparison, label: str, level: np.ndarray, sign: int) -> np.ndarray:
+def first_time(runs: Comparison, label: str, level: np.ndarray, sign: int) -> np.ndarray:
     """[seeds] virtual time of the first evaluation that is at the level or beyond; NaN if there is none."""
-    frame, out = curves(found), []
+    frame, out = curves(runs), []
     of_method = (frame["label"] == label).to_numpy()
-    for k, seed in enumerate(dict.fromkeys(r.seed for r in found.results)):
+    for k, seed in enumerate(dict.fromkeys(r.seed for r in runs.results)):
         mine = of_method & (frame["seed"] == seed).to_numpy()
-        value, at = (frame[c].to_numpy(dtype=float)[mine] for c in (found.metric.name, "virtual_time"))
+        value, at = (frame[c].to_numpy(dtype=float)[mine] for c in (runs.metric.name, "virtual_time"))
         there = np.flatnonzero(sign * value >= sign * level[k])
         out.append(at[there[0]] if len(there) else np.nan)
     return np.array(out)
 
 
-def last(found: Comparison, label: str) -> np.ndarray:
+def last(runs: Comparison, label: str) -> np.ndarray:
     """[seeds] the metric at the last evaluation."""
-    return np.array([own[-1] for own in lines(found, factor=1.0)[label][1]])
+    return np.array([own[-1] for own in lines(runs, factor=1.0)[label][1]])
 
 
 def sooner(problem: Problem, times: dict[str, np.ndarray], other: str, level: np.ndarray) -> Claim:
@@ -218,7 +203,7 @@ def settings_of_images(scale: Size):
 
 
 @recipe("fpfc/figure8-images", "Figure 8: the same on label-swapped images", minutes=(2, 4000),
-        settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"))  # fmt: skip
+        settings=settings_of_images, data=("mnist", "fashion_mnist"))  # fmt: skip
 def figure8_images(bench: Bench) -> Outcome:
     """Does asynchrony pay where layers are shared?"""
     parts = (timed(bench, images(bench, title), 20, 5, DELAYS["images"], rivals=False) for title in IMAGE_TITLES)

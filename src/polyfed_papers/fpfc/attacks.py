@@ -8,50 +8,39 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polyfed.algorithms.fpfc import FPFC
-from polyfed.algorithms.local import Local
+from polyfed import FPFC, Algorithm, Federation, Local, threats
 from polyfed.base.randomness import client_keys
-from polyfed.core.algorithm import Algorithm
-from polyfed.data.federation import Federation
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed.threats import (
-    GaussianNoise,
-    GeometricMedian,
-    Krum,
-    LabelFlip,
-    Median,
-    MultiKrum,
-    NormClipping,
-    SameValue,
-    ScaledUpdate,
-    SignFlip,
-    TrimmedMean,
-)
-from polyfed_papers.fpfc import GRID, SYNTHETIC, Problem, image_settings, images, rounds_of, sizes, synthetic, told_by
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, listed, tuned_nine
-from polyfed_papers.fpfc.panels import Panel, curve_panels
+from polyfed_papers.fpfc import Problem, images, synthetic
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, tuned_nine
+from polyfed_papers.fpfc.stated import GRID, SYNTHETIC, image_settings, rounds_of, sizes
+from polyfed_papers.recipes.drawing import Panel, curve_panels
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, ordered, ours
+from polyfed_papers.recipes.said import Claim, Setting, listed, ours, points, told_by
 
-ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
+ATTACKS = {
+    "same value": threats.SameValue(100.0),
+    "sign flip": threats.SignFlip(10.0),
+    "Gaussian noise": threats.GaussianNoise(100.0),
+}
 THREATS = (
     Setting("same value", "c (1, ..., 1), c ~ N(0, 100^2)", "paper"),
     Setting("sign flip", "-|c| w, c ~ N(0, 10^2)", "paper"),
     Setting("Gaussian noise", "N(0, 100^2 I)", "paper"),
     Setting("draws", "c and the noise anew for every upload; who attacks once, for all rounds", "ours"),
 )
-OTHERS = {"label flip": LabelFlip(1.0), "scaled update": ScaledUpdate(10.0)}  # not in the paper
+OTHERS = {"label flip": threats.LabelFlip(1.0), "scaled update": threats.ScaledUpdate(10.0)}  # not in the paper
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)
 FEW = (0.0, 0.4)  # for attacks that the paper does not have
 GUARDED = (0.0, 0.2, 0.4)  # for robust rules: no more than the share that they are told
 RULES = {
-    "median": Median(),
-    "trimmed mean": TrimmedMean(0.4),
-    "Krum": Krum(0.4),
-    "multi-Krum": MultiKrum(0.4),
-    "geometric median": GeometricMedian(),
-    "norm clipping": NormClipping(),
+    "median": threats.Median(),
+    "trimmed mean": threats.TrimmedMean(0.4),
+    "Krum": threats.Krum(0.4),
+    "multi-Krum": threats.MultiKrum(0.4),
+    "geometric median": threats.GeometricMedian(),
+    "norm clipping": threats.NormClipping(),
 }
 CLOSE = 0.03  # of the accuracy without attackers
 Curve = dict[float, np.ndarray]
@@ -78,35 +67,33 @@ def settings(scale: Size):
 
 def curve(bench: Bench, problem: Problem, label: str, method, attack: str, seeds, shares, rule=None, **forged) -> Curve:
     """ratio -> [seeds] mean accuracy of the benign devices; -1: unattacked, of those that are benign at 40 %."""
-    found = {}
+    runs = {}
     for ratio in shares:
         threat = replace((ATTACKS | OTHERS)[attack], ratio=ratio, **forged) if ratio else None
         name = f"{label}-{attack}-{ratio:g}" if ratio else f"{label}-none"
-        found[ratio] = bench.compare(
-            _plain(name), problem.model, problem.federation, {_plain(label): method}, seeds=seeds,
-            rounds=problem.rounds, evaluate_every=0, attack=threat, robust=rule, dtype=torch.float64, **problem.work,
-        )  # fmt: skip
-    return {ratio: benign(found[ratio], seeds) for ratio in found} | {-1.0: unattacked(found, seeds)}
+        runs[ratio] = problem.compare(bench, _plain(name), {_plain(label): method}, seeds=seeds, attack=threat,
+                                       robust=rule, dtype=torch.float64)  # fmt: skip
+    return {ratio: benign(runs[ratio], seeds) for ratio in runs} | {-1.0: unattacked(runs, seeds)}
 
 
 def _plain(label: str) -> str:
     return label.replace(",", "").replace(" ", "-")
 
 
-def benign(found: Comparison, seeds, column: str = "test_accuracy") -> np.ndarray:
+def benign(runs: Comparison, seeds, column: str = "test_accuracy") -> np.ndarray:
     """[seeds] mean accuracy over the devices that do not attack; 0 for a run that diverged: it has no model to use."""
-    frame = found.clients
+    frame = runs.clients
     if not len(frame):
         return np.zeros(len(seeds))
     values, of = frame[column].to_numpy(dtype=float), frame["seed"].to_numpy()
     return np.array([np.nanmean(values[of == s]) if (of == s).any() else 0.0 for s in seeds])
 
 
-def unattacked(found: Mapping[float, Comparison], seeds) -> np.ndarray:
+def unattacked(runs: Mapping[float, Comparison], seeds) -> np.ndarray:
     """[seeds] accuracy without attackers of the devices that are benign at 40 %."""
     before, after = (
         {r.seed: np.asarray(r.clients["test_accuracy"], dtype=float) for r in f.results if r.clients is not None}
-        for f in (found[0.0], found[0.4])
+        for f in (runs[0.0], runs[0.4])
     )
     kept = {s: ~np.isnan(after[s]) if s in after else np.ones(len(before[s]), dtype=bool) for s in seeds}
     return np.array([before[s][kept[s]].mean() for s in seeds])
@@ -120,16 +107,16 @@ def attacks(bench: Bench) -> Outcome:
     problem = replace(synthetic(bench), rounds=bench.rounds(200, 2000))
     methods, first = tuned_nine(bench, "choice", problem, GRID), ["FPFC", "FedAvg"]
     order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
-    found: dict[str, dict[str, Curve]] = {}
+    curves: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
         labels, some = (order, shares) if attack in ATTACKS else (first, FEW)
-        found[attack] = {m: curve(bench, problem, m, methods[m], attack, bench.seeds, some) for m in labels}
+        curves[attack] = {m: curve(bench, problem, m, methods[m], attack, bench.seeds, some) for m in labels}
         rules, few = RULES if attack in ATTACKS else {}, bench.seeds[: 1 if bench.small else None]
         for label, rule in list(rules.items())[: 1 if bench.rehearse else None]:
             some = shares if bench.rehearse else GUARDED
-            found[attack][label] = curve(bench, problem, label, methods["FedAvg"], attack, few, some, rule)
-    tables, claims = summarised(found)
-    claims += [best(problem, attack, found[attack]) for attack in ATTACKS]
+            curves[attack][label] = curve(bench, problem, label, methods["FedAvg"], attack, few, some, rule)
+    tables, claims = summarised(curves)
+    claims += [best(problem, attack, curves[attack]) for attack in ATTACKS]
     notes = [
         chosen(methods),
         LG,
@@ -139,7 +126,7 @@ def attacks(bench: Bench) -> Outcome:
         "0: the run ended with values that are not finite",
         "no seed of the paper's figures is known; attackers are a fixed random subset per seed",
     ]
-    return Outcome(tables, {"figure-e2": panels(found, METHODS), "robust-rules": panels(found, ("FPFC", *RULES))},
+    return Outcome(tables, {"figure-e2": panels(curves, METHODS), "robust-rules": panels(curves, ("FPFC", *RULES))},
                    claims, notes)  # fmt: skip
 
 
@@ -158,7 +145,7 @@ def settings_anew(scale: Size):
 
 
 @dataclass(frozen=True)
-class Cut(SignFlip, name="cut-sign-flip"):
+class Cut(threats.SignFlip, name="cut-sign-flip"):
     """Sign flips that stay finite over thousands of uploads; so far away the penalty does not ask how far."""
 
     def forge(self, value: torch.Tensor, received: torch.Tensor | None, rng: np.random.Generator) -> torch.Tensor:
@@ -166,7 +153,7 @@ class Cut(SignFlip, name="cut-sign-flip"):
 
 
 @recipe("fpfc/attacks-anew", "Figure E.2 with lambda chosen anew for every share of attackers", minutes=(0.5, 200),
-        settings=settings_anew, seeds=5, machine="two cores")  # fmt: skip
+        settings=settings_anew, seeds=5)  # fmt: skip
 def attacks_anew(bench: Bench) -> Outcome:
     """Is what clustering gains over training alone kept under attack, if lambda is chosen for it?"""
     problem = replace(synthetic(bench), rounds=bench.rounds(100, 2000))
@@ -183,9 +170,9 @@ def attacks_anew(bench: Bench) -> Outcome:
     for attack, share in cells:
         title = f"{attack}, {share:.0%} of attackers" if share else "no attackers"
         of = {lam: honest(found[attack, share, lam], share) for lam in lambdas}
-        table, said = kept(problem, title, of, honest(found["local", 0.0, 0.0], share), bench.seeds)
+        table, own = kept(problem, title, of, honest(found["local", 0.0, 0.0], share), bench.seeds)
         tables.append(table)
-        claims += said
+        claims += own
     notes = ["all figures are of the benign devices; Local's are those of a run without attackers, which reach nobody "
              "there; a row of a chosen lambda has each seed's"]  # fmt: skip
     return Outcome(tables, claims=claims, notes=notes)
@@ -195,19 +182,18 @@ def attacked(problem: Problem, attack: str, share: float, method: Algorithm) -> 
     """A run of a method under attack, by bench and seed, in a folder of its own."""
     label, lam = ("FPFC", f"-{share:g}-lambda-{method.lam:g}") if isinstance(method, FPFC) else ("Local", "")
     threat = replace((ATTACKS | {"sign flip": Cut(10.0)})[attack], ratio=share) if share else None
-    return lambda bench, seed: bench.compare(
-        f"{_plain(attack)}{lam}/seed{seed}", problem.model, problem.federation, {label: method}, seeds=[seed],
-        rounds=problem.rounds, evaluate_every=0, attack=threat, **problem.work,
-    )  # fmt: skip
+    return lambda bench, seed: problem.compare(
+        bench, f"{_plain(attack)}{lam}/seed{seed}", {label: method}, seeds=[seed], attack=threat
+    )
 
 
-def honest(found: Comparison, share: float) -> Comparison:
+def honest(runs: Comparison, share: float) -> Comparison:
     """The runs with the devices alone that do not attack at this share."""
-    who = SignFlip(ratio=share)
+    who = threats.SignFlip(ratio=share)
     return Comparison([
         r if r.clients is None or not share
         else replace(r, clients=r.clients[~who.attackers(r.seed, client_keys(r.clients["client"].tolist()))])
-        for r in found.results
+        for r in runs.results
     ])  # fmt: skip
 
 
@@ -268,10 +254,10 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     if variants:
         cases |= {
             "FPFC, convolutions trained": (fpfc, few, None, {"tensors": ("w",)}),
-            "FPFC, trained, median": (fpfc, few, Median(), {"tensors": ("w",)}),
+            "FPFC, trained, median": (fpfc, few, threats.Median(), {"tensors": ("w",)}),
             "FPFC, all layers": (fpfc, few, None, {}),
         }
-    found = {
+    curves = {
         attack: {
             label: curve(bench, problem, label, method, attack, seeds, shares, rule, **forged)
             for label, (method, seeds, rule, forged) in list(cases.items())[:: 4 if bench.rehearse else 1]
@@ -279,11 +265,11 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
         for attack in list(ATTACKS)[: 1 if bench.rehearse else None]
     }
     without = alone(bench, problem, fpfc)
-    tables, claims = summarised(found, "FPFC" if bench.rehearse else "FedAvg", without)
-    claims += [best(problem, attack, of) for attack, of in found.items()]
+    tables, claims = summarised(curves, "FPFC" if bench.rehearse else "FedAvg", without)
+    claims += [best(problem, attack, of) for attack, of in curves.items()]
     tables.append(told_by("FPFC, the benign 60 % of the devices", ("trained<", "accuracy, %"),
                           [(Cell("without the attackers"), ours(without, 100))]))  # fmt: skip
-    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen(methods), *IMAGE_NOTES])
+    return Outcome(tables, {figure: panels(curves, METHODS)}, claims, [chosen(methods), *IMAGE_NOTES])
 
 
 def alone(bench: Bench, problem: Problem, method: Algorithm) -> np.ndarray:
@@ -291,22 +277,19 @@ def alone(bench: Bench, problem: Problem, method: Algorithm) -> np.ndarray:
 
     def benign(seed: int) -> Federation:
         everyone = problem.federation(seed)
-        who = SignFlip(ratio=0.4).attackers(seed, client_keys(everyone.names))
+        who = threats.SignFlip(ratio=0.4).attackers(seed, client_keys(everyone.names))
         return everyone.reorder(np.flatnonzero(~who))
 
-    found = bench.compare(
-        "FPFC-without-attackers", problem.model, benign, {"FPFC": method}, rounds=problem.rounds, evaluate_every=0,
-        dtype=torch.float64, **problem.work,
-    )  # fmt: skip
-    return metric_of(found, "FPFC")
+    rest = replace(problem, federation=benign)
+    return metric_of(rest.compare(bench, "FPFC-without-attackers", {"FPFC": method}, dtype=torch.float64), "FPFC")
 
 
 def best(problem: Problem, attack: str, methods: Mapping[str, Curve]) -> Claim:
     """FPFC above every other method at 40 %."""
     others = [m for m in METHODS if m in methods and "FPFC" not in m]
-    found = {m: problem.better("", methods["FPFC"][0.4], methods[m][0.4]) for m in others}
+    decided = {m: problem.better("", methods["FPFC"][0.4], methods[m][0.4]) for m in others}
     sides = {
-        word: [f"{m} ({100 * (methods['FPFC'][0.4] - methods[m][0.4]).mean():+.1f})" for m, c in found.items()
+        word: [f"{m} ({100 * (methods['FPFC'][0.4] - methods[m][0.4]).mean():+.1f})" for m, c in decided.items()
                if c.holds is holds]
         for word, holds in (("above", True), ("undecided", None), ("below", False))
     }  # fmt: skip
@@ -325,25 +308,25 @@ IMAGE_NOTES = (
 
 
 @recipe("fpfc/figure7", "Figure 7: clients that attack on label-swapped Fashion-MNIST", minutes=(3, 20000),
-        settings=settings_of_images, machine="two cores", data=("fashion_mnist",))  # fmt: skip
+        settings=settings_of_images, data=("fashion_mnist",))  # fmt: skip
 def figure7(bench: Bench) -> Outcome:
     """What is left of FPFC's robustness where layers are shared, and averaged?"""
     return on_images(bench, "Fashion-MNIST", "figure7", variants=False)
 
 
 @recipe("fpfc/attacks-images", "Figure E.3: clients that attack on label-swapped MNIST", minutes=(3, 25000),
-        settings=settings_of_images, machine="two cores", data=("mnist",), also=("fpfc/figure-e3",))  # fmt: skip
+        settings=settings_of_images, data=("mnist",), also=("fpfc/figure-e3",))  # fmt: skip
 def attacks_images(bench: Bench) -> Outcome:
     """The same on digits, with other readings of what an attacker sends besides its last layer."""
     return on_images(bench, "MNIST", "figure-e3", variants=True)
 
 
 def summarised(
-    found: Mapping[str, Mapping[str, Curve]], fragile: str = "FedAvg", without: np.ndarray | None = None
+    curves: Mapping[str, Mapping[str, Curve]], fragile: str = "FedAvg", without: np.ndarray | None = None
 ) -> tuple[list[Table], list[Claim]]:
     """A table for every attack, and the claims; `without` [seeds] is FPFC's accuracy with the attackers left out."""
     tables, claims = [], []
-    for attack, methods in found.items():
+    for attack, methods in curves.items():
         shares = [r for r in methods["FPFC"] if r >= 0]
         rows = [(Cell(label), *(ours(c.get(r, ()), 100) for r in shares)) for label, c in methods.items()]
         heads = ("method<", *(f"{r:.0%} attackers" for r in shares))
@@ -361,16 +344,16 @@ def stands(label: str, c: Curve, attack: str, without: np.ndarray | None = None)
 
 def falls(label: str, c: Curve, attack: str) -> Claim:
     """Worse under attack than without."""
-    return ordered(f"{label}, {attack} by 40 %: worse than without", c[-1.0], c[0.4], 100, " points")
+    return points(f"{label}, {attack} by 40 %: worse than without", c[-1.0], c[0.4])
 
 
-def panels(found: Mapping[str, Mapping[str, Curve]], labels: Sequence[str]) -> Figure:
+def panels(curves: Mapping[str, Mapping[str, Curve]], labels: Sequence[str]) -> Figure:
     """A panel per attack of the paper, a line per method: accuracy against the share of attackers."""
     parts = []
-    for attack in (a for a in ATTACKS if a in found):
+    for attack in (a for a in ATTACKS if a in curves):
         series = {}
-        for label in (m for m in labels if m in found[attack]):
-            c = {r: v for r, v in found[attack][label].items() if r >= 0}
+        for label in (m for m in labels if m in curves[attack]):
+            c = {r: v for r, v in curves[attack][label].items() if r >= 0}
             series[label] = ([100 * r for r in c], (100 * np.array(list(c.values()))).T.tolist())
         parts.append(Panel(attack, "attackers, %", "accuracy of the others, %", series))
     return curve_panels(parts, len(parts), 2.9)

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
-from polyfed.algorithms.fpfc import FPFC
-from polyfed.algorithms.local import Local
+from polyfed import FPFC, Local, Progress
 from polyfed.report.table import Cell
-from polyfed.runs.watching import Progress
-from polyfed_papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
+from polyfed_papers.fpfc import synthetic
+from polyfed_papers.fpfc.stated import SYNTHETIC, rounds_of, sizes
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed_papers.recipes.said import Setting, ordered, ours, without
+from polyfed_papers.recipes.said import Setting, ordered, ours, points, told_by, without
 
 LAM, EVERY, ALONE, FIRST = 0.8, 20, 50, 100
 SEEDS = range(3, 8)  # seeds 0 to 2 were looked at when the variants were chosen
@@ -58,7 +57,7 @@ def train(bench: Bench, variant: Variant, seed: int) -> dict[str, Any]:
     """ARI at every look, accuracy at the half and at the end."""
     problem, scores, accuracy = synthetic(bench), list[float](), list[float]()
     data, model, rounds = problem.federation(seed), problem.model(seed), problem.rounds
-    work, start = {**problem.work_of(variant.steps), "seed": seed, "evaluate_every": 0}, None
+    work, start = {**problem.of(variant.steps).work, "seed": seed, "evaluate_every": 0}, None
     first = 0 if variant.first is None or bench.rehearse else FIRST
     if variant.alone:
         start = bench.fit(model, data, Local(0.1), rounds=1 if bench.rehearse else variant.alone, **work)
@@ -104,6 +103,6 @@ def faster(bench: Bench) -> Outcome:
             claims.append(ordered(f"{label}: fewer rounds to ARI 1", rounds["usual"], rounds[label], unit=" rounds"))
             for k, when in ((0, "half way"), (-1, "at the end")):
                 mine, usual = (np.array([r["accuracy"][k] for r in runs[name]]) for name in (label, "usual"))
-                claims.append(ordered(f"{label}: better models {when}", mine, usual, 100, " points"))
+                claims.append(points(f"{label}: better models {when}", mine, usual))
     heads = ("variant<", "rounds to ARI 1", "ARI at the end", "accuracy half way, %", "at the end, %")
     return Outcome([told_by("S1", heads, rows)], claims=claims)

@@ -7,19 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from polyfed.algorithms.cfl import CFL
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.ifca import IFCA
-from polyfed.algorithms.lgfedavg import LGFedAvg
-from polyfed.algorithms.local import Local
-from polyfed.algorithms.pacfl import PACFL
-from polyfed.algorithms.perfedavg import PerFedAvg
+from polyfed import CFL, IFCA, PACFL, Algorithm, FedAvg, Federation, LGFedAvg, Local, PerFedAvg
 from polyfed.base.values import Limits
-from polyfed.core.algorithm import Algorithm
-from polyfed.data.federation import Federation
 from polyfed_papers.fpfc import Problem
 from polyfed_papers.recipes.recipe import Bench, metric_of
-from polyfed_papers.recipes.said import Setting
+from polyfed_papers.recipes.said import Setting, listed
 from polyfed_tuning.ladder import At, Ladder
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
@@ -32,11 +24,6 @@ ALPHAS = (0.01, 0.03, 0.1, 0.3)
 TRIALS = 12  # of every method that has something to choose
 UNCOUNTED = 1000  # the seed of devices that settings are chosen by; added to a seed: no trial has a start that counts
 SHARE = Limits(ge=0, le=1)
-
-
-def listed(values: Sequence[float]) -> str:
-    """Values in a line."""
-    return ", ".join(f"{v:g}" for v in values)
 
 
 RIVALS = (
@@ -59,7 +46,7 @@ def nine(problem: Problem) -> dict[str, Algorithm]:
     """The nine methods with the step size and shared layers of the problem's FPFC."""
     fpfc = problem.fpfc
     lr, shared = fpfc.lr, fpfc.shared_layers
-    found: dict[str, Algorithm] = {
+    methods: dict[str, Algorithm] = {
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
         "LG-FedAvg": LGFedAvg(lr),
@@ -70,7 +57,7 @@ def nine(problem: Problem) -> dict[str, Algorithm]:
         "FPFC-l1": replace(fpfc, penalty="l1", lam=0.1, nu=0.5),
         "FPFC": fpfc,
     }
-    return found if shared else {label: method for label, method in found.items() if label != "LG-FedAvg"}
+    return methods if shared else {label: method for label, method in methods.items() if label != "LG-FedAvg"}
 
 
 class Choice(NamedTuple):
@@ -142,25 +129,23 @@ def by_validation(
 ) -> float:
     """The validation metric of a method at these values, the higher the better; minus infinity if it diverged."""
     label = "-".join(f"{value:g}" for value in at)
-    found = bench.compare(
-        f"{key}/{label}", problem.model(seed), data, {label: make(at)}, seeds=[seed], rounds=problem.rounds,
-        evaluate_every=0, **problem.work,
-    )  # fmt: skip
-    merit = found.metric.merit(metric_of(found, label, f"validation_{found.metric.name}"))
+    runs = bench.compare(f"{key}/{label}", problem.model(seed), data, {label: make(at)}, seeds=[seed],
+                          rounds=problem.rounds, evaluate_every=0, **problem.work)  # fmt: skip
+    merit = runs.metric.merit(metric_of(runs, label, f"validation_{runs.metric.name}"))
     return float(np.nan_to_num(merit, nan=-np.inf)[0])
 
 
 def angles_of(bench: Bench, problem: Problem, data: Federation, seed: int) -> dict[str, list[float]]:
     """{kind: the angles between the devices' data, rising, in degrees}."""
-    loss, found = problem.work.get("loss", "cross-entropy"), dict[str, list[float]]()
+    loss, angles_by_kind = problem.work.get("loss", "cross-entropy"), dict[str, list[float]]()
     for kind in ANGLES:
         run = bench.fit(
             problem.model(seed), data, PACFL(problem.fpfc.lr, basis=3, angle=kind), rounds=1, local_steps=1,
             batch_size=None, loss=loss, seed=seed, evaluate_every=0,
         )  # fmt: skip
         angles = run.trained.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
-        found[kind] = np.sort(angles).tolist()
-    return found
+        angles_by_kind[kind] = np.sort(angles).tolist()
+    return angles_by_kind
 
 
 def chosen(methods: Mapping[str, Algorithm]) -> str:

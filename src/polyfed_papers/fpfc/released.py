@@ -7,15 +7,7 @@ from types import MethodType
 import numpy as np
 from torch import nn
 
-from polyfed.algorithms.cfl import CFL
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.ifca import IFCA
-from polyfed.algorithms.lgfedavg import LGFedAvg
-from polyfed.algorithms.pacfl import PACFL
-from polyfed.algorithms.perfedavg import PerFedAvg
-from polyfed.base.settings import setting
-from polyfed.core.algorithm import Algorithm
-from polyfed.core.schedule import Uniform
+from polyfed import CFL, IFCA, PACFL, Algorithm, FedAvg, LGFedAvg, PerFedAvg, Uniform, setting
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import Problem
 from polyfed_papers.recipes.recipe import Bench

@@ -1,6 +1,6 @@
 """Sensitivity to FPFC's settings: lambda (Figure E.4), local work (E.5) and xi (E.6); rho and nu, in no figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,24 +10,11 @@ from polyfed.base.randomness import key_of, uniform
 from polyfed.compute.batches import Each
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fpfc import (
-    HBF_BESIDE,
-    HBF_CAVEAT,
-    HBF_GRID,
-    IMAGE_TITLES,
-    SYNTHETIC,
-    Problem,
-    hbf,
-    image_settings,
-    images,
-    rounds_of,
-    sizes,
-    synthetic,
-    told_by,
-)
-from polyfed_papers.fpfc.panels import Panel, curve_panels
-from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, ours
+from polyfed_papers.fpfc import IMAGE_TITLES, Problem, hbf, images, synthetic
+from polyfed_papers.fpfc.stated import HBF_BESIDE, HBF_CAVEAT, HBF_GRID, SYNTHETIC, image_settings, rounds_of, sizes
+from polyfed_papers.recipes.drawing import Panel, curve_panels
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, grouping_of, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, ours, told_by
 
 LAMBDAS = {
     "S1": (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0),
@@ -67,11 +54,8 @@ def vary(bench: Bench, problem: Problem, key: str, values: Sequence[float]) -> F
     """One setting of FPFC on one data set."""
     fpfc: Any = problem.fpfc
     methods = {f"{key}-{v:g}": replace(fpfc, **{key: v}) for v in (values[:2] if bench.rehearse else values)}
-    found = bench.compare(
-        f"{problem.key}-{key}", problem.model, problem.federation, methods, rounds=problem.rounds, evaluate_every=0,
-        **problem.work,
-    )  # fmt: skip
-    return {v: read(found, label) for v, label in zip(values, methods, strict=False)}
+    runs = problem.compare(bench, f"{problem.key}-{key}", methods)
+    return {v: read(runs, label) for v, label in zip(values, methods, strict=False)}
 
 
 def vary_work(bench: Bench, problem: Problem, values: Sequence[int], uneven: bool) -> Found:
@@ -80,20 +64,17 @@ def vary_work(bench: Bench, problem: Problem, values: Sequence[int], uneven: boo
     unit = EPOCH[bench.scale] if problem.title in IMAGE_TITLES and not bench.rehearse else 1
     for most in values[:2] if bench.rehearse else values:
         rule = Uneven(unit, most) if uneven else unit * most
-        found = bench.compare(
-            f"{problem.key}-{'uneven' if uneven else 'equal'}-{most}", problem.model, problem.federation,
-            {"FPFC": problem.fpfc}, rounds=problem.rounds, evaluate_every=0, **problem.work_of(rule),
-        )  # fmt: skip
-        out[float(most)] = read(found, "FPFC")
+        key = f"{problem.key}-{'uneven' if uneven else 'equal'}-{most}"
+        out[float(most)] = read(problem.of(rule).compare(bench, key, {"FPFC": problem.fpfc}), "FPFC")
     return out
 
 
-def read(found: Comparison, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return (metric_of(found, label), *grouping_of(found, label))
+def read(runs: Comparison, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (metric_of(runs, label), *grouping_of(runs, label))
 
 
-def table(problem: Problem, key: str, found: Found) -> Table:
-    rows = [(Cell(f"{v:g}"), ours(a, problem.factor), ours(n), ours(s)) for v, (a, n, s) in found.items()]
+def table(problem: Problem, key: str, values: Found) -> Table:
+    rows = [(Cell(f"{v:g}"), ours(a, problem.factor), ours(n), ours(s)) for v, (a, n, s) in values.items()]
     return told_by(f"{key}, {problem.title}", (key, problem.metric, "clusters", "ARI"), rows)
 
 
@@ -115,9 +96,9 @@ def points(problem: Problem, values: np.ndarray) -> str:
     return ", ".join(f"{100 * v:.1f}" for v in values) + " points"
 
 
-def spread(found: Found) -> np.ndarray:
+def spread(by_value: Found) -> np.ndarray:
     """[seeds] the best value's metric less the worst one's."""
-    values = np.array([m for m, _, _ in found.values()])
+    values = np.array([m for m, _, _ in by_value.values()])
     return values.max(0) - values.min(0)
 
 
@@ -125,14 +106,16 @@ def over_lambda(bench: Bench, problems: Sequence[Problem]) -> Outcome:
     """Figure E.4."""
     outcome, drawn = Outcome(), []
     for problem in problems:
-        found = vary(bench, problem, "lam", grid_of(problem, LAMBDAS))
-        outcome.tables.append(table(problem, "lambda", found))
-        drawn.append(panel(problem, "lambda", {"FPFC": found}))
-        best = [list(found)[int(k)] for k in (problem.sign * np.array([m for m, _, _ in found.values()])).argmax(0)]
+        by_value = vary(bench, problem, "lam", grid_of(problem, LAMBDAS))
+        outcome.tables.append(table(problem, "lambda", by_value))
+        drawn.append(panel(problem, "lambda", {"FPFC": by_value}))
+        best = [
+            list(by_value)[int(k)] for k in (problem.sign * np.array([m for m, _, _ in by_value.values()])).argmax(0)
+        ]
         outcome.notes.append(f"{problem.title}: best lambda per seed {best}")
         if problem.title != "S1":
             continue
-        right = [[v for v, (_, _, s) in found.items() if s[k] == 1] for k in range(len(bench.seeds))]
+        right = [[v for v, (_, _, s) in by_value.items() if s[k] == 1] for k in range(len(bench.seeds))]
         inside = all(b in r for b, r in zip(best, right, strict=True))
         evidence = f"best lambda per seed {best}; ARI 1 at {right}"
         outcome.claims += [
@@ -166,13 +149,13 @@ def over_xi(bench: Bench, problems: Sequence[Problem]) -> Outcome:
     """Figure E.6."""
     outcome, drawn = Outcome(), []
     for problem in problems:
-        found = vary(bench, problem, "xi", XIS)
-        outcome.tables.append(table(problem, "xi", found))
-        drawn.append(panel(problem, "xi", {"FPFC": found}))
-        bound, what = (0.05, "0.05 of RMSE") if problem.error else (0.01, "a point of accuracy")
-        text = f"{problem.title}: xi matters by less than {what}"
-        outcome.claims.append(Claim(text, bool((spread(found) < bound).all()),
-                                    "best less worst, per seed: " + points(problem, spread(found))))  # fmt: skip
+        by_value = vary(bench, problem, "xi", XIS)
+        outcome.tables.append(table(problem, "xi", by_value))
+        drawn.append(panel(problem, "xi", {"FPFC": by_value}))
+        bound, limit = (0.05, "0.05 of RMSE") if problem.error else (0.01, "a point of accuracy")
+        text = f"{problem.title}: xi matters by less than {limit}"
+        outcome.claims.append(Claim(text, bool((spread(by_value) < bound).all()),
+                                    "best less worst, per seed: " + points(problem, spread(by_value))))  # fmt: skip
     outcome.figures["figure-e6"] = curve_panels(drawn, 2)
     return outcome
 
@@ -185,54 +168,40 @@ def settings(*own: Setting):
     return of
 
 
-@recipe("fpfc/figure-e4", "Figure E.4: lambda, on S1 and H&BF", minutes=(1, 80), settings=settings(),
-        data=("housing_bodyfat",))  # fmt: skip
-def figure_e4(bench: Bench) -> Outcome:
-    """For which lambda are the clusters found, and is the accuracy best there?"""
-    outcome = over_lambda(bench, (synthetic(bench), hbf(bench)))
-    outcome.notes.append(HBF_CAVEAT)
-    return outcome
+def on_both(bench: Bench, over: Callable[[Bench, Sequence[Problem]], Outcome], *notes: str) -> Outcome:
+    outcome = over(bench, (synthetic(bench), hbf(bench)))
+    return replace(outcome, notes=[*outcome.notes, *notes, HBF_CAVEAT])
 
 
-@recipe("fpfc/figure-e5", "Figure E.5: different amounts of local work, on S1 and H&BF", minutes=(1, 60),
-        settings=settings(Setting("uneven", "T_i uniform on 1, ..., T for every device and round", "paper")),
-        data=("housing_bodyfat",), also=("fpfc/uneven-steps",))  # fmt: skip
-def figure_e5(bench: Bench) -> Outcome:
-    """Does it matter if the devices of a round do not do the same amount of work?"""
-    outcome = over_work(bench, (synthetic(bench), hbf(bench)))
-    outcome.notes += ["uneven devices do (T + 1) / 2 on average", HBF_CAVEAT]
-    return outcome
-
-
-@recipe("fpfc/figure-e6", "Figure E.6: xi, on S1 and H&BF", minutes=(0.5, 40), settings=settings(),
-        data=("housing_bodyfat",))  # fmt: skip
-def figure_e6(bench: Bench) -> Outcome:
-    """Does the width of the smoothed tip matter?"""
-    outcome = over_xi(bench, (synthetic(bench), hbf(bench)))
-    outcome.notes.append(HBF_CAVEAT)
-    return outcome
+DATA = ("housing_bodyfat",)
+UNEVEN = Setting("uneven", "T_i uniform on 1, ..., T for every device and round", "paper")
+recipe("fpfc/figure-e4", "Figure E.4: lambda, on S1 and H&BF", minutes=(1, 80), settings=settings(), data=DATA)(
+    case("For which lambda are the clusters found, and is the accuracy best there?", on_both, over_lambda)
+)
+recipe("fpfc/figure-e5", "Figure E.5: different amounts of local work, on S1 and H&BF", minutes=(1, 60),
+       settings=settings(UNEVEN), data=DATA, also=("fpfc/uneven-steps",))(
+    case("Does it matter if the devices of a round do not do the same amount of work?", on_both, over_work,
+         "uneven devices do (T + 1) / 2 on average")
+)  # fmt: skip
+recipe("fpfc/figure-e6", "Figure E.6: xi, on S1 and H&BF", minutes=(0.5, 40), settings=settings(), data=DATA)(
+    case("Does the width of the smoothed tip matter?", on_both, over_xi)
+)
 
 
 def settings_of_images(scale: Size):
-    uneven = Setting("uneven", "T_i uniform on 1, ..., T for every device and round", "paper")
     passes = Setting(
         "a pass of Figure E.5", f"{EPOCH[scale]} batches for every device, those of an average one", "ours"
     )
-    return (uneven, passes, *image_settings(scale))
+    return (UNEVEN, passes, *image_settings(scale))
 
 
 @recipe("fpfc/sensitivity-images", "Figures E.4, E.5 and E.6 on label-swapped images", minutes=(2, 9000),
-        settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"),
+        settings=settings_of_images, data=("mnist", "fashion_mnist"),
         also=("fpfc/figure-e4-images", "fpfc/figure-e5-images", "fpfc/figure-e6-images"))  # fmt: skip
 def sensitivity_images(bench: Bench) -> Outcome:
     """The same on images: lambda, local work and xi."""
-    outcome, both = Outcome(), [images(bench, title) for title in IMAGE_TITLES]
-    for part in (over_lambda(bench, both), over_work(bench, both), over_xi(bench, both)):
-        outcome.tables += part.tables
-        outcome.figures |= part.figures
-        outcome.claims += part.claims
-        outcome.notes += part.notes
-    return outcome
+    both = [images(bench, title) for title in IMAGE_TITLES]
+    return over_lambda(bench, both) + over_work(bench, both) + over_xi(bench, both)
 
 
 @recipe("fpfc/sensitivity", "Sensitivity to rho and nu on S1 (no figure of the paper)", minutes=(1, 60),

@@ -3,27 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from polyfed.studies.compare import Comparison
-from polyfed_papers.fpfc import (
-    GRID,
-    HBF,
-    HBF_CAVEAT,
-    HBF_GRID,
-    SYNTHETIC,
-    Problem,
-    hbf,
-    numbers_sent,
-    planted,
-    rounds_of,
-    sizes,
-    synthetic,
-)
+from polyfed_papers.fpfc import Problem, hbf, numbers_sent, planted, synthetic
 from polyfed_papers.fpfc import released as code
 from polyfed_papers.fpfc.methods import METHODS, RIVALS, chosen, lam_of, nine, tuned_nine, tuned_one
-from polyfed_papers.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
-from polyfed_papers.recipes.said import Claim, Setting, beside, ours, without
+from polyfed_papers.fpfc.stated import GRID, HBF, HBF_CAVEAT, HBF_GRID, SYNTHETIC, rounds_of, sizes
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, joined, metric_of, recipe
+from polyfed_papers.recipes.said import Claim, Setting, beside, without
 
 PRINTED = {  # accuracy in per cent and its standard deviation over seeds, in the order of METHODS
     "s1": ("84.97 ± 6", "30.35 ± 5", "69.72 ± 6", "56.28 ± 6", "60.42 ± 17", "86.60 ± 5", "88.30 ± 6", "83.85 ± 6",
@@ -76,12 +63,10 @@ def tabled(bench: Bench, name: str, table: str) -> Outcome:
     problem = synthetic(bench, name)
     methods = tuned_nine(bench, f"{name}-choice", replace(problem, rounds=bench.rounds(500, 500)), GRID)
     rounds = bench.rounds(1000, 2000)
-    found = [
-        bench.compare(name, problem.model, problem.federation, methods, rounds=rounds, **problem.work, evaluate_every=0)
-    ]
+    parts = [problem.compare(bench, name, methods, rounds=rounds)]
     if name != "s1":
-        found += code.released(bench, name, problem, rounds, bench.rounds(*code.CFL_ROUNDS))
-    everything = joined(found)
+        parts += code.released(bench, name, problem, rounds, bench.rounds(*code.CFL_ROUNDS))
+    everything = joined(parts)
     outcome = outcome_of(everything, problem, table, problem.federation(bench.seeds[0]).n)
     if name in ("s1", "s3", "s4"):
         outcome.claims.append(planted(everything, "FPFC", problem.clusters, "FPFC finds the planted clusters"))
@@ -89,9 +74,9 @@ def tabled(bench: Bench, name: str, table: str) -> Outcome:
     return outcome
 
 
-def outcome_of(found: Comparison, problem: Problem, title: str, clients: int) -> Outcome:
+def outcome_of(runs: Comparison, problem: Problem, title: str, clients: int) -> Outcome:
     """The table and the claims that follow from the order of the printed figures."""
-    present, name = {r.label for r in found.results}, problem.key
+    present, name = {r.label for r in runs.results}, problem.key
     printed = dict(zip(METHODS, PRINTED[name], strict=True))
     printed_groups: dict[str, tuple[str, str]] = dict(zip(GROUPERS, GROUPS[name], strict=True))
     rows = {}
@@ -100,23 +85,18 @@ def outcome_of(found: Comparison, problem: Problem, title: str, clients: int) ->
             own = "FedAvg" if label == "LG-FedAvg" else label
             if own not in present:
                 continue
-            number, score = grouping_of(found, own)
-            groups = printed_groups.get(method, (None, None))
-            rows[shown] = [
-                (printed[method], ours(metric_of(found, own), problem.factor)),
-                (groups[0], ours(number)),
-                (groups[1], ours(score)),
-                (COSTS.get(name, {}).get(method), numbers_sent(found, own, clients)),
-            ]
+            theirs = printed[method], *printed_groups.get(method, (None, None)), COSTS.get(name, {}).get(method)
+            cells = *problem.cells(runs, own), numbers_sent(runs, own, clients)
+            rows[shown] = list(zip(theirs, cells, strict=True))
     table = beside(title, (problem.metric, "clusters", "ARI", "numbers sent"), rows)
     values = {method: float(text.split()[0]) for method, text in printed.items()}
-    return Outcome([table], claims=order(found, values, problem))
+    return Outcome([table], claims=order(runs, values, problem))
 
 
-def order(found: Comparison, printed: Mapping[str, float], problem: Problem) -> list[Claim]:
+def order(runs: Comparison, printed: Mapping[str, float], problem: Problem) -> list[Claim]:
     """FPFC above or below each other method, as printed; errors are better when they are lower."""
     claims: list[Claim] = []
-    mine, present = metric_of(found, "FPFC"), {r.label for r in found.results}
+    mine, present = metric_of(runs, "FPFC"), {r.label for r in runs.results}
     for method, value in printed.items():
         if method == "FPFC" or value == printed["FPFC"]:
             continue
@@ -124,7 +104,7 @@ def order(found: Comparison, printed: Mapping[str, float], problem: Problem) -> 
             own = "FedAvg" if label == "LG-FedAvg" else label
             if own not in present:
                 continue
-            other = metric_of(found, own)
+            other = metric_of(runs, own)
             above = problem.sign * (printed["FPFC"] - value) > 0
             text = f"FPFC is better than {shown}" if above else f"{shown} is better than FPFC"
             high, low = (mine, other) if above else (other, mine)
@@ -167,79 +147,55 @@ def released(bench: Bench) -> Outcome:
     choice = lam_of(problem.fpfc, GRID[:1] if bench.rehearse else GRID)
     fpfc = tuned_one(bench, "s1-choice-FPFC", trial, choice)
     ours, rounds = {"FPFC": fpfc, "CFL": nine(problem)["CFL"]}, bench.rounds(1000, 2000)
-    found = [
+    parts = [
         *code.released(bench, "s1", problem, rounds, bench.rounds(*code.CFL_ROUNDS)),
-        bench.compare(
-            "s1-beside", problem.model, problem.federation, ours, rounds=rounds, **problem.work, evaluate_every=0
-        ),
+        problem.compare(bench, "s1-beside", ours, rounds=rounds),
         *code.longer(bench, "s1", problem),
     ]
-    outcome = outcome_of(joined(found), problem, "Table 1, S1", problem.federation(bench.seeds[0]).n)
+    outcome = outcome_of(joined(parts), problem, "Table 1, S1", problem.federation(bench.seeds[0]).n)
     outcome.notes += code.NOTES
     return outcome
 
 
-@recipe(
-    "fpfc/table1", "Table 1: nine methods on S1, four clusters of one size", minutes=(2, 240), settings=settings("s1")
-)
-def table1(bench: Bench) -> Outcome:
-    """Do clusters that are found beat one common model, and models trained alone?"""
-    return tabled(bench, "s1", "Table 1, S1")
+TABLES = {  # scenario -> recipe, title, minutes of the full size, question
+    "s1": ("table1", "Table 1: nine methods on S1, four clusters of one size", 240,
+           "Do clusters that are found beat one common model, and models trained alone?"),
+    "s2": ("table-e1", "Table E.1: nine methods on S2, clusters of 10 and 40", 180,
+           "Are small clusters found beside large ones?"),
+    "s3": ("table-e2", "Table E.2: nine methods on S3, two clusters", 180, "Are two clusters found?"),
+    "s4": ("table-e3", "Table E.3: nine methods on S4, one cluster", 120,
+           "What does it cost to look for clusters where there is only one?"),
+    "s5": ("table-e4", "Table E.4: nine methods on S5, every device for itself", 120,
+           "What does it cost to look for clusters where there are none?"),
+}  # fmt: skip
+for key, (name, title, full, about) in TABLES.items():
+    table = case(about, tabled, key, f"{title.split(':')[0]}, {key.upper()}")
+    recipe(f"fpfc/{name}", title, minutes=(2, full), settings=settings(key))(table)
 
 
-@recipe(
-    "fpfc/table-e1", "Table E.1: nine methods on S2, clusters of 10 and 40", minutes=(2, 180), settings=settings("s2")
-)
-def table_e1(bench: Bench) -> Outcome:
-    """Are small clusters found beside large ones?"""
-    return tabled(bench, "s2", "Table E.1, S2")
-
-
-@recipe("fpfc/table-e2", "Table E.2: nine methods on S3, two clusters", minutes=(2, 180), settings=settings("s3"))
-def table_e2(bench: Bench) -> Outcome:
-    """Are two clusters found?"""
-    return tabled(bench, "s3", "Table E.2, S3")
-
-
-@recipe("fpfc/table-e3", "Table E.3: nine methods on S4, one cluster", minutes=(2, 120), settings=settings("s4"))
-def table_e3(bench: Bench) -> Outcome:
-    """What does it cost to look for clusters where there is only one?"""
-    return tabled(bench, "s4", "Table E.3, S4")
-
-
-@recipe(
-    "fpfc/table-e4", "Table E.4: nine methods on S5, every device for itself", minutes=(2, 120), settings=settings("s5")
-)
-def table_e4(bench: Bench) -> Outcome:
-    """What does it cost to look for clusters where there are none?"""
-    return tabled(bench, "s5", "Table E.4, S5")
-
-
-def hbf_settings(scale: Size) -> Sequence[Setting]:
-    return (
-        *without(HBF, "lambda"),
-        Setting("FPFC, FPFC-l1: lambda from", ", ".join(map(str, HBF_GRID)) + " (the paper's [0, 5])", "ours"),
-        Setting("FPFC-l1", "nu 4", "ours"),
-        Setting("rounds of IFCA and CFL", "100 as the others, k = 2; CFL as released 1250, by its cost", "ours"),
-        Setting("tuned by", "validation data of the seed, as all seeds share houses and men; other starts and cohorts",
-                "ours"),
-        *without(without(RIVALS, "FPFC-l1: lambda from"), "tuned by"),
-    )  # fmt: skip
+HBF_SETTINGS = (
+    *without(HBF, "lambda"),
+    Setting("FPFC, FPFC-l1: lambda from", ", ".join(map(str, HBF_GRID)) + " (the paper's [0, 5])", "ours"),
+    Setting("FPFC-l1", "nu 4", "ours"),
+    Setting("rounds of IFCA and CFL", "100 as the others, k = 2; CFL as released 1250, by its cost", "ours"),
+    Setting("tuned by", "validation data of the seed, as all seeds share houses and men; other starts and cohorts",
+            "ours"),
+    *without(without(RIVALS, "FPFC-l1: lambda from"), "tuned by"),
+)  # fmt: skip
 
 
 @recipe(
     "fpfc/table1-hbf", "Table 1, H&BF: nine methods on Housing and Body fat", minutes=(0.5, 0.5),
-    settings=hbf_settings, data=("housing_bodyfat",),
+    settings=HBF_SETTINGS, data=("housing_bodyfat",),
 )  # fmt: skip
 def table1_hbf(bench: Bench) -> Outcome:
     """Do two regressions that have nothing to do with each other come apart?"""
     problem = hbf(bench)
     choose = cache(lambda seed: tuned_nine(bench, "choice", problem, HBF_GRID, HBF_GRID, seed))
-    settings: dict[str, Any] = {**problem.work, "rounds": problem.rounds, "evaluate_every": 0}
-    tuned = bench.compare("hbf", problem.model, problem.federation, choose, **settings)
     of_cfl = bench.rounds(1250, 1250)  # follows from the printed cost
-    found = joined([tuned, *code.released(bench, "hbf", problem, problem.rounds, of_cfl)])
-    outcome = outcome_of(found, problem, "Table 1, H&BF", 8)
-    outcome.claims.append(planted(found, "FPFC", 2, "FPFC finds the planted clusters"))
+    tuned, others = problem.compare(bench, "hbf", choose), code.released(bench, "hbf", problem, problem.rounds, of_cfl)
+    runs = joined([tuned, *others])
+    outcome = outcome_of(runs, problem, "Table 1, H&BF", 8)
+    outcome.claims.append(planted(runs, "FPFC", 2, "FPFC finds the planted clusters"))
     outcome.notes += [HBF_CAVEAT, *(f"seed {seed}: {chosen(choose(seed))}" for seed in bench.seeds), LG_ROW]
     return outcome

@@ -3,27 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import nn
 
-from polyfed.algorithms.apfl import APFL
-from polyfed.algorithms.ditto import Ditto
-from polyfed.algorithms.fedacs import FedACS
-from polyfed.algorithms.fedamp import FedAMP
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedavgft import FedAvgFT
-from polyfed.algorithms.fedbabu import FedBABU
-from polyfed.algorithms.fedper import FedPer
-from polyfed.algorithms.fedprox import FedProx
-from polyfed.algorithms.fedrep import FedRep
-from polyfed.algorithms.fedslr import FedSLR
-from polyfed.algorithms.fpfc import FPFC
-from polyfed.algorithms.local import Local
-from polyfed.algorithms.perfedavg import PerFedAvg
-from polyfed.algorithms.pfedme import PFedMe
-from polyfed.core.algorithm import Algorithm
+import polyfed as pf
+from polyfed.base.typed import seeded
 from polyfed.data import load
-from polyfed.data.federation import Federation
 from polyfed.models import build
 from polyfed_papers.recipes.recipe import Bench, Size
 from polyfed_papers.recipes.said import Setting
@@ -48,25 +32,25 @@ PRINTED = {
 }
 
 
-def methods(scale: Size) -> dict[str, Algorithm]:
+def methods(scale: Size) -> dict[str, pf.Algorithm]:
     """The leaderboard's methods that are here, in its order; FedAvg-FT, FedACS, FPFC, FedSLR; and no federation."""
     lr = RATE[scale]
     return {
-        "FedAvg": FedAvg(lr),
-        "FedAvg-FT": FedAvgFT(lr, finetune_lr=lr),
-        "FedProx": FedProx(lr),
-        "Per-FedAvg": PerFedAvg(lr, alpha=lr),
-        "pFedMe": PFedMe(lr),
-        "Ditto": Ditto(lr),
-        "APFL": APFL(lr),
-        "FedAMP": FedAMP(lr),
-        "FedPer": FedPer(lr),
-        "FedRep": FedRep(lr, head_epochs=1),
-        "FedBABU": FedBABU(lr),
-        "FedACS": FedACS(lr),
-        "FPFC": FPFC(lr),
-        "FedSLR": FedSLR(lr),
-        "Local": Local(lr),
+        "FedAvg": pf.FedAvg(lr),
+        "FedAvg-FT": pf.FedAvgFT(lr, finetune_lr=lr),
+        "FedProx": pf.FedProx(lr),
+        "Per-FedAvg": pf.PerFedAvg(lr, alpha=lr),
+        "pFedMe": pf.PFedMe(lr),
+        "Ditto": pf.Ditto(lr),
+        "APFL": pf.APFL(lr),
+        "FedAMP": pf.FedAMP(lr),
+        "FedPer": pf.FedPer(lr),
+        "FedRep": pf.FedRep(lr, head_epochs=1),
+        "FedBABU": pf.FedBABU(lr),
+        "FedACS": pf.FedACS(lr),
+        "FPFC": pf.FPFC(lr),
+        "FedSLR": pf.FedSLR(lr),
+        "Local": pf.Local(lr),
     }
 
 
@@ -95,7 +79,7 @@ def federation(bench: Bench, partition: str):
     """seed -> Federation; the seed draws the samples (small), the partition and the test samples."""
     data = load("fashion-mnist", bench.data_dir, flat=bench.small, normalise="half")
 
-    def make(seed: int) -> Federation:
+    def make(seed: int) -> pf.Federation:
         some = data
         if bench.small:
             assert data.x_test is not None
@@ -116,8 +100,7 @@ def model(bench: Bench):
         return build("mlp", (784,), 10, seed=seed, hidden=HIDDEN)
 
     def cnn(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return nn.Sequential(
                 nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
                 nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),

@@ -4,40 +4,20 @@ import numpy as np
 import pandas as pd
 
 from polyfed_papers.pfllib import BATCH, PRINTED, federation, methods, model, settings
-from polyfed_papers.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
-from polyfed_papers.recipes.said import beside, curve_figure, ordered, ours
-
-MINUTES = (2, 4200)
-GPU = "one large GPU"
-
-
-@recipe("pfllib/fashion-mnist-pathological", "Leaderboard, Fashion-MNIST, two classes per client", minutes=MINUTES,
-        settings=settings, machine=GPU, data=("fashion_mnist",), middle=True)  # fmt: skip
-def pathological(bench: Bench) -> Outcome:
-    """What does the leaderboard's protocol report with two classes per client, and what a last round that is not chosen
-    by test accuracy?
-    """
-    return _column(bench, "pathological")
-
-
-@recipe("pfllib/fashion-mnist-dirichlet", "Leaderboard, Fashion-MNIST, Dirichlet(0.1)", minutes=MINUTES,
-        settings=settings, machine=GPU, data=("fashion_mnist",), middle=True)  # fmt: skip
-def dirichlet(bench: Bench) -> Outcome:
-    """What does the leaderboard's protocol report with Dirichlet(0.1) classes, and what a last round that is not chosen
-    by test accuracy?
-    """
-    return _column(bench, "dirichlet")
+from polyfed_papers.recipes.drawing import curve_figure
+from polyfed_papers.recipes.recipe import Bench, Outcome, case, curves, metric_of, recipe
+from polyfed_papers.recipes.said import beside, ours, points
 
 
 def _column(bench: Bench, partition: str) -> Outcome:
     contenders = methods(bench.scale)
-    found = bench.compare(
+    runs = bench.compare(
         partition, model(bench), federation(bench, partition), contenders, rounds=bench.rounds(30, 2000, 500),
         local_epochs=1, batch_size=BATCH, evaluate_every=1,
     )  # fmt: skip
-    history, column = curves(found), ("pathological", "dirichlet").index(partition)
+    history, column = curves(runs), ("pathological", "dirichlet").index(partition)
     top = {m: best(history, m, bench.seeds) for m in contenders}
-    last = {m: metric_of(found, m) for m in contenders}
+    last = {m: metric_of(runs, m) for m in contenders}
     rows = {
         m: [(PRINTED[m][column] if m in PRINTED else None, ours(top[m], 100)), (None, ours(last[m], 100))]
         for m in contenders
@@ -46,7 +26,7 @@ def _column(bench: Bench, partition: str) -> Outcome:
     table = beside(f"Fashion-MNIST, {partition}", ("best round, %", "last round, %"), rows, (note,))
     tested = bench.pick(0.02, 0.25)  # of the 70 000
     claims = [
-        ordered(f"best round: {a} above {b}", top[a], top[b], 100, " points", tested)
+        points(f"best round: {a} above {b}", top[a], top[b], tested)
         for a, b in (
             ("FedPer", "FedAvg"), ("FedRep", "FedPer"), ("FedRep", "FedBABU"), ("Ditto", "pFedMe"),
             ("Per-FedAvg", "FedAvg"), ("FedPer", "Per-FedAvg"),
@@ -83,3 +63,12 @@ def _curve(history: pd.DataFrame, label: str) -> tuple[list[float], list[list[fl
     """Rounds, and accuracy in percent per seed."""
     wide = history[history["label"] == label].pivot(index="seed", columns="round", values="accuracy")
     return [float(t) for t in wide.columns], (100 * wide.to_numpy()).tolist()
+
+
+for partition, title, text in (
+    ("pathological", "two classes per client", "two classes per client"), ("dirichlet", *["Dirichlet(0.1)"] * 2)
+):  # fmt: skip
+    recipe(f"pfllib/fashion-mnist-{partition}", f"Leaderboard, Fashion-MNIST, {title}", minutes=(2, 4200),
+           settings=settings, machine="one large GPU", data=("fashion_mnist",), middle=True)(case(
+        f"What does the leaderboard's protocol report with {text}{' classes' * (partition == 'dirichlet')}, and what a "
+        "last round that is not chosen by test accuracy?", _column, partition))  # fmt: skip

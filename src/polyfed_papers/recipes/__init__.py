@@ -40,9 +40,9 @@ def origin(r: Recipe) -> plugins.Plugin | None:
 
 def find(name: str) -> Recipe:
     """One recipe, by its name or one that it also answers to. Raises ConfigError with the nearest name."""
-    known, broken = gather()
-    names = {n: r for r in known.values() for n in (r.name, *r.also)}
+    recipes, broken = gather()
+    names = {n: r for r in recipes.values() for n in (r.name, *r.also)}
     if name not in names:
-        text = f"unknown recipe {name!r}{closest(name, names)}; polyfed reproduce lists all {len(known)}"
+        text = f"unknown recipe {name!r}{closest(name, names)}; polyfed reproduce lists all {len(recipes)}"
         raise ConfigError("; ".join([text, *broken]))
     return names[name]

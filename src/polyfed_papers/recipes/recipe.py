@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from html import escape
 from pathlib import Path
 from time import perf_counter
@@ -57,6 +57,11 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     captions: dict[str, str] = field(default_factory=dict)
 
+    def __add__(self, other: "Outcome") -> "Outcome":
+        parts = (getattr(self, f.name) | getattr(other, f.name) if f.name in ("figures", "captions")
+                 else getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self))  # fmt: skip
+        return Outcome(*parts)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -79,8 +84,8 @@ class Recipe:
 
     def outcome(self, bench: "Bench") -> Outcome:
         """Run it and return what it finds, with how its settings were chosen."""
-        found = self.run(bench)
-        return replace(found, notes=[*found.notes, *bench.tuning()])
+        result = self.run(bench)
+        return replace(result, notes=[*result.notes, *bench.tuning()])
 
     @property
     def counted(self) -> list[int]:
@@ -101,7 +106,12 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(
-    name: str, title: str, *, minutes: tuple[float, float], settings: Callable[[Size], Sequence[Setting]], **more: Any
+    name: str,
+    title: str,
+    *,
+    minutes: tuple[float, float],
+    settings: Sequence[Setting] | Callable[[Size], Sequence[Setting]],
+    **more: Any,
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
     """Register the function below as a `Recipe`; minutes are for (small, paper), and `more` are its other fields."""
 
@@ -111,10 +121,22 @@ def recipe(
             where = " and ".join(f"{r.__qualname__} of {r.__module__}" for r in (other.run, run))
             raise ConfigError(f"recipe: found {name!r} twice, {where}, expected one name for each")
         times = dict(zip(SIZES, minutes, strict=True))
-        RECIPES[name] = Recipe(name, title, run, settings, times, order=len(RECIPES), **more)
+        stated = settings if callable(settings) else lambda _: settings
+        RECIPES[name] = Recipe(name, title, run, stated, times, order=len(RECIPES), **more)
         return run
 
     return add
+
+
+def case(about: str, run: Callable[..., Outcome], *given: Any) -> Callable[["Bench"], Outcome]:
+    """One of the recipes of a function, by what it is given after the bench; `about` is the question."""
+
+    @wraps(run)
+    def one(bench: Bench) -> Outcome:
+        return run(bench, *given)
+
+    one.__doc__ = about
+    return one
 
 
 class Bench:
@@ -207,11 +229,11 @@ class Bench:
     def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
         """The values that validation prefers, by `climb` on seeds that do not count, found once and kept."""
 
-        def found() -> dict[str, Any]:
+        def search() -> dict[str, Any]:
             way = climb(score, ladders, 1 if self.rehearse else trials)
             return {"best": way.best, "trials": len(way.tried), "edges": way.edges}
 
-        kept = self.once(key, found)
+        kept = self.once(key, search)
         self.choices[key] = kept["trials"], kept["edges"]
         return tuple(kept["best"])
 
@@ -428,8 +450,8 @@ def _page(r: Recipe, bench: Bench, outcome: Outcome) -> str:
         ("Notes", f'<ul class="notes">{notes}</ul>' if notes else ""),
         ("Settings", page.table(settings_table(r.settings(bench.scale)), "settings")),
     ]
-    what = f"size {bench.scale} · seeds {', '.join(map(str, bench.seeds))}"
-    return page.page(f"{r.name}: {r.title}", what, f"<p>{escape(r.about)}</p>", sections, f"polyfed reproduce {r.name}")
+    size = f"size {bench.scale} · seeds {', '.join(map(str, bench.seeds))}"
+    return page.page(f"{r.name}: {r.title}", size, f"<p>{escape(r.about)}</p>", sections, f"polyfed reproduce {r.name}")
 
 
 def _slug(text: str) -> str:

@@ -112,9 +112,9 @@ def _line(path: Path, number: int, text: str) -> _Line:
         return next(kind for key, kind in KINDS.items() if key in found).model_validate(found)
     except ValidationError as e:
         first = e.errors()[0]
-        said = "expected a path inside the folder" if first["type"] == "string_pattern_mismatch" else first["msg"]
+        problem = "expected a path inside the folder" if first["type"] == "string_pattern_mismatch" else first["msg"]
         where = ".".join(map(str, first["loc"]))
-        raise RunError(f"{path}: line {number}: {where}: {said[:1].lower()}{said[1:]}") from None
+        raise RunError(f"{path}: line {number}: {where}: {problem[:1].lower()}{problem[1:]}") from None
     except (ValueError, TypeError, StopIteration, RecursionError):
         raise RunError(f"{path}: line {number}: expected {' or '.join(KINDS)}, as JSON") from None
 
@@ -159,8 +159,8 @@ def _numbers(place: Path, scored: bool) -> Table:
         found["common"] = [json.loads(line) for line in (place / "common.jsonl").read_text().splitlines()]
     if scored and (scores := reading.scores(place)) is not None:
         found["about"] = json.loads(reading.text(place / "federation.json"))
-        known = {name: scores[name] for name in ("counts", "id", "class", summary.metric) if name in scores}
-        found["scores"] = {name: values.tolist() for name, values in known.items()}
+        terms = {name: scores[name] for name in ("counts", "id", "class", summary.metric) if name in scores}
+        found["scores"] = {name: values.tolist() for name, values in terms.items()}
     return found
 
 

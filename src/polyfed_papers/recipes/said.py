@@ -1,15 +1,12 @@
 """Tables of a recipe: settings and whose they are, figures beside the printed ones, claims and what decides them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from polyfed.report import intervals
 from polyfed.report.table import Cell, Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Source = Literal["paper", "code", "ours"]
 
@@ -20,6 +17,11 @@ class Setting(NamedTuple):
     key: str
     value: str
     source: Source
+
+
+def listed(values: Iterable[float]) -> str:
+    """Values in a line."""
+    return ", ".join(f"{v:g}" for v in values)
 
 
 def without(settings: Sequence[Setting], *keys: str) -> tuple[Setting, ...]:
@@ -71,14 +73,19 @@ def ordered(
     return decided(text, mean - half, mean + half, intervals.p_value(mean, var, freedom), unit)
 
 
+def points(text: str, higher: np.ndarray, lower: np.ndarray, share: float = 0.0) -> Claim:
+    """`ordered` of shares, whose difference is told in points of a hundred."""
+    return ordered(text, higher, lower, 100, " points", share)
+
+
 def claims_table(claims: Sequence[Claim]) -> Table:
     """Tabulate what was claimed, and what our runs say: each for itself, and all of the table together."""
     marks = {True: "gain", False: "loss", None: "quiet"}
     p = np.array([c.p for c in claims], dtype=float)
     count, clear = int(np.isfinite(p).sum()), intervals.holm(p)
     rows = []
-    for c, known, holds in zip(claims, np.isfinite(p), clear, strict=True):
-        texts = [*(["decided" if holds else "not decided"] if known else ["–"]), *(["edge"] if c.edge else [])]
+    for c, compared, holds in zip(claims, np.isfinite(p), clear, strict=True):
+        texts = [*(["decided" if holds else "not decided"] if compared else ["–"]), *(["edge"] if c.edge else [])]
         rows.append((Cell(c.text), Cell(c.verdict, {}, marks[c.holds]), Cell(c.evidence), Cell(", ".join(texts))))
     notes = (
         f"Holm: whether the difference is still decided at 5 % over all {count} intervals of this table together",
@@ -130,38 +137,12 @@ def beside(
     return Table(title, tuple(heads), tuple(body), tuple(notes))
 
 
-def curve_figure(
-    series: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
-    x: str,
-    y: str,
-    *,
-    log: bool = False,
-    width: float = 4.7,
-    height: float = 3.3,
-) -> "Figure":
-    """A line per label, {label: (x, [seed][point])}: the mean over seeds (of logarithms if log), in their range."""
-    from polyfed.report.style import canvas, legend_name, looks, styled
-
-    own = [label for label in series if label.lower() == "local"]
-    look = looks(list(series), {label: "own" if label in own else "method" for label in series})
-    with styled():
-        figure, (ax,) = canvas(width, height)
-        for label, (at, values) in series.items():
-            v = np.asarray(values, dtype=float)
-            colour, marker, line = look[label]
-            many = len(at) > 25
-            middle = np.exp(np.nanmean(np.log(v), axis=0)) if log else np.nanmean(v, axis=0)
-            ax.plot(
-                at, middle, color=colour, linestyle=line, label=legend_name(label),
-                marker=None if many else marker,
-            )  # fmt: skip
-            if len(v) > 1:
-                ax.fill_between(at, np.nanmin(v, axis=0), np.nanmax(v, axis=0), color=colour, alpha=0.15, linewidth=0)
-        if log:
-            ax.set_yscale("log")
-            ax.yaxis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
-        ax.set_xlabel(x)
-        ax.set_ylabel(y)
-        if len(series) > 1:
-            figure.legend(loc="outside upper left", ncols=min(3, len(series)))
-    return figure
+def told_by(title: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """A table whose machine columns are named by their heads."""
+    names = [h.removesuffix("<") for h in heads]
+    body = (
+        tuple(Cell(c.text, {f"{name} {k}": v for k, v in c.values.items()} or {name: c.text}, c.mark)
+              for name, c in zip(names, row, strict=True))
+        for row in rows
+    )  # fmt: skip
+    return Table(title, tuple(heads), tuple(body))

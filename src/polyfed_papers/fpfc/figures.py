@@ -1,18 +1,25 @@
-"""Figure 1: the path of the devices' models over lambda under four penalties, on a toy with two clusters."""
+"""Figure 1, the path over lambda on a toy of two clusters; Figure 3, how far models are from one another on S1."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.report.style import BLUE, VERMILLION, categories
 from polyfed.report.table import Cell
-from polyfed_papers.fpfc import told_by
+from polyfed.runs.trainer import fit
+from polyfed.runs.watching import Progress
+from polyfed_papers.fpfc import synthetic
+from polyfed_papers.fpfc.stated import SYNTHETIC, sizes
+from polyfed_papers.recipes.drawing import panes
 from polyfed_papers.recipes.recipe import Bench, Outcome, Size, recipe
-from polyfed_papers.recipes.said import Claim, Setting
+from polyfed_papers.recipes.said import Claim, Setting, told_by
 
 DEVICES, SAMPLES = 50, 50
 GRIDS = {  # the figure's scale, and that of (1)
@@ -25,18 +32,15 @@ PENALTIES = {"squared": "squared l2", "l1": "group norm (l1)", "scad": "SCAD", "
 NAMES = {"figure": "sum_i f_i + sum_(i<j) g", "equation": "sum_i f_i + (1/m) sum_(i<j) g, equation (1)"}
 
 
-def settings(scale: Size):
-    return (
-        Setting(
-            "devices", f"{DEVICES} in two clusters, true models -1 and 1, {SAMPLES} samples each, noise 0.1", "ours"
-        ),
-        Setting("f_i", "mean squared error of y = w x, x ~ N(0, 1)", "ours"),
-        Setting("scale", "sum_i f_i + sum_(i<j) g: under (1), with 1/m, the printed lambdas cannot be had", "ours"),
-        Setting("path", "lambda rising, each from the solution before; 400 rounds each, all devices", "ours"),
-        Setting("squared l2", "g = lam ||w_i - w_j||^2, solved as a linear system", "ours"),
-        Setting("rho, a", "1, 3.7", "paper"),
-        Setting("xi", "1e-4; 0 for plain SCAD", "paper"),
-    )
+SETTINGS = (
+    Setting("devices", f"{DEVICES} in two clusters, true models -1 and 1, {SAMPLES} samples each, noise 0.1", "ours"),
+    Setting("f_i", "mean squared error of y = w x, x ~ N(0, 1)", "ours"),
+    Setting("scale", "sum_i f_i + sum_(i<j) g: under (1), with 1/m, the printed lambdas cannot be had", "ours"),
+    Setting("path", "lambda rising, each from the solution before; 400 rounds each, all devices", "ours"),
+    Setting("squared l2", "g = lam ||w_i - w_j||^2, solved as a linear system", "ours"),
+    Setting("rho, a", "1, 3.7", "paper"),
+    Setting("xi", "1e-4; 0 for plain SCAD", "paper"),
+)
 
 
 def toy(seed: int, scale: str) -> pf.Federation:
@@ -79,11 +83,11 @@ def ridge(data: pf.Federation, lam: float) -> np.ndarray:
     return np.linalg.solve(np.diag((x * x).mean(1)) + pull, (x * y).mean(1))
 
 
-@recipe("fpfc/figure1", "Figure 1: the path over lambda on a toy", minutes=(1, 1), settings=settings, seeds=1)
+@recipe("fpfc/figure1", "Figure 1: the path over lambda on a toy", minutes=(1, 1), settings=SETTINGS, seeds=1)
 def figure1(bench: Bench) -> Outcome:
     """Why a nonconvex penalty: which finds the clusters without pulling their models together?"""
     seed = bench.seeds[0]
-    found = {
+    paths = {
         (scale, penalty): bench.once(
             f"{scale}-{penalty}", lambda scale=scale, penalty=penalty: path(bench, scale, penalty, seed)
         )
@@ -91,7 +95,7 @@ def figure1(bench: Bench) -> Outcome:
         for penalty in PENALTIES
     }
     rows, claims = [], []
-    for (scale, penalty), p in found.items():
+    for (scale, penalty), p in paths.items():
         two, one = ([v for v, c in zip(p["lam"], p["clusters"], strict=True) if c == n] for n in (2, 1))
         bias = [np.abs(np.abs(w) - 1).mean() for w, c in zip(p["models"], p["clusters"], strict=True) if c == 2]
         rows.append(
@@ -101,7 +105,7 @@ def figure1(bench: Bench) -> Outcome:
                 Cell(f"{min(bias):.3f} to {max(bias):.3f}" if bias else "–"),
             )
         )  # fmt: skip
-    squared, l1, scad, smooth = (found["figure", penalty] for penalty in PENALTIES)
+    squared, l1, scad, smooth = (paths["figure", penalty] for penalty in PENALTIES)
     merged = next((v for v, c in zip(l1["lam"], l1["clusters"], strict=True) if c == 1), None)
     at = {v: (c, w) for v, c, w in zip(scad["lam"], scad["clusters"], scad["models"], strict=True)}
     if not bench.rehearse:
@@ -120,7 +124,7 @@ def figure1(bench: Bench) -> Outcome:
             Claim("smoothing SCAD changes nothing that can be seen", apart < 0.01,
                   f"largest difference of a device's model at any lambda: {apart:.1e}"),
         ]  # fmt: skip
-    figures = {"figure1": panels(found, "figure"), "figure1-equation": panels(found, "equation")}
+    figures = {"figure1": panels(paths, "figure"), "figure1-equation": panels(paths, "equation")}
     heads = ("cost<", "penalty<", "two clusters at", "one cluster from", "distance from ±1 with two")
     notes = [
         "the scale of the figure is not that of (1): with 1/m the group norm merges everything at 4, and SCAD leaves "
@@ -130,15 +134,11 @@ def figure1(bench: Bench) -> Outcome:
     return Outcome([told_by("Paths over lambda", heads, rows)], figures, claims, notes)
 
 
-def panels(found: dict[tuple[str, str], dict[str, Any]], scale: str) -> Figure:
+def panels(paths: dict[tuple[str, str], dict[str, Any]], scale: str) -> Figure:
     """Every device's model against lambda, a panel per penalty."""
-    from polyfed.report.style import BLUE, VERMILLION, styled
-
-    with styled():
-        figure = Figure(figsize=(7.2, 5.2), layout="constrained")
-        axes = figure.subplots(2, 2, sharey=True, sharex=True)
+    with panes(7.2, 5.2, 2, 2, sharey=True, sharex=True) as (figure, axes):
         for ax, (penalty, name) in zip(axes.flat, PENALTIES.items(), strict=True):
-            p = found[scale, penalty]
+            p = paths[scale, penalty]
             w = np.array(p["models"])
             for i in range(w.shape[1]):
                 ax.plot(p["lam"], w[:, i], color=VERMILLION if i % 2 else BLUE, linewidth=0.6, alpha=0.5)
@@ -147,4 +147,80 @@ def panels(found: dict[tuple[str, str], dict[str, Any]], scale: str) -> Figure:
             ax.set_xlabel("lambda")
         for ax in axes[:, 0]:
             ax.set_ylabel("devices' models")
+    return figure
+
+
+SHOWN = (0, 5, 50, 600)
+
+
+def settings_of_figure3(scale: Size):
+    lam = Setting("lambda", "0.7", "ours") if scale == "small" else Setting("lambda", "0.6", "paper")
+    tsne = Setting("t-SNE", "of the models, exact, perplexity 30 or a third of the devices, random start", "ours")
+    return (sizes(scale), Setting("rounds shown", ", ".join(map(str, SHOWN)), "paper"), lam, tsne, *SYNTHETIC)
+
+
+def train(bench: Bench, seed: int) -> dict[str, Any]:
+    """distances [round][m][m], places [round][m][2], clusters found and true [m]."""
+    from sklearn.manifold import TSNE
+
+    problem, weights = synthetic(bench), {}
+    data, model = problem.federation(seed), problem.model(seed)
+    rounds = bench.rounds(SHOWN[-1], SHOWN[-1])
+    start = np.concatenate([q.detach().numpy().ravel() for q in model.parameters()])
+    weights[0] = np.tile(start, (data.n, 1))
+
+    def look(progress: Progress) -> None:
+        if progress.round in (*SHOWN, rounds):
+            weights[progress.round] = progress.run.trained.server["w"].cpu().numpy().copy()
+
+    fpfc = replace(problem.fpfc, lam=bench.pick(0.7, 0.6))
+    run = fit(model, data, fpfc, rounds=rounds, seed=seed, evaluate_every=0, device=bench.device, callbacks=[look],
+              **problem.work)  # fmt: skip
+    place = TSNE(perplexity=min(30, data.n / 3), init="random", method="exact", random_state=seed)
+    assert run.clusters is not None
+    return {
+        "rounds": list(weights),
+        "distances": [np.linalg.norm(w[:, None] - w[None], axis=2) for w in weights.values()],
+        "places": [place.fit_transform(w.astype(float)) for w in weights.values()],
+        "found": run.clusters,
+        "true": data.clusters,
+    }
+
+
+@recipe("fpfc/figure3", "Figure 3: distances and t-SNE of the devices' models on S1", minutes=(1, 20),
+        settings=settings_of_figure3, seeds=1)  # fmt: skip
+def figure3(bench: Bench) -> Outcome:
+    """Do the devices' models come together in their clusters, and only there?"""
+    seed = bench.seeds[0]
+    run = bench.once(f"seed{seed}", lambda: train(bench, seed))
+    true, last = np.array(run["true"]), np.array(run["distances"][-1])
+    same = (true[:, None] == true[None]) & ~np.eye(len(true), dtype=bool)
+    across = true[:, None] != true[None]
+    number, score = len(set(run["found"])), adjusted_rand_score(true, run["found"])
+    within, apart = last[same].max(), last[across].min()
+    claims = [
+        Claim(f"four groups at round {run['rounds'][-1]}", bool(number == 4 and score == 1),
+              f"clusters {number}, ARI {score:.2f}"),
+        Claim("devices of one cluster are nearer to each other than to any other", bool(within < apart),
+              f"farthest two of a cluster {within:.3g}, nearest two of different ones {apart:.3g}"),
+    ]  # fmt: skip
+    notes = ["at round 0 all models are one: their places by t-SNE are noise, as any t-SNE of equal points"]
+    return Outcome(figures={"figure3": distances(run)}, claims=claims, notes=notes)
+
+
+def distances(run: dict[str, Any]) -> Figure:
+    """Above the distances of the devices' models, below their places by t-SNE, coloured by true cluster."""
+    true = np.array(run["true"])
+    colours = np.array(categories(true.max() + 1))[true]
+    with panes(9.2, 4.8, 2, len(run["rounds"])) as (figure, axes):
+        most = max(np.max(d) for d in run["distances"])
+        for (top, low), t, d, place in zip(axes.T, run["rounds"], run["distances"], run["places"], strict=True):
+            top.imshow(d, cmap="viridis", vmin=0, vmax=most)
+            xy = np.array(place)
+            low.scatter(xy[:, 0], xy[:, 1], c=colours, s=14)
+            top.set_title(f"round {t}")
+            top.grid(False)
+            low.set(xticks=[], yticks=[], xlabel="t-SNE")
+        axes[0, 0].set_ylabel("device")
+        figure.colorbar(axes[0, -1].images[0], ax=axes[0, -1], label="distance of two models")
     return figure
