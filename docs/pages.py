@@ -162,7 +162,7 @@ def method(cls: Any) -> str:
         lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
         parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
     parts += ["## What it sends", traffic(cls), "## Local steps", prose(describe.steps(cls))]
-    parts += ["## Adapters", prose(describe.adapters(cls))] if cls.linear or cls.adapter else []
+    parts += ["## Adapters", prose(describe.adapters(cls))] if cls.linear_claims or cls.adapter_train else []
     if proving := describe.certificates(cls):
         parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
         certificates = (line.partition(": ")[::2] for line in proving)

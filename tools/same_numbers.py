@@ -92,7 +92,7 @@ WITH_CNN = ("FedAvg", "Scaffold", "FedRep", "FPFC", "FedSLR", "IFCA")
 
 
 def fit(model: nn.Module, federation: pf.Federation, method: Any, **settings: Any) -> pf.Run:
-    adapter = f"lora:r=2,train={method.adapter}" if method.adapter else None
+    adapter = f"lora:r=2,train={method.adapter_train}" if method.adapter_train else None
     return pf.fit(model, federation, method, adapter=adapter, **settings)
 
 

@@ -43,7 +43,7 @@ def layer(model: nn.Module) -> LoRA:
 def fit(method: pf.Algorithm, sites=SITES, rounds: int = 1, b: float = 0.0, **settings) -> pf.Run:
     fed = pf.Federation.from_arrays(sites, test_fraction=0.0, classes=C)
     given = {"batch_size": None, "local_steps": 4, "dtype": torch.float64, "evaluate_every": 0} | settings
-    return pf.fit(net(method.adapter or "factors", b), fed, method, rounds=rounds, **given)
+    return pf.fit(net(method.adapter_train or "factors", b), fed, method, rounds=rounds, **given)
 
 
 def deployed(run: pf.Run, client: int = 0) -> torch.Tensor:
@@ -219,7 +219,7 @@ def test_a_layer_as_narrow_as_the_rank_is_no_special_case(method):
     one = pf.Federation.from_arrays([SITES[0]], test_fraction=0.0, classes=C)
     torch.manual_seed(0)
     narrow = nn.Sequential(nn.Linear(K, R), nn.Tanh(), nn.Linear(R, R), nn.Linear(R, C)).double()
-    settings = {"batch_size": None, "dtype": torch.float64, "adapter": f"lora:r={R},train={method.adapter}"}
+    settings = {"batch_size": None, "dtype": torch.float64, "adapter": f"lora:r={R},train={method.adapter_train}"}
     runs = [pf.fit(narrow, data, method, rounds=3, **settings) for data in (fed, one)]
     assert torch.allclose(*[deployed(run) for run in runs], rtol=0, atol=1e-12)
 
@@ -262,7 +262,7 @@ def test_a_model_without_such_factors_is_refused(method):
     plain = nn.Sequential(nn.Linear(K, M), nn.Linear(M, C))
     fed = pf.Federation.from_arrays(SITES, test_fraction=0.0)
     for model in (plain, adapted(plain, "lora:r=2")):
-        with pytest.raises(ModelError, match=f"expected an adapter such as lora:r=8,train={method.adapter}"):
+        with pytest.raises(ModelError, match=f"expected an adapter such as lora:r=8,train={method.adapter_train}"):
             pf.fit(model, fed, method, rounds=1)
 
 

@@ -14,7 +14,7 @@ METHODS = {
     for name, cls in sorted(REGISTRY.items())
     if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")
     and name not in ("fedbn", "fedem", "fedrc", "knn-per")  # no chains
-    and not cls.adapter
+    and not cls.adapter_train
 } | {"per-fedavg(exact)": pf.PerFedAvg(order="exact"), "gpgd(low rank)": pf.GPGD(lam=0.5)}
 
 

@@ -158,8 +158,8 @@ def kind_of(method: Algorithm) -> str:
     features."""
     if type(method).__name__ == "FedBN":
         return "norm"
-    if method.adapter:
-        return method.adapter
+    if method.adapter_train:
+        return method.adapter_train
     if type(method).__name__ in ("FedEM", "FedRC"):
         return "mixture" if type(method).__name__ == "FedEM" else "class mixture"
     if type(method).__name__ == "KNNPer":
@@ -176,7 +176,7 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
     kind = (
         f"{usual} cnn" if kind == "cnn" and usual in ("norm", "mixture", "class mixture", "memory") else kind or usual
     )
-    kind = method.adapter or kind
+    kind = method.adapter_train or kind
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)
 

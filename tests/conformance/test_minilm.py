@@ -56,8 +56,8 @@ def network(outputs: int, adapter: str) -> nn.Sequential:
 
 def network_of(method: Algorithm, outputs: int = stage.CLASSES) -> nn.Module:
     """With an update of query and value, a chart unless the method has another; or what a method needs in its place."""
-    if method.adapter:
-        return network(outputs, f"{LORA},train={method.adapter}")
+    if method.adapter_train:
+        return network(outputs, f"{LORA},train={method.adapter_train}")
     chart = network(outputs, LORA)
     other = copy.deepcopy(chart)
     for q in other.parameters():

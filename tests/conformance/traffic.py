@@ -47,7 +47,7 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         share = float(layout.mask("head" if name == "LGFedAvg" else "body").double().mean())
         assert 0 < share < 1
         return Stated(share, share)
-    if method.adapter:
+    if method.adapter_train:
         return _of_factors(method, layout)
     if name == "FedBN":
         share = 1 - float(layout.mask("norm").double().mean())

@@ -42,8 +42,8 @@ def fit(method, fed=LABELS, *, outputs: int = 3, rounds: int = 6, model: nn.Modu
     torch.manual_seed(5)
     norm = [nn.LayerNorm(8)] if method.name == "fedbn" else []
     model = model or nn.Sequential(nn.Linear(36, 8), *norm, nn.Linear(8, outputs))
-    if method.adapter:
-        settings |= {"adapter": f"lora:r=2,train={method.adapter}"}
+    if method.adapter_train:
+        settings |= {"adapter": f"lora:r=2,train={method.adapter_train}"}
     if method.name in ("fedem", "fedrc"):
         model = Mixture(model, copy.deepcopy(model), classes=outputs if method.name == "fedrc" else None)
     if method.name == "knn-per":

@@ -45,13 +45,13 @@ def model(kind: str) -> nn.Module:
 
 def words(cls) -> str | None:
     """The adapter that a method is for."""
-    return f"lora:r=2,train={cls.adapter}" if cls.adapter else None
+    return f"lora:r=2,train={cls.adapter_train}" if cls.adapter_train else None
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("cls", METHODS, ids=lambda c: c.name)
 def test_cuda_agrees_with_the_cpu(cls, kind):
-    if cls.adapter and kind == "cnn":
+    if cls.adapter_train and kind == "cnn":
         pytest.skip("an adapter is for linear layers below the last")
     settings = {"rounds": 2, "batch_size": 8, "dtype": torch.float64, "adapter": words(cls)}
     cpu = pf.fit(model(kind), federation(), cls(), device="cpu", **settings)

@@ -44,7 +44,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
     sites = Sites(tmp_path, data, names=NAMES)
     wire = Between(sites)
     tables = '[columns]\nstandardise = "client"\n[model]\nname = "mlp"\nhidden = [5]'
-    if words := REGISTRY[method].adapter:
+    if words := REGISTRY[method].adapter_train:
         tables += f'\nadapter = "lora:r=2,train={words}"'
     file = experiment(tmp_path / "study.toml", f'name = "{method}"', tables, rounds=2)
     at_sites(file, sites, wire)

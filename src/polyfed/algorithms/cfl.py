@@ -53,8 +53,8 @@ class CFL(Clustered):
     the clients decides their side.
     """
 
-    linear = "its cosines between updates, and so its clusters,"
-    chart = True
+    linear_claims = "its cosines between updates, and so its clusters,"
+    linear_only = True
 
     lr: float = setting(0.1, source="code", doc="Step size of local SGD.")
     eps1: float = setting(

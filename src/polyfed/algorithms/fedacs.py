@@ -74,8 +74,8 @@ class FedACS(Personal):
     parameters, 400 with 100 000).
     """
 
-    linear = "its similarities between models"
-    chart = True
+    linear_claims = "its similarities between models"
+    linear_only = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     quantile: float | None = setting(

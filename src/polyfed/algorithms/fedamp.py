@@ -42,8 +42,8 @@ def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
 class Mixed(Personal, abstract=True):
     """Base: the server keeps n models and sends each client its own mixture u_i of them."""
 
-    linear = "its distances and cosines between models"
-    chart = True
+    linear_claims = "its distances and cosines between models"
+    linear_only = True
 
     lr: float
 

@@ -30,7 +30,7 @@ class FedAvg(Algorithm):
         "takes every client's upload to the server, where the sum is enough without.",
     )
 
-    linear = "its means"
+    linear_claims = "its means"
 
     def init_server(self, task, w0, n) -> State | Server:
         error = noted(places(task.layout, self)) | {"error": w0.new_zeros(())} if self.aggregation_error else {}

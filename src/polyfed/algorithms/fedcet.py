@@ -72,8 +72,8 @@ class FedCET(Personal):
     figure shows, but every single x_i by 0.938.
     """
 
-    linear = "its linear rate and its exact optimum"
-    chart = True
+    linear_claims = "its linear rate and its exact optimum"
+    linear_only = True
 
     lr: float | Literal["adaptive", "paper"] = setting(
         "adaptive",

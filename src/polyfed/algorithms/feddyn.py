@@ -20,8 +20,8 @@ class FedDyn(Algorithm):
     All duals start at zero, and g_i -> grad f_i(x*). The clients count equally, whatever their number of samples.
     """
 
-    linear = "its exact optimum"
-    chart = True
+    linear_claims = "its exact optimum"
+    linear_only = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     alpha: float = setting(

@@ -41,8 +41,8 @@ class FedLin(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    linear = "its linear rate and its exact optimum"
-    chart = True
+    linear_claims = "its linear rate and its exact optimum"
+    linear_only = True
 
     lr: float = setting(
         0.5,

@@ -28,7 +28,7 @@ class FedSALoRA(Partial):
     )
 
     name = "fedsa-lora"
-    adapter = "factors"
+    adapter_train = "factors"
 
     def shared(self, layout):
         layers = places(layout, self).values()

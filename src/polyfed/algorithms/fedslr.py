@@ -67,8 +67,8 @@ class FedSLR(LowRank):
         "mixed", source="paper", doc='"mixed": w + p_i; "gkr": w alone, the paper\'s global knowledge representation.'
     )
 
-    linear = "the singular values that it shrinks, and so its ranks,"
-    chart = True
+    linear_claims = "the singular values that it shrinks, and so its ranks,"
+    linear_only = True
     p_init: Literal["zeros", "weights"] = setting(
         "zeros",
         source="ours",

@@ -23,8 +23,8 @@ class FedTrack(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    linear = "its linear rate and its exact optimum"
-    chart = True
+    linear_claims = "its linear rate and its exact optimum"
+    linear_only = True
 
     lr: float = setting(0.1, source="ours", doc="Local step size.")
 

@@ -27,8 +27,8 @@ class FeSEM(Clustered):
     trained models, each the farthest from those before. The released code clusters on one chosen layer.
     """
 
-    linear = "its distances between models, and so its clusters,"
-    chart = True
+    linear_claims = "its distances between models, and so its clusters,"
+    linear_only = True
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(

@@ -26,7 +26,7 @@ class FFALoRA(Algorithm):
     weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "ffa-lora"
-    adapter = "factors"
+    adapter_train = "factors"
 
     def init_server(self, task, w0, n):
         return {"w": w0, **noted(places(task.layout, self))}

@@ -34,7 +34,7 @@ class FlexLoRA(Ranked):
     )
     weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
-    adapter = "factors"
+    adapter_train = "factors"
 
     def local_update(self, task, client, down, data, round):
         keep = self._keep(task, down)

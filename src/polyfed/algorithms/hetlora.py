@@ -35,7 +35,7 @@ class HetLoRA(Ranked):
     lam: float = setting(0.01, ge=0, source="ours", doc="Weight of the penalty on the tails.")
     gamma: float = setting(0.99, gt=0, le=1, source="ours", doc="Where the tail begins; 1: there is none.")
 
-    adapter = "factors"
+    adapter_train = "factors"
 
     def init_client(self, task, w0):
         return {"rank": w0.new_tensor([place.r for place in places(task.layout, self).values()])}

@@ -22,7 +22,7 @@ class RoLoRA(Algorithm):
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
 
-    adapter = "factors"
+    adapter_train = "factors"
     needs = Needs(synchronous="averages B in one round and A in the next")
 
     def init_server(self, task, w0, n):

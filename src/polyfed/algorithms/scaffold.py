@@ -22,8 +22,8 @@ class Scaffold(Algorithm):
     Karimireddy et al. (2020), Algorithm 1.
     """
 
-    linear = "its fixed point and its rate"
-    chart = True
+    linear_claims = "its fixed point and its rate"
+    linear_only = True
 
     lr: float = setting(0.1, source="ours", doc="Local step size.")
     server_lr: float = setting(1.0, ge=0, source="paper", doc="Global step size.")

@@ -70,7 +70,7 @@ def portrait(name: str) -> RenderableType:
         words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
         parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]
         parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
-        parts += [Text("\nAdapters", "bold"), Text(adapters(cls))] if cls.linear or cls.adapter else []
+        parts += [Text("\nAdapters", "bold"), Text(adapters(cls))] if cls.linear_claims or cls.adapter_train else []
     if row := RELEASED.get(cls.name):
         parts += [Text("\nAs released  (--as-released)", "bold"), Text(row.words())]
     if proofs := certificates(cls):
@@ -123,11 +123,11 @@ def steps(cls: type[Algorithm]) -> str:
 
 def adapters(cls: type[Algorithm]) -> str:
     """The adapter that it is for, or under which parametrisation of one its guarantee holds."""
-    if cls.adapter:
-        return f"For adapters of two trained factors alone: --adapter lora:r=8,train={cls.adapter}."
+    if cls.adapter_train:
+        return f"For adapters of two trained factors alone: --adapter lora:r=8,train={cls.adapter_train}."
     return (
-        f"With the model's own parameters and on a chart (--adapter lora) {cls.linear} are those of the updates "
-        "themselves; with train=factors they are not" + (", and dora is refused." if cls.chart else ", nor with dora.")
+        f"With the model's own parameters and on a chart (--adapter lora) {cls.linear_claims} are those of the updates "
+        f"themselves; with train=factors they are not, {'and dora is refused' if cls.linear_only else 'nor with dora'}."
     )
 
 

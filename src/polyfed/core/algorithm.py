@@ -48,9 +48,9 @@ class Contender(Configured):
     table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
     needs: Needs = Needs()  # no field, as this class is no dataclass
-    linear: str = ""  # its claims about models that hold where updates are linear in the vector
-    chart: bool = False  # True: it refuses adapters that are not linear, for their sake
-    adapter: str = ""  # the `train` that a method for LoRA adapters needs
+    linear_claims: str = ""  # what it promises of models that are linear in the trained vector alone, as a phrase
+    linear_only: bool = False  # True: adapters that are not linear in what they train, such as dora, are refused
+    adapter_train: str = ""  # of a method for LoRA adapters alone: the `train` that theirs must have
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):

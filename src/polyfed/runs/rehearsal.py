@@ -98,8 +98,8 @@ def sums_instead(algorithm: Algorithm) -> str:
 
 def taken(algorithm: Algorithm, *nets: nn.Module) -> nn.Module:
     """The first net that a method does not refuse, or the first of all; with an adapter for a method for adapters."""
-    if algorithm.adapter:
-        return adapted(nets[0], f"lora:r=2,train={algorithm.adapter}")
+    if algorithm.adapter_train:
+        return adapted(nets[0], f"lora:r=2,train={algorithm.adapter_train}")
     for net in nets:
         task = Task(net, device="cpu")
         with suppress(PolyfedError):

@@ -414,8 +414,8 @@ def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work
     """What the method refuses, said before anything is written; a server's state may be larger than memory."""
     if schedule.late(federation.n):
         refuse_late(algorithm, federation.n)
-    if (algorithm.chart or algorithm.adapter) and (layer := bent(task.model)) is not None:
-        train = f",train={algorithm.adapter}" if algorithm.adapter else ""
+    if (algorithm.linear_only or algorithm.adapter_train) and (layer := bent(task.model)) is not None:
+        train = f",train={algorithm.adapter_train}" if algorithm.adapter_train else ""
         raise ConfigError(
             f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one "
             f"such as lora:r=8{train} for {algorithm.name}"

@@ -252,7 +252,7 @@ class Place(Setting):
             if self.depth == "probe":
                 return nn.Linear(pool.pooled.shape[1], outputs)
             net = (Sentence if self.data == "sentences" else Picture)(pool.net, outputs)
-        train = cls.adapter or ("factors" if cls.name == "fedavg" else "chart")
+        train = cls.adapter_train or ("factors" if cls.name == "fedavg" else "chart")
         return adapted(net, f"lora:r={RANK},train={train}", seed)
 
     @property

@@ -49,10 +49,10 @@ def places(layout: Layout, method: Algorithm) -> dict[str, Place]:
     for name in (name for name in pairs if f"{name}.g" not in shapes):  # which DoRA's lengths are
         (r, k), (m, _) = shapes[f"{name}.A"], shapes[f"{name}.B"]
         layers[name] = Place(starts[f"{name}.A"], starts[f"{name}.B"], starts.get(f"{name}.R", -1), r, m, k)
-    if not layers or (method.adapter == "residual") != all(place.merged >= 0 for place in layers.values()):
+    if not layers or (method.adapter_train == "residual") != all(place.merged >= 0 for place in layers.values()):
         raise ModelError(
             f"model: found no low-rank updates to train as {method.name} does, expected an adapter such as "
-            f"lora:r=8,train={method.adapter or 'factors'}"
+            f"lora:r=8,train={method.adapter_train or 'factors'}"
         )
     return layers
 
@@ -161,7 +161,7 @@ class Merging(Algorithm, abstract=True):
     fewer numbers than R. A layer of which nothing has been merged sends nothing of R.
     """
 
-    adapter = "residual"
+    adapter_train = "residual"
     weighted: bool
     made = "R"  # parts of a layer that clients make themselves, and the message "w" leaves out
 

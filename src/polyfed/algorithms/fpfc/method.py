@@ -48,8 +48,8 @@ class FPFC(Algorithm):
     device-dual; `plan` says how much.
     """
 
-    linear = "its distances between models, and so its clusters,"
-    chart = True
+    linear_claims = "its distances between models, and so its clusters,"
+    linear_only = True
 
     lr: float = setting(0.1, source="paper", doc="Step size of the local solve.")
     lam: float = setting(
