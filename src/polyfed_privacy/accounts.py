@@ -24,7 +24,7 @@ def epsilon_of(rho: float, delta: float) -> float:
         return (1 + a) * rho - math.log1p(1 / a) - (math.log(delta) + math.log1p(a)) / a
 
     minimize_scalar: Any = import_module("scipy.optimize").minimize_scalar  # slow to import
-    near = math.log(max(1e-6, math.sqrt(math.log(1 / delta) / rho)))
+    near = math.log(max(1e-6, math.sqrt(math.log(1 / delta) / rho)))  # 0 at delta = 1
     least = minimize_scalar(bound, bounds=(near - 6, near + 6), method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(least.fun))
 

@@ -44,7 +44,7 @@ class FedExP(Algorithm):
     def aggregate(self, server, up, round):
         weights = round.samples if self.weighted else None
         dw, square = up.mean("dw", weights), up.mean("square", weights)
-        length = (dw.square().sum() + self.eps).clamp(min=torch.finfo(dw.dtype).tiny)
+        length = (dw.square().sum() + self.eps).clamp(min=torch.finfo(dw.dtype).tiny)  # eps may be 0
         step = (square / (2 * length)).clamp(min=1)
         return {"w": server["w"] + step * dw, "before": server["w"]}
 

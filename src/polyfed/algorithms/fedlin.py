@@ -13,7 +13,7 @@ from polyfed.core.algorithm import Algorithm, Down, Needs, State
 
 def top_k(v: Tensor, fraction: float) -> State:
     """The k = ceil(fraction p) entries of largest magnitude in each row of v: [s, p], and their positions."""
-    k = math.ceil(fraction * v.shape[-1] - 1e-9)
+    k = math.ceil(fraction * v.shape[-1] - 1e-9)  # 0.07 * 100 is 7.000000000000001
     at = v.abs().topk(k).indices.sort().values
     return {"values": v.gather(-1, at), "at": at.to(torch.int32)}
 

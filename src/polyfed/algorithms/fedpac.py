@@ -88,7 +88,7 @@ def mixtures(H: Tensor, v: Tensor, least: float) -> Tensor:
     """[m, m]: in row i the shares of all heads for client i. H: [m, q], v: [m]"""
     from scipy.optimize import nnls  # slow to import
 
-    points, spread, shares = H.double().cpu().numpy(), v.double().cpu().numpy().clip(1e-12), []
+    points, spread, shares = H.double().cpu().numpy(), v.double().cpu().numpy().clip(1e-12), []  # else singular
     for mine in points:
         # min a'Qa over the simplex: a is y / sum y for the y >= 0 that minimises y'Qy / 2 - sum y
         away = points - mine

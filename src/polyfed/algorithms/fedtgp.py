@@ -55,7 +55,7 @@ class FedTGP(Pulled):
         for _ in range(self.server_steps):
             inner = e @ U.T + u
             P = inner.relu() @ V.T + v
-            far = (m[:, None] - P).square().sum(2).clamp_min(1e-12).sqrt()
+            far = (m[:, None] - P).square().sum(2).clamp_min(1e-12).sqrt()  # a divisor below
             slope = share[:, None] * (own - (-far - margin * own).softmax(1)) / far  # of the loss by far, over far
             by_P = slope.sum(0)[:, None] * P - slope.T @ m
             by_inner = by_P @ V * (inner > 0)

@@ -23,7 +23,7 @@ def client_keys(names: Sequence[str]) -> np.ndarray:
 
 def mix(*values: int | np.ndarray) -> np.ndarray:
     """Hash integers or uint64 arrays that broadcast into uint64 (the splitmix64 finaliser, applied once per value)."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # products wrap around, as the hash has them
         h = np.uint64(0x9E3779B97F4A7C15)
         for value in values:
             v = (

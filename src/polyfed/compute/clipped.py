@@ -55,7 +55,7 @@ def _row_by_row(task: Task, w: Tensor, x: Tensor, y: Tensor, factor: Tensor, cli
         assert isinstance(squares, Tensor)
         scale = shrink(factor[at] * squares.sqrt(), clip) * factor[at]
         for view, g in zip(into, each, strict=True):
-            view.add_(weighted_sum(scale, g.double().nan_to_num(0, 0, 0)))
+            view.add_(weighted_sum(scale, g.double().nan_to_num(0, 0, 0)))  # 0 times infinity is NaN
     return total
 
 

@@ -28,7 +28,7 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
                 totals[name] = torch.zeros(len(w), dtype=torch.float64, device=w.device)
             totals[name].index_add_(0, rows, v.double())
     counts = split.counts[clients]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 of clients without samples
         means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
     means |= {m.name: np.sqrt(means[m.name]) for m in task.scores if m.root and m.name in means}
     # NaN for a client without samples, or where a metric has no value

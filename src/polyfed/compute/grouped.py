@@ -48,7 +48,7 @@ def grouped_pass(
         return partial(_inside, module, owned, s, drawn, draws.count)
 
     with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), watch or nullcontext():
-        output: Tensor = module(x.flatten(0, 1).clone())
+        output: Tensor = module(x.flatten(0, 1).clone())  # a model may write to its input
         made = [output] if watch is None else [output, watch.entered()]
     return tuple(t.view(s, -1, *t.shape[1:]) for t in made)
 

@@ -36,7 +36,7 @@ def stacked_pass(
     def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> tuple[Tensor, ...]:
         named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
         with Many(Key(*key) if key else None), watch or nullcontext():
-            output = torch.func.functional_call(module, named, (x.clone(),))
+            output = torch.func.functional_call(module, named, (x.clone(),))  # a model may write to its input
         return (output,) if watch is None else (output, watch.entered())
 
     # keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn

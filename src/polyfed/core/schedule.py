@@ -123,7 +123,7 @@ class Uniform(Schedule):
         int
             At least 1.
         """
-        return max(1, floor(self.fraction * n + 1e-9))
+        return max(1, floor(self.fraction * n + 1e-9))  # 0.29 * 100 is 28.999999999999996
 
     def replies(self, n: int) -> int:
         return self.size(n)

@@ -279,7 +279,7 @@ def chunks(
     taken, full = work.taken(counts, t, keys, seed), work.batch_size is None
     order = np.argsort(-counts, kind="stable") if full and parts is None else np.lexsort((-counts, -taken))
     if parts is not None:
-        k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9
+        k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9  # a sum > 0
         place = ((np.cumsum(cost) - cost / 2) * k / cost.sum()).astype(int)
         groups = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
     # smaller full batches need not be alike: padding them costs less than another call

@@ -303,7 +303,7 @@ def _only(codes: np.ndarray, site: np.ndarray, y: np.ndarray, rare: float) -> It
     """(code, class, its first row) of every code that one class alone has, where that is rare by chance."""
     table = np.zeros((site.max() + 1, int(codes.max()) + 1, y.max() + 1))
     np.add.at(table, (site, codes.astype(int), y), 1)
-    share = np.log(np.maximum(table.sum(1) / table.sum((1, 2))[:, None], 1e-300))
+    share = np.log(np.maximum(table.sum(1) / table.sum((1, 2))[:, None], 1e-300))  # 0 has no log
     for v, rows in enumerate(table.sum(0)):
         k = int(rows.argmax())
         if rows.sum() == rows[k] and (table[:, v, k] * share[:, k]).sum() < math.log(rare / len(table[0])):

@@ -21,7 +21,7 @@ def total(sums: Sequence[np.ndarray]) -> np.ndarray:
 def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The deviation of every column; that of a constant one is 1."""
     std = np.sqrt(variance)
-    return np.where(std <= 1e-12 * np.abs(mean), 1.0, std)
+    return np.where(std <= 1e-12 * np.abs(mean), 1.0, std)  # below that it is rounding of a constant
 
 
 def filling(rows: Sequence[np.ndarray]) -> np.ndarray:

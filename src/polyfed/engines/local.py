@@ -144,7 +144,7 @@ class LocalEngine:
         self._old = []
 
     def abandon(self) -> None:
-        for ids, rows in reversed(self._old):
+        for ids, rows in reversed(self._old):  # a row written twice gets its first numbers back
             self.rows.scatter(ids, rows)
         self._new, self._old = [], []
 

@@ -94,7 +94,7 @@ class Predictions:
     def log_odds(self) -> np.ndarray:
         """[b] the log-odds of the second of two classes."""
         if self.threshold == 0.5:
-            p = self.probabilities[:, 1].clip(1e-15, 1 - 1e-15)
+            p = self.probabilities[:, 1].clip(1e-15, 1 - 1e-15)  # the log-odds of 0 and 1 are infinite
             return np.log(p / (1 - p))
         return self.ranking[:, 1]
 

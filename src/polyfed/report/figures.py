@@ -175,7 +175,7 @@ def _said(gain: Interval, scale: words.Scale) -> str:
 
 def _limits(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, float]:
     """A range that a few very wide intervals (two seeds) cannot stretch beyond three times the range of the means."""
-    reach = 3 * max(float(np.abs(mean).max()), 1e-12)
+    reach = 3 * max(float(np.abs(mean).max()), 1e-12)  # an axis has a length
     bottom = max(float(np.nanmin(np.append(low, mean.min()))), -reach)
     top = min(float(np.nanmax(np.append(high, mean.max()))), reach)
     pad = 0.05 * (top - bottom or 1.0)

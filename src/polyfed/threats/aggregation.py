@@ -70,7 +70,7 @@ def gram(values: Tensor) -> Tensor:
 
 def false(share: float, s: int) -> int:
     """The number of false uploads among s by a share, rounded down."""
-    return floor(share * s + 1e-9)
+    return floor(share * s + 1e-9)  # 0.29 * 100 is 28.999999999999996
 
 
 def combine(share: Tensor, values: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Krum(Rule, name="krum"):
         """
         s = len(values)
         G = gram(values)
-        square = (G.diagonal()[:, None] + G.diagonal() - 2 * G).clamp(min=0)
+        square = (G.diagonal()[:, None] + G.diagonal() - 2 * G).clamp(min=0)  # rounding of equal ones may be below 0
         others = square.fill_diagonal_(torch.inf).sort(1).values
         return others[:, : min(max(1, s - false(self.share, s) - 2), s - 1)].sum(1)
 
@@ -211,7 +211,7 @@ class NormClipping(Rule, name="norm-clipping"):
     def __call__(self, values: Tensor) -> Tensor:
         norms = row_norms(values, torch.float64)
         bound = norms.quantile(0.5) if self.bound is None else self.bound
-        return combine((bound / norms).clamp(max=1).nan_to_num(1) / len(values), values)
+        return combine((bound / norms).clamp(max=1).nan_to_num(1) / len(values), values)  # 0 / 0: zeros stay
 
     def idle(self, s: int) -> str:
         return "" if s > 1 or self.bound is not None else "the median norm of one upload is its own; set bound"

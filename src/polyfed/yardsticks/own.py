@@ -62,7 +62,7 @@ class Own(Yardstick, abstract=True):
 
         def logits(new: Tensor) -> Tensor:
             p = np.full((len(new), classes), 0.5)
-            p[:, there] = counts.sum() * np.maximum(predict(_flat(new)), 1e-12)
+            p[:, there] = counts.sum() * np.maximum(predict(_flat(new)), 1e-12)  # of which the log is taken
             return torch.as_tensor(np.log(p / (counts.sum() + 0.5 * missing)))
 
         return logits
