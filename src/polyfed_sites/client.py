@@ -52,10 +52,6 @@ class Client:
         self._here = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._counts = torch.as_tensor(data["train"].counts, dtype=task.dtype, device=self.device)
 
-    def state(self, version: Version) -> State:
-        """The private tensors of a version."""
-        return self.vault.load(version, self.start)
-
     def train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
         """One exchange: the uplink that answers these downlinks. The private tensors that come of it are kept."""
         t, phase, begun = asked.t, asked.phase, time.perf_counter()
@@ -112,10 +108,9 @@ class Client:
         return head + "".join(f"| {' | '.join(row)} |\n" for row in table)
 
     def _rows(self, base: Version) -> MemoryRows:
-        saved = None if base == START else self.state(base)
         rows = MemoryRows(1, self.start)
-        if saved is not None:
-            rows.restore(saved)
+        if base != START:
+            rows.restore(self.vault.load(base))
         return rows
 
     def _one(self, tensors: State) -> State:

@@ -51,7 +51,7 @@ from polyfed_sites import wire as m
 from polyfed_sites.agreed import digest, frozen, unlike, versions
 from polyfed_sites.asking import Asking, Transport
 from polyfed_sites.engine import RemoteEngine
-from polyfed_sites.pooled import pooled
+from polyfed_sites.pooled import Pooling
 from polyfed_sites.sums import OPENED, Opener, fewest, refuse_rows
 from polyfed_sites.wire import FIRST, Message
 
@@ -198,9 +198,8 @@ class Server:
         needs = self.heads[self.names[0]].needs
         opener = self._opener()
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
-            self.settled, self.billed = pooled(
-                self.asking, self.heads, self.settled, blank, self.said, self.peers, opener
-            )
+            pooling = Pooling(self.asking, self.heads, self.settled, blank, self.said, self.peers, opener)
+            self.settled, self.billed = pooling.statistics()
         self.federation = _outline(self.experiment, self.said, self.settled, self.flags, self.audited)
         for note in (n for n in self.federation.notes[: -len(self.flags) - 1] if n.startswith(CHECK)):
             self.say(printable(note))
@@ -399,7 +398,10 @@ def _outline(
         **prepared,
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}
-    mark = " ".join(f"{key}:{_short(value)}" for key, value in about.items())
+    short = {
+        key: hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest() for key, value in about.items()
+    }
+    mark = " ".join(f"{key}:{digits}" for key, digits in short.items())
     return Outline.of(names, sizes, settled, meta=meta, digest=mark)
 
 
@@ -429,7 +431,3 @@ def _steps(settings: Settings, k: int, name: str) -> int | None:
     """The local steps of one site, which hears nothing of others'."""
     given: Any = settings.local_steps
     return given[name] if is_mapping(given) else int(given[k]) if is_list(given) else given
-
-
-def _short(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

@@ -108,11 +108,6 @@ def shared(asked: Message[Any]) -> bytes:
     return h.digest()
 
 
-def state_digest(tensors: State) -> str:
-    """Of the tensors of a message."""
-    return hashlib.sha256(Message(m.Sums(), tensors).pack()).hexdigest()
-
-
 def about(head: m.Request, mark: bytes) -> str:
     """The exchange that a message is, for which there is one cohort and one sum."""
     if isinstance(head, m.Train):
@@ -231,10 +226,6 @@ class Hidden:
         assert self._site is not None
         return self._site
 
-    def _context(self, head: m.Request, mark: bytes, privacy: Privacy) -> Context:
-        cohort = tuple(sorted(head.cohort)) if isinstance(head, m.Train) else self._cohort
-        return context_of(self._run, head, mark, cohort, privacy)
-
     def _memory_of(self, context: str, model: bytes = b"") -> bytes:
         """The model that an exchange was about."""
         assert self._memory is not None
@@ -260,19 +251,16 @@ class Hidden:
     ) -> Message[m.Masked]:
         """An answer with its numbers hidden. names: of metrics"""
         site, head = self._met(), asked.head
-        context = self._context(asked.head, shared(asked), privacy)
+        cohort = tuple(sorted(head.cohort)) if isinstance(head, m.Train) else self._cohort
+        context = context_of(self._run, head, shared(asked), cohort, privacy)
         if isinstance(head, m.Train):
-            model = state_digest(asked.tensors) if asked.tensors else ""
+            model = Message(m.Sums(), asked.tensors).digest if asked.tensors else ""
             self._one("model", model and f"{head.phase} {model}", head.cohort)
             self._memory_of(context.key.hex(), f"{head.phase} {model}".encode() if model else b"")
         q = packed(found.tensors) if context.limbs == 1 else wide(numbers(found.head, found.tensors, names))
         answer = site.mask(context, q)
-        head = m.Masked(
-            context=context.key.hex(),
-            sealed=_hexed(answer.sealed),
-            commitments=_hexed(answer.commitments),
-            pairs=_hexed(answer.pairs),
-        )
+        sealed, commitments, pairs = (_hexed(of) for of in (answer.sealed, answer.commitments, answer.pairs))
+        head = m.Masked(context=context.key.hex(), sealed=sealed, commitments=commitments, pairs=pairs)
         return Message(head, {"words": torch.from_numpy(answer.words.view(np.int64).copy())})
 
     def open(self, asked: m.Open) -> Message[m.Opened]:
@@ -377,18 +365,15 @@ class Sum:
         if self.only is None:
             journal.append(self.by.path, [c.key.hex(), there])
             self.by.opened[c.key.hex()] = there
-        asked = {name: Message(self._asks(name, there)) for name in there}
+        question = m.Open(
+            what=c.what, cohort=list(c.cohort), digest=c.digest.hex(), least=c.least,
+            limbs=2 if c.limbs == 2 else 1, present=there, sealed={},
+        )  # fmt: skip
+        sealed = {name: _hexed(self.server.sealed(name)) for name in there}
+        asked = {name: Message(question.model_copy(update={"sealed": shares})) for name, shares in sealed.items()}
         self.by.asking.ask(asked)
         # where all are there, shares of some are enough; keys with those who are not must come from everybody
         enough = c.threshold if len(there) == len(c.cohort) else None
         found, _ = self.by.asking.answers(asked, f"{what}, its sum", m.Opened, enough=enough)
         second = {name: Opened(_bytes(r.head.shares), _bytes(r.head.keys)) for name, r in found.items()}
         return self.server.sum(second)
-
-    def _asks(self, name: str, there: list[str]) -> m.Open:
-        c = self.context
-        return m.Open(
-            what=c.what, cohort=list(c.cohort), digest=c.digest.hex(), least=c.least,
-            limbs=2 if c.limbs == 2 else 1, present=there,
-            sealed=_hexed(self.server.sealed(name)),
-        )  # fmt: skip

@@ -64,10 +64,8 @@ class Vault:
         names = sorted(path.stem for path in self.folder.glob("[0-9]*-[0-9]*.safetensors"))
         return [(int(name[:8]), int(name[9:])) for name in names]
 
-    def load(self, version: Version, start: State) -> State:
-        """The private tensors of a version. start: those before the first exchange."""
-        if version == START:
-            return start
+    def load(self, version: Version) -> State:
+        """The private tensors of a version."""
         try:
             return load_file(self._at(version))
         except FileNotFoundError:

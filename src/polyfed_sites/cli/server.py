@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +41,11 @@ def server(o: Server) -> int:
     wanted = Wanted(o.sites or (), here, None if any(path.is_dir() for path in o.experiment) else names)
     with stop.interruptible(terminable=True) as asked:
         if alone:
-            with claimed(o.out, names[0], o.force, o.resume) as folder, Served(o, here, folder) as hub:
+            with claimed(o.out, names[0], o.force, o.resume) as folder, served(o, here, folder) as hub:
                 status = train(o, o.experiment[0], folder, wanted(names[0]), hub, hub.say)
         else:
             folder = o.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-server"
-            with Served(o, here, folder) as hub:
+            with served(o, here, folder) as hub:
                 status = Queue(o, hub, folder, wanted).run(asked)
     return stop.status(since) if status == stop.STOPPED else status
 
@@ -81,21 +82,15 @@ class Wanted:
         return names
 
 
-class Served:
+@contextmanager
+def served(o: Server, keys: Keys, folder: Path) -> Generator[Hub]:
     """The server's port, open inside. folder: of its events"""
-
-    def __init__(self, o: Server, keys: Keys, folder: Path):
-        say = Events(folder, o.quiet)
-        for line in keys.warnings():
-            say(f"note: {line}")
-        self.hub = Hub(keys, say, o.host, o.port, status_page)
-        say(f"listening at {o.host}:{self.hub.port}; status: https://{keys.address}{self.hub.path}")
-
-    def __enter__(self) -> Hub:
-        return self.hub
-
-    def __exit__(self, *_: object) -> None:
-        self.hub.close()
+    say = Events(folder, o.quiet)
+    for line in keys.warnings():
+        say(f"note: {line}")
+    with closing(Hub(keys, say, o.host, o.port, status_page)) as hub:
+        say(f"listening at {o.host}:{hub.port}; status: https://{keys.address}{hub.path}")
+        yield hub
 
 
 def train(o: Server, file: Path, folder: Path, sites: int | list[str], hub: Hub, say: Say) -> int:
