@@ -91,11 +91,9 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
         *(Setting(f"{name} clients", at.said, "ours") for name, at in places(data, depth, scale).items()),
         Setting("groups", "labels of every other client are moved on by half of the classes", "ours"),
         *((Setting("LoRA", lora, "ours"),) if depth == "lora" else ()),
-        Setting(
-            "budget",
-            f"{budget.gradients} gradients a client; {WORK['local_steps']} steps a round, batches of {BATCH}, SGD",
-            "ours",
-        ),
+        Setting("budget",
+                f"{budget.gradients} gradients a client; {WORK['local_steps']} steps a round, batches of {BATCH}, SGD",
+                "ours"),
         Setting(
             "trials",
             f"{budget.trials} of every method, with {DEPTHS[depth].clients[scale][0]} clients of a draw that does not "
@@ -103,7 +101,7 @@ def settings(data: str, depth: str, scale: Size) -> tuple[Setting, ...]:
             "ours",
         ),
         Setting("packages", ", ".join(NEEDED[data]), "ours"),
-    )
+    )  # fmt: skip
 
 
 ASKED = (

@@ -32,9 +32,8 @@ def path_settings(scale: Size) -> Sequence[Setting]:
     small = scale == "small"
     lr, rounds = ("0.1", "30") if small else ("0.05", "100")
     return (
-        Setting(
-            "planted groups", f"FPFC's S1: {PLANTED} groups of {5 if small else 25} clients, softmax tasks", "ours"
-        ),
+        Setting("planted groups", f"FPFC's S1: {PLANTED} groups of {5 if small else 25} clients, softmax tasks",
+                "ours"),
         Setting("planted groups: work", "200 rounds of 10 full-batch steps, lr 0.1, all clients", "ours"),
         Setting("Fashion-MNIST: clients", "40", "ours") if small else Setting("Fashion-MNIST: clients", "100", "paper"),
         Setting("Fashion-MNIST", "50 images each, Dirichlet(0.5)", "paper"),
@@ -42,7 +41,7 @@ def path_settings(scale: Size) -> Sequence[Setting]:
         Setting("Fashion-MNIST: work", f"{rounds} rounds of 5 epochs of batches of 10, lr {lr}", "ours"),
         Setting("validation", "S1: 16 % of the samples; Fashion-MNIST: a fifth of the training images", "ours"),
         Setting("groups", "connected components of who mixes with whom", "ours"),
-    )
+    )  # fmt: skip
 
 
 def planted_s1(bench: Bench):

@@ -41,11 +41,9 @@ RATES = {"small": (0.03, 0.1, 0.3, 1.0), "paper": (0.01, 0.03, 0.1, 0.3, 1.0)}
 def settings(scale):
     return (
         Setting("least squares", "that of fedcet/equal-bytes, batches of 10 of 50 samples, tau 5", "ours"),
-        Setting(
-            "net",
-            "64-32-10 perceptron (ReLU, or tanh) on digits, 10 clients, Dirichlet(0.3), batches of 10, tau 10",
-            "ours",
-        ),
+        Setting("net",
+                "64-32-10 perceptron (ReLU, or tanh) on digits, 10 clients, Dirichlet(0.3), batches of 10, tau 10",
+                "ours"),
         Setting("budget", f"{_budget(scale)} vectors per client (net: {_net_budget(scale)}), up and down", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method (net: {NET_TRIALS}), under three seeds that do not count: "
                 "the values below, beyond them while the first or the last is best, then between", "ours"),

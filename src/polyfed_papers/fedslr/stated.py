@@ -38,24 +38,22 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
     if scale == "small":
         own = (
             Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
-            Setting(
-                "clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement", "ours"
-            ),
+            Setting("clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement",
+                    "ours"),
             Setting("model", "mlp 784-100-50-10, 84 060 numbers", "ours"),
             Setting("rounds", "40", "ours"),
             Setting("lambda", "2e-3, 20 times the paper's, so that ranks fall in so few rounds", "ours"),
-        )
+        )  # fmt: skip
     elif scale == "middle":
         own = (
             Setting("data", f"CIFAR-100, {CLIENTS * SAMPLES['middle']} images drawn by the seed", "ours"),
-            Setting(
-                "clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement", "ours"
-            ),
+            Setting("clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement",
+                    "ours"),
             Setting("model", "cnn of McMahan et al., 5 x 5 convolutions of 32 and 64 channels and 512 units", "ours"),
             Setting("augmentation", "mirror, and crop (pad 4), each with probability 1/2", "code"),
             Setting("rounds", "400", "ours"),
             Setting("lambda", "2.5e-4, as much more than the paper's as there are fewer rounds", "ours"),
-        )
+        )  # fmt: skip
     else:
         own = (
             Setting("clients", "100 with 500 images (Tiny ImageNet: 1000), 10 a round", "paper"),

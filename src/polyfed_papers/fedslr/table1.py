@@ -59,15 +59,11 @@ OWN: Mapping[str, tuple[str, tuple[float, ...]]] = {  # the setting that is chos
     "FedSLR": ("mu", (1e-4, 1e-3, 1e-2)),
 }
 RATES = (
-    Setting(
-        "tuned", "one setting of each of eight methods; SCAFFOLD, FedAvg, LG-FedAvg, FedPer, Local have none", "ours"
-    ),
-    Setting(
-        "tuning",
-        f"{TRIALS} trials of each, per column: the values below, beyond them while the first or the last is "
-        "best, then between",
-        "ours",
-    ),
+    Setting("tuned", "one setting of each of eight methods; SCAFFOLD, FedAvg, LG-FedAvg, FedPer, Local have none",
+            "ours"),
+    Setting("tuning",
+            f"{TRIALS} trials of each, per column: the values below, beyond them while the first or the last is "
+            "best, then between", "ours"),
     Setting("tuned on", "two other draws of clients, a sixth of the training images their test set", "ours"),
     *(Setting(f"{label}: {name} from", listed(values), "ours") for label, (name, values) in OWN.items()),
     Setting("Ditto", "1 personal epoch", "paper"),
@@ -75,7 +71,7 @@ RATES = (
     Setting("FedSpa's search", "100 rounds, more than there are at small size", "ours"),
     Setting("FedAvg-FT", "not in the paper; one epoch of fine-tuning from the common model", "ours"),
     Setting("FedRep", "1 epoch of the body; released: both together, that is FedPer", "ours"),
-)
+)  # fmt: skip
 
 
 def rates(scale: Size) -> Sequence[Setting]:

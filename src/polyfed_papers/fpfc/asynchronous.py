@@ -190,16 +190,13 @@ def settings_of_images(scale: Size):
         Setting("delays", "from being sent a model to the reply: uniform on [0, 800] s", "paper"),
         Setting("synchronous", "FPFC: 5 of 20 devices a round", "paper"),
         Setting("asynchronous", "all devices at work, every reply taken by itself", "paper"),
-        Setting(
-            "shared layers",
-            "synchronous: the round's mean; asynchronous: a reply moves them a fifth of the way, "
-            "as five make a round; the paper does not say",
-            "ours",
-        ),
+        Setting("shared layers",
+                "synchronous: the round's mean; asynchronous: a reply moves them a fifth of the way, "
+                "as five make a round; the paper does not say", "ours"),
         Setting("step size", "decays by virtual time, as every 5 synchronous rounds", "ours"),
         Setting("rounds", "synchronous ones, and as long in virtual time", "ours"),
         *image_settings(scale, ("participation, images",)),
-    )
+    )  # fmt: skip
 
 
 @recipe("fpfc/figure8-images", "Figure 8: the same on label-swapped images", minutes=(2, 4000),

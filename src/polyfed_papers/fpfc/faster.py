@@ -44,13 +44,12 @@ def settings(scale: Size) -> Sequence[Setting]:
         rounds_of(scale, 600, 2000),
         Setting("lambda", f"{LAM:g}; from models alone 1.5, throughout or for {FIRST} rounds", "ours"),
         Setting("from models alone", f"{ALONE} rounds of Local first, which are counted; then zeta_i = w_i", "ours"),
-        Setting(
-            "looked at", f"every {EVERY} rounds; a run that has not come to ARI 1 counts as its last round", "ours"
-        ),
+        Setting("looked at", f"every {EVERY} rounds; a run that has not come to ARI 1 counts as its last round",
+                "ours"),
         Setting("seeds", "0 to 2 were looked at when the variants were chosen and do not count", "ours"),
         *without(SYNTHETIC, "local work", "rho, a, xi"),
         Setting("a, xi, lr", "3.7, 1e-4, 0.1", "paper"),
-    )
+    )  # fmt: skip
 
 
 def train(bench: Bench, variant: Variant, seed: int) -> dict[str, Any]:

@@ -189,9 +189,8 @@ recipe("fpfc/figure-e6", "Figure E.6: xi, on S1 and H&BF", minutes=(0.5, 40), se
 
 
 def settings_of_images(scale: Size):
-    passes = Setting(
-        "a pass of Figure E.5", f"{EPOCH[scale]} batches for every device, those of an average one", "ours"
-    )
+    passes = Setting("a pass of Figure E.5", f"{EPOCH[scale]} batches for every device, those of an average one",
+                     "ours")  # fmt: skip
     return (UNEVEN, passes, *image_settings(scale))
 
 

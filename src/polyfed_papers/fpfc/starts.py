@@ -121,9 +121,8 @@ def growing_settings(scale: Size):
         sizes(scale),
         s1,
         Setting("H&BF", "T = k in 40 rounds: about 800 steps, as many as 10 in 82 rounds, 5 in 164", "paper"),
-        Setting(
-            "images", "T = ceil(k/2) in 63 rounds: about 1e3 steps, as many as 10 in 102 rounds, 5 in 204", "paper"
-        ),
+        Setting("images", "T = ceil(k/2) in 63 rounds: about 1e3 steps, as many as 10 in 102 rounds, 5 in 204",
+                "paper"),
         Setting("T on images", "counts mini-batch steps (the text: 'the total number of local iterations')", "ours"),
         Setting("lambda on S1", "0.7", "ours"),
         *without(SYNTHETIC, "local work"),
@@ -131,7 +130,7 @@ def growing_settings(scale: Size):
         *without(HBF_BESIDE, "H&BF, work", "H&BF, rounds"),
         Setting("H&BF, lr", "0.01", "paper"),
         *image_settings(scale, ("rounds, images", "epochs")),
-    )
+    )  # fmt: skip
 
 
 def three(bench: Bench, problem: Problem, every: int, rounds: int):

@@ -12,13 +12,10 @@ SYNTHETIC = (
     Setting("local work", "10 full-batch gradient steps, lr 0.1", "paper"),
     Setting("rho, a, xi", "1, 3.7, 1e-4", "paper"),
     Setting("nu", "0.1 (the text: from xi to 0.5)", "code"),
-    Setting(
-        "training data",
-        "64 % of a device's samples, 16 % for validation, 20 % for the test (the code: 80, 0 and 20)",
-        "paper",
-    ),
+    Setting("training data",
+            "64 % of a device's samples, 16 % for validation, 20 % for the test (the code: 80, 0 and 20)", "paper"),
     Setting("metric", "mean over devices of test accuracy, last round; a cluster deploys its mean model", "paper"),
-)
+)  # fmt: skip
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of lambda from a common start; the paper's 0.6
 
 HBF = (

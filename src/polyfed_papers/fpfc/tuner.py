@@ -146,14 +146,13 @@ def settings(scale: Size):
     return (
         sizes(scale),
         Setting("rounds per lambda, at most, S1", "2000", "code"),
-        Setting(
-            "grid, S1", "warm 0 to 3.5 by 0.5 (the paper's); separate 0, 0.5 to 0.8 by 0.1, 1, 2, 3 (ours)", "ours"
-        ),
+        Setting("grid, S1", "warm 0 to 3.5 by 0.5 (the paper's); separate 0, 0.5 to 0.8 by 0.1, 1, 2, 3 (ours)",
+                "ours"),
         Setting("grid, H&BF", "0 to 5 by 1", "ours"),
         *RULES,
         *SYNTHETIC,
         *HBF_BESIDE,
-    )
+    )  # fmt: skip
 
 
 def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
