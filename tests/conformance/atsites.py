@@ -53,8 +53,8 @@ def private(the_loop: Loop) -> list[dict[str, torch.Tensor]]:
     for i, name in enumerate(NAMES):
         version = tuple(engine.save()["base"][i].tolist())
         start = the_loop.algorithm.init_client(the_loop.task, the_loop.task.w0)
-        state = engine.transport.site(name).state(version)
-        found.append(start if version == (-1, -1) else {k: t[0] for k, t in state.items()})
+        load = engine.transport.site(name).vault.load
+        found.append(start if version == (-1, -1) else {k: t[0] for k, t in load(version).items()})
     return found
 
 
