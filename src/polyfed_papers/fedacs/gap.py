@@ -1,6 +1,7 @@
 """The quantile, which the paper does not give: accuracy against it, and an estimate from the gap in similarities."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,15 +43,6 @@ def path_settings(scale: Size) -> Sequence[Setting]:
         Setting("validation", "S1: 16 % of the samples; Fashion-MNIST: a fifth of the training images", "ours"),
         Setting("groups", "connected components of who mixes with whom", "ours"),
     )  # fmt: skip
-
-
-def planted_s1(bench: Bench):
-    """seed -> FPFC's scenario S1: groups of one size, unequal numbers of samples, no order among the classes."""
-
-    def make(seed: int) -> Federation:
-        return load("fpfc-s1", scale=bench.pick("small", "full"), seed=seed).partition(seed=seed)
-
-    return make
 
 
 def softmax(seed: int) -> nn.Module:
@@ -133,7 +125,7 @@ def quantile_path(bench: Bench) -> Outcome:
     """For which quantile are the groups found, where there are some, and is the accuracy best there?"""
     s1 = {"rounds": bench.rounds(200, 200), "local_steps": 10, "batch_size": None}
     parts = {
-        "planted groups": path(bench, "planted", softmax, planted_s1(bench), 0.1, **s1),
+        "planted groups": path(bench, "planted", softmax, partial(planted, bench, "s1"), 0.1, **s1),
         "Fashion-MNIST": path(bench, "images", net(bench), clients(bench), bench.pick(0.1, 0.05), **work(bench)),
     }
     claims = [exact(parts["planted groups"]), *(c for title, rows in parts.items() for c in gain(title, rows))]
