@@ -61,7 +61,7 @@ def test_heads_are_those_of_the_frozen_backbone(method, monkeypatch):
 def test_rounds_and_evaluations_do_not_run_the_backbone():
     seen = []
     for rounds in (1, 20):
-        features._known.clear()
+        features._loaded.clear()
         Counting.seen = 0
         run(rounds=rounds, evaluate_every=1)
         seen.append(Counting.seen)
@@ -77,7 +77,7 @@ def test_on_a_device_features_are_made_once_and_training_waits_for_nothing(metho
     seen = []
     for rounds, out, most in ((1, None, 1 << 28), (4, None, 1 << 28), (4, tmp_path / "run", 0)):
         monkeypatch.setattr(features, "MAPPED", most)
-        features._known.clear()
+        features._loaded.clear()
         Counting.seen = 0
         with Elsewhere() as device:
 
@@ -94,13 +94,13 @@ def test_on_a_device_features_are_made_once_and_training_waits_for_nothing(metho
         seen.append(Counting.seen)
         if rounds == 4:
             torch.testing.assert_close(models, expected.personal, rtol=0, atol=1e-12)
-    features._known.clear()
+    features._loaded.clear()
     assert len({*seen}) == 1
 
 
 def test_a_run_beside_it_has_the_same_files_and_a_resumed_one_goes_on(tmp_path):
     whole = run(out=tmp_path / "whole")
-    features._known.clear()
+    features._loaded.clear()
     run(out=tmp_path / "part", rounds=2)
     again = run(out=tmp_path / "part", resume=True)
     assert torch.equal(again.personal, whole.personal)
@@ -110,11 +110,11 @@ def test_a_run_beside_it_has_the_same_files_and_a_resumed_one_goes_on(tmp_path):
 
 
 def test_large_features_stay_in_their_file(monkeypatch, tmp_path):
-    features._known.clear()
+    features._loaded.clear()
     monkeypatch.setattr(features, "MAPPED", 0)
     for out in (None, tmp_path / "run"):
         found = run(out=out)
-        features._known.clear()
+        features._loaded.clear()
         monkeypatch.setattr(features, "MAPPED", 1 << 28)
         assert torch.equal(found.personal, run().personal)
 
@@ -205,7 +205,7 @@ def test_whatever_lies_under_a_features_name_the_run_is_the_same(wrong, tmp_path
             data = path.read_bytes()
             (place / path.name).write_bytes({"cut": data[: len(data) // 2], "text": b"features", "empty": b""}[wrong])
         for out in (tmp_path / "beside", place.parent):
-            features._known.clear()
+            features._loaded.clear()
             assert torch.equal(run(out=out).personal, right.personal)
             assert np.array_equal(np.load(out / "features" / path.name), whole)
             shutil.rmtree(tmp_path / "beside", ignore_errors=True)
