@@ -36,7 +36,7 @@ def test_actors_compute_what_one_machine_does(method):
     """Server, private rows and models: the same bits where rows travel, the same to rounding where sums do."""
     fed, half, task = federation(), Uniform(0.5), partial(Task, model(kind_of(method)), device="cpu")
     work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
-    plan = Plan(1, 1, "cpu", path_of(task.net(), work, fed.train))
+    plan = Plan(1, 1, "cpu", path_of(task().net, work, fed.train))
     engine = engine_module.RayEngine(task, {"train": fed.train}, NAMES, method, work, 3, plan, workers=2)
     there = Loop(task(), fed.train.counts, NAMES, method, half, engine, 3)
     here = loop(method, schedule=half, chunk=1)

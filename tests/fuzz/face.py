@@ -134,7 +134,7 @@ class Face:
             "Delays.from_text.text": "uniform:0,1", "Delays.from_file.path": self._delays(folder),
             "data.Assignment.among.clients": [0], "Predictor.open.path": None,
             "data.about.name": "digits", "data.options.name": "digits", "data.load.name": "digits",
-            "data.fetch.name": "adult", "threats.make_attack.name": "sign-flip", "threats.make_rule.name": "median",
+            "threats.make_attack.name": "sign-flip", "threats.make_rule.name": "median",
             "report.save.path": folder / "x.svg", "Run.scored.name": "test", "Run.export.client": 0,
             "Run.peft.client": 0,
             "frames": {"a": tables_frame, "b": tables_frame}, "adapter": "probe",

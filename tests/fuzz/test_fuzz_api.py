@@ -64,7 +64,7 @@ def test_hyper_parameters(given):
 LONG = {"coalitions", "compare", "tune", "window_for", "report.write_report", "Run.report", "Coalitions.save"}
 LONG |= {"data.fpfc", "data.fedcet_quadratics", "data.heterogeneous_quadratics"}
 # need a model of a file, a network, data that were not given in Python, an adapter
-REFUSED = {"Predictor.open", "data.fetch", "released", "Run.leave", "Run.peft", "Run.resume"}
+REFUSED = {"Predictor.open", "released", "Run.leave", "Run.peft", "Run.resume"}
 
 
 def misuses(face: Face):

@@ -117,7 +117,7 @@ CASES = {
         lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n", task="classification").classes, 2),
     # arrays and labels
     "labels true and false": (
-        lambda tmp: fit(arrays(*BOOLEAN, test=BOOLEAN)).personal.tolist(), fit().personal.tolist()),
+        lambda tmp: fit(arrays(*BOOLEAN, test=BOOLEAN)).personal.numpy(), fit().personal.numpy()),
     "a number beyond float32 in an array": (lambda tmp: fit(huge()), "found inputs beyond 3.4e.38"),
     "an index that pandas wrote": (lambda tmp: folder(tmp, one=",a,y\n0,1,0\n1,0,1\n"), "column 1 has no name"),
     "masked numbers": (lambda tmp: arrays((np.ma.masked_greater(SITES[0][0], 1), SITES[0][1])), "inputs are masked"),

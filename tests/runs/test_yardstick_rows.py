@@ -30,7 +30,7 @@ def federation(seed: int) -> pf.Federation:
 def compare(out, **more):
     methods = [pf.Local(0.1), pf.FedAvg(0.1), pf.Recalibrated(0.1), pf.Ditto(0.1), *(y() for y in YARDS)]
     model = torch.nn.Linear(3, 2)
-    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
     return pf.compare(model, federation, methods, out=out, **(HOW | more))
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
     """Its training is a run in a folder of its own, which continues where it stopped, to the same outputs."""
     how = {"rounds": 6, "local_steps": 2, "batch_size": 8, "seed": 1}
     model = torch.nn.Linear(3, 2)
-    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
     whole = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "whole", **how)
     step = Loop.step
 

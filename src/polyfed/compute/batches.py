@@ -143,7 +143,7 @@ class Batches:
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
         self.taken = np.zeros_like(self._steps)  # [s] steps so far, those of `again` included
-        self.padded = [False]  # True once `whole` was asked for, of these or of others made of them
+        self.padded = [False]  # True once a batch of several clients was asked for, of these or of others made of them
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
 
@@ -280,6 +280,7 @@ class Batches:
 
     def _on_parts(self) -> Iterator[Batch]:
         """Steps on `batch_size` samples or fewer."""
+        self.padded[0] = True
         width = int(min(self.work.batch_size or 0, self._counts.max(initial=1)))
         keyed, keys = Rekeyed(), self.order_keys()
         orders = [self._order(i, width, keyed, keys[i]) for i in range(len(self.clients))]

@@ -89,7 +89,7 @@ class Done(NamedTuple):
     lost: int | None  # the first private row that is not finite
     watch: Stopwatch
     taken: np.ndarray  # local steps
-    padded: bool  # the method asked for their samples as one padded batch
+    padded: bool  # the method asked for a batch of several clients, whose arithmetic they share
 
 
 class Worker:
