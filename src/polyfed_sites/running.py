@@ -197,10 +197,10 @@ class Run:
         few = own.policy.least_count > 1 and client.guard is None and isinstance(reply.head, m.Trained)
         return self._kept_back(question, asked, reply) if few else reply
 
-    def _kept_back(self, question: str, asked: Message[Any], found: Message[m.Exchanged]) -> Message[m.Exchanged]:
+    def _kept_back(self, question: str, asked: Message[Any], reply: Message[m.Exchanged]) -> Message[m.Exchanged]:
         """An answer without what fewer than `least_count` rows have made of it."""
         own, task, split, received = self.own, self.client.task, self.client.data["train"], asked.tensors
-        models = units.models(received, found.tensors, task.p)
+        models = units.models(received, reply.tensors, task.p)
         if not models.received:  # a part of a model; the rest is this site's
             models = models._replace(received=[*self.client.personal(asked.head.base, received)[0]])
         rows = self.joined.rows.train
@@ -211,7 +211,7 @@ class Run:
             which = ", ".join(f"{len(u)} of layer {name}" for name, _, u in some)
             why = f"fewer than {own.policy.least_count} rows tell some of them from others"
             own.say(f"{own.name}: round {asked.head.t}: keeps back units of the model ({which}): {why}")
-        return found._replace(tensors=units.withheld(found.tensors, received, task.layout, some))
+        return reply._replace(tensors=units.withheld(reply.tensors, received, task.layout, some))
 
     def _sent(self, head: m.Train) -> Mapping[str, Form]:
         """The forms of the tensors that may leave in an exchange."""

@@ -143,7 +143,7 @@ class Batches:
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
         self.taken = np.zeros_like(self._steps)  # [s] steps so far, those of `again` included
-        self.padded = [False]  # True once a batch of several clients was asked for, of these or of others made of them
+        self.together = [False]  # True once a batch of several clients was asked for, here or of what is made of them
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
 
@@ -164,7 +164,7 @@ class Batches:
         if steps is not None:
             work = replace(work, steps=steps)
         other = Batches(self.split, self.clients, self._keys, work, self._seed, self._round, purpose, self.native)
-        other.taken, other.padded = self.taken, self.padded
+        other.taken, other.together = self.taken, self.together
         if self._padded is not None:
             other._padded = self._padded._replace(purpose=purpose)
         return other
@@ -178,7 +178,7 @@ class Batches:
         at = np.arange(len(self.clients))
         split = self.split.given(self.clients, x)
         other = Batches(split, at, self._keys, self.work, self._seed, self._round, self._purpose, self.native)
-        other.taken, other.padded = self.taken, self.padded
+        other.taken, other.together = self.taken, self.together
         return other
 
     @property
@@ -211,7 +211,7 @@ class Batches:
 
     def whole(self) -> Batch:
         """All training samples of every client, as one batch of s rows."""
-        self.padded[0] = True
+        self.together[0] = True
         if self._padded is None:
             self._padded = padded(self.split, self.clients)._replace(
                 seed=self._seeds(-1), native=self.native, purpose=self._purpose
@@ -242,7 +242,7 @@ class Batches:
         for rows in parts:
             split = self.split.at(self.clients, rows)
             one = Batches(split, clients, self._keys, self.work, self._seed, self._round, self._purpose, self.native)
-            one.taken, one.padded = self.taken, self.padded
+            one.taken, one.together = self.taken, self.together
             made.append(one)
         return made[0], made[1]
 
@@ -280,7 +280,7 @@ class Batches:
 
     def _on_parts(self) -> Iterator[Batch]:
         """Steps on `batch_size` samples or fewer."""
-        self.padded[0] = True
+        self.together[0] = True
         width = int(min(self.work.batch_size or 0, self._counts.max(initial=1)))
         keyed, keys = Rekeyed(), self.order_keys()
         orders = [self._order(i, width, keyed, keys[i]) for i in range(len(self.clients))]

@@ -89,7 +89,7 @@ class Done(NamedTuple):
     lost: int | None  # the first private row that is not finite
     watch: Stopwatch
     taken: np.ndarray  # local steps
-    padded: bool  # the method asked for a batch of several clients, whose arithmetic they share
+    together: bool  # the method asked for a batch of several clients, whose arithmetic they share
 
 
 class Worker:
@@ -156,14 +156,14 @@ class Worker:
                 raise Exploded(next(alone, int(positions[0]))) from e
             lost, part = diverged(private.values()), tally.reduce(up, at, unlike)
             private = _apart(private, part.rows)
-            return Done(positions, at, private, part, lost, watch, data.taken, data.padded[0])
+            return Done(positions, at, private, part, lost, watch, data.taken, data.together[0])
 
         def done() -> Iterator[Done]:
             left, free = parts, unlike
             if trying:
                 first, left = self._fitting(partial(run, unlike=False), parts[0]), parts[1:]
                 yield from first
-                if free := not any(chunk.padded for chunk in first):
+                if free := not any(chunk.together for chunk in first):
                     rest, k = [np.setdiff1d(some, parts[0]) for some in at], self.plan.workers
                     left = [
                         c for t, some in zip(scaled, rest, strict=True) for c in self._chunks(ids, some, t, True, k)
@@ -177,7 +177,7 @@ class Worker:
                 bad = [row for row in (chunk.part.bad, chunk.lost, tally.add(chunk.part, chunk.at)) if row is not None]
                 if bad:
                     raise Exploded(int(chunk.positions[min(bad)]))
-                self._alone[round.phase] = self._alone.get(round.phase, True) and not chunk.padded
+                self._alone[round.phase] = self._alone.get(round.phase, True) and not chunk.together
                 steps[chunk.positions] = chunk.taken
                 private.append((chunk.at, chunk.private))
                 watches.append((chunk.positions, chunk.watch))

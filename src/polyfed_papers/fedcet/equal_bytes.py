@@ -100,11 +100,11 @@ def equal_bytes(bench: Bench) -> Outcome:
 
 def _table(name: str, ends: dict[str, list[Tuned]]) -> Table:
     heads = ("method<", *(text for tau in TAUS for text in (f"tau {tau}: log10 error", "step")))
-    lead = [min(found[k].ends.mean() for found in ends.values()) for k in range(len(TAUS))]
+    lead = [min(by_tau[k].ends.mean() for by_tau in ends.values()) for k in range(len(TAUS))]
     rows = []
-    for label, found in ends.items():
+    for label, by_tau in ends.items():
         cells = [Cell(label, {"method": label})]
-        for k, mine in enumerate(found):
+        for k, mine in enumerate(by_tau):
             cells += [ours(mine.ends, mark="gain" if mine.ends.mean() <= lead[k] else ""), chosen_cell(mine.at)]
         rows.append(tuple(cells))
     note = "log10 of ||mean_i x_i - x*|| / ||x*|| at the budget, mean and deviation over seeds; –: diverged"
@@ -207,21 +207,21 @@ def compressed_tuned(bench: Bench, case: str) -> dict[str, Tuned]:
         settings=COMPRESSED_SETTINGS, seeds=5)  # fmt: skip
 def compressed(bench: Bench) -> Outcome:
     """Does FedCET end nearer for the same bytes when a tenth of its upload is sent?"""
-    found = {case: compressed_tuned(bench, case) for case in CASES}
+    tuned = {case: compressed_tuned(bench, case) for case in CASES}
     rows: list[Sequence[Cell]] = []
     for label in compressed_rules("full batches"):
-        cells = (cell for case in CASES for cell in (ours(found[case][label].ends), chosen_cell(found[case][label].at)))
+        cells = (cell for case in CASES for cell in (ours(tuned[case][label].ends), chosen_cell(tuned[case][label].at)))
         rows.append((Cell(label, {"method": label}), *cells))
     heads = ("method<", *(text for case in CASES for text in (f"{case}: log10 error", "step, c a")))
     note = "log10 of ||mean_i x_i - x*|| / ||x*|| at the budget; of batches the last tenth of the rounds"
     claims = [
         ordered(f"{case}: {label} ends nearer than {other}", mine[other].ends, mine[label].ends, unit=" decades")
-        for case, mine in found.items()
+        for case, mine in tuned.items()
         for label, other in (
             *((f"FedCET, {share} up", "FedCET") for share in KEEPS), ("FedCET, tenth up", "FedLin, tenth up"),
         )
     ]  # fmt: skip
-    curves = {label: series(mine.runs, 1e3) for label, mine in found["full batches"].items()}
+    curves = {label: series(mine.runs, 1e3) for label, mine in tuned["full batches"].items()}
     figures = {"compressed": error_figure(curves, "kB per client, up and down")}
     return Outcome([Table("Least squares", heads, tuple(map(tuple, rows)), (note,))], figures, claims, NOTES)
 

@@ -203,17 +203,17 @@ def planted(runs: Comparison, label: str, clusters: int, text: str) -> Claim:
 
 
 def lines(
-    found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60, split: str = "", column: str = ""
+    comparison: Comparison, x: str = "round", factor: float = 100.0, points: int = 60, split: str = "", column: str = ""
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
     """label -> (x, [seed][point]) of the main metric, or a column of the history, for `curve_figure`.
 
     x is a column of `Run.history`, or "numbers" for thousands sent in both directions; methods that send none are left
     out.
     """
-    frame, column = curves(found, split or None), column or found.metric.name
+    frame, column = curves(comparison, split or None), column or comparison.metric.name
     sent = (frame["down_bytes"] + frame["up_bytes"]) / 4000
     runs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for r in found.results:
+    for r in comparison.results:
         mine = ((frame["label"] == r.label) & (frame["seed"] == r.seed)).to_numpy()
         at = (sent if x == "numbers" else frame[x]).to_numpy(dtype=float)[mine]
         runs.setdefault(r.label, []).append((at, factor * frame[column].to_numpy(dtype=float)[mine]))

@@ -159,17 +159,17 @@ NOTES = (
 def reported(parts: list[tuple[Problem, Comparison]]) -> Outcome:
     """A table and a figure for each data set, and the claims."""
     tables, figures, claims = [], {}, []
-    for problem, found in parts:
+    for problem, comparison in parts:
         unit, sign = f"test {problem.metric}", problem.sign
-        series = lines(found, "virtual_time", problem.factor)
+        series = lines(comparison, "virtual_time", problem.factor)
         figures[problem.key] = curve_figure(series, "virtual time, s", unit)
-        level = last(found, "FPFC")
-        times = {label: first_time(found, label, level, sign) for label in series}
+        level = last(comparison, "FPFC")
+        times = {label: first_time(comparison, label, level, sign) for label in series}
         at = next(iter(series.values()))[0]
         marks = [len(at) // 4, len(at) // 2, len(at) - 1]
         heads = ("method<", *(f"after {at[k]:.0f} s" for k in marks), "s to FPFC's end", "replies taken")
-        replies: dict[str, list[int]] = {r.label: [] for r in found.results}
-        for r in found.results:
+        replies: dict[str, list[int]] = {r.label: [] for r in comparison.results}
+        for r in comparison.results:
             if r.clients is not None:
                 replies[r.label].append(sum(r.clients["rounds"].tolist()))
         rows = [

@@ -165,12 +165,12 @@ def attacks_anew(bench: Bench) -> Outcome:
     keys = [(key, seed) for key in runs for seed in bench.seeds]
     done = bench.all_of([(f"{key[0]} {key[1]:g}, lambda {key[2]:g}", seed, partial(runs[key], bench, seed))
                          for key, seed in keys])  # fmt: skip
-    found = {key: joined(d for (k, _), d in zip(keys, done, strict=True) if k == key) for key in runs}
+    comparisons = {key: joined(d for (k, _), d in zip(keys, done, strict=True) if k == key) for key in runs}
     tables, claims = [], []
     for attack, share in cells:
         title = f"{attack}, {share:.0%} of attackers" if share else "no attackers"
-        of = {lam: honest(found[attack, share, lam], share) for lam in lambdas}
-        table, own = kept(problem, title, of, honest(found["local", 0.0, 0.0], share), bench.seeds)
+        of = {lam: honest(comparisons[attack, share, lam], share) for lam in lambdas}
+        table, own = kept(problem, title, of, honest(comparisons["local", 0.0, 0.0], share), bench.seeds)
         tables.append(table)
         claims += own
     notes = ["all figures are of the benign devices; Local's are those of a run without attackers, which reach nobody "
@@ -201,7 +201,7 @@ def kept(
     problem: Problem, title: str, runs: Mapping[float, Comparison], local: Comparison, seeds: Sequence[int]
 ) -> tuple[Table, list[Claim]]:
     """A row per lambda, two for chosen ones and one for Local; claims that the chosen are above Local."""
-    columns = {lam: (benign(found, seeds), *grouping_of(found, "FPFC")) for lam, found in runs.items()}
+    columns = {lam: (benign(comparison, seeds), *grouping_of(comparison, "FPFC")) for lam, comparison in runs.items()}
     names, claims = {lam: f"FPFC, lambda {lam:g}" for lam in runs}, list[Claim]()
     for key, by in ((-1.0, "the other seeds"), (-2.0, "its own validation")):
         which = [[t for t in seeds if t != s] or [s] if key == -1 else [s] for s in seeds]

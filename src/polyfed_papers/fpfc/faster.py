@@ -92,11 +92,11 @@ def faster(bench: Bench) -> Outcome:
     runs: dict[str, list[dict[str, Any]]] = {}
     for label, variant in VARIANTS.items():
         runs[label] = bench.by_seed(label.replace(", ", "-").replace(" ", "-"), partial(train, bench, variant))
-    rounds = {label: np.array([arrived(r) for r in found], dtype=float) for label, found in runs.items()}
+    rounds = {label: np.array([arrived(r) for r in results], dtype=float) for label, results in runs.items()}
     rows, claims = [], []
-    for label, found in runs.items():
-        ends = ", ".join(f"{r['ari'][-1]:.2f}" for r in found)
-        half, last = (ours((r["accuracy"][k] for r in found), 100) for k in (0, -1))
+    for label, results in runs.items():
+        ends = ", ".join(f"{r['ari'][-1]:.2f}" for r in results)
+        half, last = (ours((r["accuracy"][k] for r in results), 100) for k in (0, -1))
         rows.append((Cell(label), ours(rounds[label], decimals=0), Cell(ends), half, last))
         if label != "usual":
             claims.append(ordered(f"{label}: fewer rounds to ARI 1", rounds["usual"], rounds[label], unit=" rounds"))

@@ -90,8 +90,8 @@ def trained_on(bench: Bench, run: Result, new: Federation, problem: Problem, exc
     model = run.trained.task.layout.load_(problem.model(seed), run.server["w"])
     work = {**problem.work, "fraction": 1.0}
     own = bench.fit(model, new, Local(problem.fpfc.lr), rounds=exchanges, seed=seed, evaluate_every=1, **work)
-    found = own.history
-    return found.loc[found["split"] == "test", own.metric.name].tolist()
+    history = own.history
+    return history.loc[history["split"] == "test", own.metric.name].tolist()
 
 
 @recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(4, 2500), settings=settings,
@@ -114,10 +114,10 @@ def table3(bench: Bench) -> Outcome:
         some = {m: a for m, a in methods.items() if m in ("FedAvg", "FPFC")} if bench.rehearse else methods
         if title in IMAGE_TITLES:
             problem = replace(problem, rounds=bench.rounds(*TRAINED))
-        found = bench.by_seed(
+        by_seed = bench.by_seed(
             f"newcomers-{problem.key}", lambda seed, p=problem, m=some, e=exchanges: taken_in(bench, seed, p, m, e)
         )
-        at[title] = {label: np.array([f[label] for f in found]) for label in found[0]}
+        at[title] = {label: np.array([f[label] for f in by_seed]) for label in by_seed[0]}
         mine = at[title]["FPFC"][:, -1]
         printed = {m: float(value.split()[0]) for m, value in zip(METHODS, PRINTED[title], strict=True)}
         for m in (m for m in METHODS[:-1] if m in at[title]):

@@ -81,10 +81,10 @@ def table(problem: Problem, key: str, values: Found) -> Table:
 def panel(problem: Problem, x: str, lines: Mapping[str, Found]) -> Panel:
     """The metric against a setting, a line per label; on a log scale where values span decades."""
     series = {
-        label: (list(found), (problem.factor * np.array([m for m, _, _ in found.values()])).T.tolist())
-        for label, found in lines.items()
+        label: (list(by_value), (problem.factor * np.array([m for m, _, _ in by_value.values()])).T.tolist())
+        for label, by_value in lines.items()
     }
-    values = [v for found in lines.values() for v in found]
+    values = [v for by_value in lines.values() for v in by_value]
     decades = min(values) > 0 and max(values) / min(values) > 100
     return Panel(problem.title, x, f"test {problem.metric}", series, decades)
 
@@ -135,7 +135,7 @@ def over_work(bench: Bench, problems: Sequence[Problem]) -> Outcome:
             lines[label] = vary_work(bench, problem, grid_of(problem, TS), uneven)
             outcome.tables.append(table(problem, f"T, {label}", lines[label]))
         drawn.append(panel(problem, "T", lines))
-        even, uneven = ({v: m for v, (m, _, _) in found.items()} for found in lines.values())
+        even, uneven = ({v: m for v, (m, _, _) in by_value.items()} for by_value in lines.values())
         low, top = min(even), max(even)
         outcome.claims += [
             problem.better(f"uneven work costs against T = {top:g} for all", even[top], uneven[top]),
@@ -208,18 +208,18 @@ def sensitivity_images(bench: Bench) -> Outcome:
 def sensitivity(bench: Bench) -> Outcome:
     """Which of the other settings need care?"""
     problem = synthetic(bench)
-    found = {key: vary(bench, problem, key, values) for key, values in (("rho", RHOS), ("nu", NUS))}
-    groups = [found["nu"][v] for v in NUS if v in found["nu"] and v <= 0.5]
+    by_setting = {key: vary(bench, problem, key, values) for key, values in (("rho", RHOS), ("nu", NUS))}
+    groups = [by_setting["nu"][v] for v in NUS if v in by_setting["nu"] and v <= 0.5]
     same = np.ptp([n for _, n, _ in groups], axis=0) == 0
     counts = "; ".join(", ".join(f"{n:.0f}" for n in own) for own in np.array([n for _, n, _ in groups]).T)
     claims = [Claim("Remark 2: any nu from xi to 0.5 gives the same clusters", bool(same.all()),
                     f"clusters as nu rises, per seed: {counts}")]  # fmt: skip
     notes = [
-        f"rho: the best accuracy less the worst, per seed: {points(problem, spread(found['rho']))}",
+        f"rho: the best accuracy less the worst, per seed: {points(problem, spread(by_setting['rho']))}",
         "nu does not act in training: it decides which devices are averaged at the end",
         "rho must exceed 1/(a-1) = 0.37, or rule (6) is not the proximal step; smaller values are refused",
         "an independent implementation of this scenario in NumPy (20 devices, 600 rounds, one seed) had 85.6, 83.8 and "
         "73.0 % for rho 0.5, 1 and 2, and 83.65 to 83.8 % for xi from 1e-6 to 0.1",
     ]
-    figure = curve_panels([panel(problem, key, {"FPFC": f}) for key, f in found.items()], 2)
-    return Outcome([table(problem, key, f) for key, f in found.items()], {"sensitivity": figure}, claims, notes)
+    figure = curve_panels([panel(problem, key, {"FPFC": f}) for key, f in by_setting.items()], 2)
+    return Outcome([table(problem, key, f) for key, f in by_setting.items()], {"sensitivity": figure}, claims, notes)

@@ -87,19 +87,19 @@ def tuner(bench: Bench) -> Outcome:
             tasks.append((problem.key, seed, partial(bench.once, f"{problem.key}-seed{seed}", one)))
     results = iter(bench.all_of(tasks))
     for problem in problems:
-        found = [next(results) for _ in bench.seeds]
-        edges += sum(f["edges"] for f in found)
+        searches = [next(results) for _ in bench.seeds]
+        edges += sum(f["edges"] for f in searches)
         name, factor, sign = problem.title, problem.factor, problem.sign
-        ari, gain = [f["ari"] for f in found], [factor * sign * (f["test"] - f["local"]) for f in found]
-        chosen = ", ".join(f"{f['regime']} {f['lam']:g}" for f in found)
-        numbers, scores = ", ".join(str(f["clusters"]) for f in found), ", ".join(f"{a:.2f}" for a in ari)
-        metrics = (ours((f[k] for f in found), factor) for k in ("test", "local"))
+        ari, gain = [f["ari"] for f in searches], [factor * sign * (f["test"] - f["local"]) for f in searches]
+        chosen = ", ".join(f"{f['regime']} {f['lam']:g}" for f in searches)
+        numbers, scores = ", ".join(str(f["clusters"]) for f in searches), ", ".join(f"{a:.2f}" for a in ari)
+        metrics = (ours((f[k] for f in searches), factor) for k in ("test", "local"))
         rows.append((*map(Cell, (name, chosen, numbers, scores)), *metrics))
         claims.append(Claim(f"{name}: ARI 1 under every seed", min(ari) >= 1 - 1e-9, f"ARI {scores}"))
         if name != "S5":
             evidence = ", ".join(f"{g:+.2f}" for g in gain) + (" RMSE" if problem.error else " points")
             claims.append(Claim(f"{name}: better than training alone under every seed", min(gain) > 0, evidence))
-        for seed, f in zip(bench.seeds, found, strict=True):
+        for seed, f in zip(bench.seeds, searches, strict=True):
             for p in f["path"]:
                 score = f"{factor * p['validation']:.2f}"
                 texts = (name, seed, p["regime"], f"{p['lam']:g}", score, p["clusters"], f"{p['ari']:.2f}")
@@ -163,16 +163,16 @@ def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
     rounds, own, key = problem.rounds, problem.work, problem.key
     look = max(1, rounds // 200)  # rounds between looks at the validation data
     rule = {"tolerance": 1e-4, "patience": 1} if regime == "warm" else {"tolerance": 0.0}
-    found = bench.tune(
+    tuned = bench.tune(
         problem.model(seed), problem.federation(seed), problem.fpfc, regime=regime, rounds=rounds,
         extend=0 if bench.rehearse else 6, check_every=look, train_on=0, seed=seed,
         grid=TABLE2_GRIDS[key][regime][: 2 if bench.rehearse else None],
         **rule, **own,
     )  # fmt: skip
-    legs = [(row["lam"], row["rounds"]) for row in found.rows[: found.rows.index(found.best) + 1]]
+    legs = [(row["lam"], row["rounds"]) for row in tuned.rows[: tuned.rows.index(tuned.best) + 1]]
     if regime == "cold":
         legs = legs[-1:]
-    legs.append((found.best["lam"], max(rounds - sum(r for _, r in legs), 0)))
+    legs.append((tuned.best["lam"], max(rounds - sum(r for _, r in legs), 0)))
     run, at, test = None, [], []
     for lam, count in legs:
         if not count:
@@ -183,9 +183,9 @@ def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
         new = [r for r in run.records if r.split == "test" and r.round > before]
         at += [r.round for r in new]
         test += [r[run.metric.name] for r in new]
-    path = [{k: row[k] for k in ("lam", "validation", "rounds", "seconds")} for row in found.rows]
-    kept = {"lam": found.best["lam"], "ari": found.best["ari"], "edges": found.edges}
-    return kept | {"path": path, "at": at, "test": test} | found.costs[regime]
+    path = [{k: row[k] for k in ("lam", "validation", "rounds", "seconds")} for row in tuned.rows]
+    kept = {"lam": tuned.best["lam"], "ari": tuned.best["ari"], "edges": tuned.edges}
+    return kept | {"path": path, "at": at, "test": test} | tuned.costs[regime]
 
 
 def compared(bench: Bench, problems: Sequence[Problem]) -> Outcome:
@@ -195,18 +195,18 @@ def compared(bench: Bench, problems: Sequence[Problem]) -> Outcome:
         key, title, metric, factor = problem.key, problem.title, problem.metric, problem.factor
         rows, cost, test, column = {}, {}, {}, {}
         for regime, name in NAMES.items():
-            found = bench.by_seed(f"{key}-{regime}", lambda seed, p=problem, r=regime: search(bench, p, r, seed))
-            edges += sum(f["edges"] for f in found)
-            cost[regime] = {k: np.array([f[k] for f in found], dtype=float) for k in ("rounds", "seconds")}
-            test[regime] = np.array([f["test"][-1] for f in found])
-            column[name] = found
+            searches = bench.by_seed(f"{key}-{regime}", lambda seed, p=problem, r=regime: search(bench, p, r, seed))
+            edges += sum(f["edges"] for f in searches)
+            cost[regime] = {k: np.array([f[k] for f in searches], dtype=float) for k in ("rounds", "seconds")}
+            test[regime] = np.array([f["test"][-1] for f in searches])
+            column[name] = searches
             lam, took = PRINTED[key][regime]
             rows[name] = [
-                (lam, ours(f["lam"] for f in found)),
+                (lam, ours(f["lam"] for f in searches)),
                 (None, ours(cost[regime]["rounds"], decimals=0)),
                 (took, ours(cost[regime]["seconds"], decimals=1)),
-                (None, ours([f["bytes"] / 4e6 for f in found])),
-                (None, ours([f["ari"] for f in found])),
+                (None, ours([f["bytes"] / 4e6 for f in searches])),
+                (None, ours([f["ari"] for f in searches])),
                 (None, ours(test[regime], factor)),
             ]
         columns[title] = (metric, factor, column)
@@ -228,20 +228,20 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
 
     above, below = [], []
     for title, (metric, factor, by_search) in columns.items():
-        paths = {name: found[0]["path"] for name, found in by_search.items()}
-        validation = {name: ([p["lam"] for p in path], [[factor * p["validation"] for p in path]])
-                      for name, path in paths.items()}  # fmt: skip
+        firsts = {name: searches[0] for name, searches in by_search.items()}
+        validation = {name: ([p["lam"] for p in first["path"]], [[factor * p["validation"] for p in first["path"]]])
+                      for name, first in firsts.items()}  # fmt: skip
         above.append(Panel(title, "lambda", f"validation {metric}", validation))
-        test = {name: (found[0]["at"], [[factor * v for v in found[0]["test"]]]) for name, found in by_search.items()}
+        test = {name: (first["at"], [[factor * v for v in first["test"]]]) for name, first in firsts.items()}
         below.append(Panel(title, "round", f"test {metric}", test))
     figure = curve_panels([*above, *below], len(columns), 2.6)
     with styled():
         for ax, (_, _, by_search) in zip(figure.axes, columns.values(), strict=False):
             right: Any = ax.twinx()
-            for k, (found, line) in enumerate(zip(by_search.values(), ax.lines, strict=True)):
-                at = np.array([p["lam"] for p in found[0]["path"]])
+            for k, (searches, line) in enumerate(zip(by_search.values(), ax.lines, strict=True)):
+                at = np.array([p["lam"] for p in searches[0]["path"]])
                 wide = max(0.4 * min(np.diff(at), default=1.0), np.ptp(at) / 40)
-                seconds = [p["seconds"] for p in found[0]["path"]]
+                seconds = [p["seconds"] for p in searches[0]["path"]]
                 right.bar(at + (k - 0.5) * wide, seconds, wide, color=line.get_color(), alpha=0.25)
             right.grid(False)
             right.spines["right"].set_visible(True)

@@ -128,12 +128,12 @@ def recipe(
     return add
 
 
-def case(about: str, run: Callable[..., Outcome], *given: Any) -> Callable[["Bench"], Outcome]:
-    """One of the recipes of a function, by what it is given after the bench; `about` is the question."""
+def case(about: str, run: Callable[..., Outcome], *arguments: Any) -> Callable[["Bench"], Outcome]:
+    """A recipe that calls `run` with the bench and these arguments, and asks the question `about`."""
 
     @wraps(run)
     def one(bench: Bench) -> Outcome:
-        return run(bench, *given)
+        return run(bench, *arguments)
 
     one.__doc__ = about
     return one
