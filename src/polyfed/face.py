@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pandas as pd
-from torch import nn
 
 from polyfed import report
 from polyfed.base.arguments import checked
 from polyfed.base.plugins import sibling
 from polyfed.data.federation import Federation
+from polyfed.models.start import PRESENT, Start
 from polyfed.runs import opened, trainer
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.result import Result
@@ -38,7 +38,7 @@ class Run(Result):
     """A training run: the result of `fit`, or of `Run.open` on a folder."""
 
     @classmethod
-    def open(cls, folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> "Run":
+    def open(cls, folder: str | Path, federation: Federation | None = None, model: Start | None = None) -> "Run":
         """The run of a folder. Reading needs no data; `evaluate` and `resume` look for them where they were.
 
         Parameters
@@ -47,8 +47,8 @@ class Run(Result):
             The run's folder.
         federation : Federation or None
             The data of a run that was started from Python with its own.
-        model : nn.Module or None
-            The model of a run that was started from Python with its own, as it was at the start.
+        model : nn.Module, callable or None
+            The model of a run that was started from Python with its own, as it was given at the start.
 
         Returns
         -------
@@ -75,7 +75,9 @@ class Run(Result):
 
     def __repr__(self) -> str:
         name, clients = self.settings.method, self.outline.names
-        return report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
+        sentence = report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
+        start = self.settings.initial_weights
+        return f"{sentence} (from {start})" if start == PRESENT else sentence
 
     def _repr_html_(self) -> str:
         """Show the answer, a table of the clients and the history in a notebook."""

@@ -16,6 +16,7 @@ from polyfed.algorithms import FedAvg
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.face import fit
+from polyfed.models.start import drawn
 
 Made = Callable[[int, int], nn.Module]  # a model of so many inputs and outputs
 
@@ -55,9 +56,7 @@ class _Federated(BaseEstimator):
             test_fraction=0.0,
             task="regression" if classes is None else "classification",
         )
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            net = (self.model or nn.Linear)(x.shape[1], classes or 1).double()
+        net = drawn(lambda: (self.model or nn.Linear)(x.shape[1], classes or 1).double(), seed)
         how: dict[str, Any] = {"evaluate_every": 0} | dict(self.settings or {})
         run = fit(net, federation, self.method or FedAvg(), rounds=self.rounds, seed=seed, callbacks=[_quiet], **how)
         self.n_iter_ = run.rounds

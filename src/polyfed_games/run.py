@@ -22,6 +22,7 @@ from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.data.validation import validated
+from polyfed.models.start import Start
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.privacy import refuse_private
@@ -41,7 +42,7 @@ Tables = Callable[[str, Sequence[str]], Mapping[str, Any]]  # of (label, who is 
 
 @checked
 def coalitions(
-    model: nn.Module | Callable[[int], nn.Module],
+    model: Start,
     federation: Federation | Callable[[int], Federation],
     algorithm: Contender | None = None,
     training: Training | None = None,

@@ -26,6 +26,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.validation import validated
 from polyfed.face import Run
 from polyfed.metrics.metric import mean_of
+from polyfed.models.start import Start, drawn
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
 from polyfed.runs.ownership import locked
@@ -59,7 +60,7 @@ class Watch:
 
 @checked
 def tune(
-    model: nn.Module,
+    model: Start,
     federation: Federation,
     algorithm: Contender | None = None,
     training: Training | None = None,
@@ -89,7 +90,7 @@ def tune(
 
     Parameters
     ----------
-    model : nn.Module
+    model : nn.Module or callable
         As for `fit`.
     federation : Federation
         As for `fit`.
@@ -129,7 +130,7 @@ def tune(
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
     paths = {name: methods_of(algorithm, setting, search.grid, name) for name in REGIMES if regime in (name, "both")}
-    federation = validated(federation, seed)
+    model, federation = drawn(model, seed), validated(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     ladders = {name: Ladder.of(ms[0], setting, [getattr(m, setting) for m in ms]) for name, ms in paths.items()}

@@ -40,7 +40,7 @@ def test_a_run_shows_its_mean_worst_client_and_history(tmp_path):
     values, who = run.final["test"]["accuracy"], run.final["test"]["accuracy"].argmin()
     for value in (values.mean(), values[who]):
         assert f"{100 * value:.1f} %" in repr(run)
-    assert repr(run).endswith(f"({NAMES[who]})")
+    assert f"({NAMES[who]})" in repr(run)
     assert repr(run).startswith("ditto, 3 clients, finished after 5 rounds: test accuracy ")
     cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
     assert f"{100 * values.mean():.1f}" in cells

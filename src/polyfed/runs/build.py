@@ -17,6 +17,7 @@ from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.models.backbone import digest_of, is_half
+from polyfed.models.start import under
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.runs.released import each_as_released
 from polyfed.runs.steps import local_steps_of
@@ -179,7 +180,11 @@ def backed(m: Model) -> Model:
 
 def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """The model of a [model] table, for inputs of this shape and this many outputs."""
-    m = backed(m)
+    made = _made(backed(m), input_shape, outputs, seed)
+    return made if m.backbone else under(made, seed)
+
+
+def _made(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     assert m.name is not None
     path = None if m.backbone is None else Path(m.backbone)
     whole = path is not None and path.is_dir()

@@ -47,6 +47,7 @@ INFORMATION = (
     "plan",
     "privacy-plan",
     "privacy-says",
+    "initial-weights",
     "versions",
     "packages",
 )  # of a run's config.toml, which decide nothing

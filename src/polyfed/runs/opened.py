@@ -34,6 +34,7 @@ from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_devic
 from polyfed.metrics import scores
 from polyfed.metrics.scores import LOSS
 from polyfed.models.adapters import adapted, is_adapted
+from polyfed.models.start import Start, drawn
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
@@ -54,11 +55,11 @@ from polyfed.runs.weights import weights_of
 
 R = TypeVar("R", bound=Result)
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
-SAID = ("data", "columns", "model", "algorithm", "start", "portable")
+SAID = ("data", "columns", "model", "algorithm", "start", "initial-weights", "portable")
 
 
 def opened(
-    folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None, kind: type[R] = Result
+    folder: str | Path, federation: Federation | None = None, model: Start | None = None, kind: type[R] = Result
 ) -> R:
     """The result of a run's folder. `status` is "unfinished" where it was killed.
 
@@ -75,7 +76,7 @@ def opened(
 class Stored:
     """Source of a result that is a folder: its numbers, its last checkpoint, its data where they were."""
 
-    def __init__(self, folder: Path, federation: Federation | None, model: nn.Module | None):
+    def __init__(self, folder: Path, federation: Federation | None, model: Start | None):
         config = files.config_of(folder)
         if config.name == "comparison.toml":
             such = next((f", such as {run}" for run in sorted(folder.glob("runs/*-seed*"))), "")
@@ -166,7 +167,7 @@ class Stored:
         """The model with the parameters that the run began with, and with the frozen tensors of its folder."""
         table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
-            own, words = self._own, table.get("adapter")
+            own, words = drawn(self._own, self.settings.seed), table.get("adapter")
             model = copy.deepcopy(own) if words is None or is_adapted(own) else adapted(own, words, self.settings.seed)
         elif self.settings.data.name is None:
             raise RunError(

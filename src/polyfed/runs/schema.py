@@ -108,6 +108,7 @@ class Config(_Toml):
     model: Table = {}
     plan: Planned | None = None
     start: Begun | None = None
+    initial_weights: str | None = None
     versions: dict[str, str] = {}
     packages: list[str] = []
     metrics: list[str] = []

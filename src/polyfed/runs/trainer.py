@@ -54,6 +54,7 @@ from polyfed.engines.local import (
     pick_device,
 )
 from polyfed.models.adapters import adapted, bent
+from polyfed.models.start import Start, drawn, words
 from polyfed.runs.features import features
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
@@ -194,7 +195,8 @@ class Trainer:
                 store.begin(session.result(), fresh=saved is None)
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
                 needed = f"memory: {self.memory.words()}" if self.memory and self.memory.base else None
-                for line in filter(None, (plan, needed, self.note)):
+                begun = None if self.start or saved else f"start: {words(self.task.model)}"
+                for line in filter(None, (begun, plan, needed, self.note)):
                     store.log(line)
             with tracked(self.training.track, session.result()) as more:
                 session.callbacks = (*session.callbacks, *more)
@@ -278,6 +280,7 @@ class Trainer:
             "start": None if start is None else {"algorithm": start.algorithm.name, "rounds": start.rounds},
             "algorithm": {"name": self.algorithm.name} | {kebab(k): v for k, v in method.items()},
             "model": {"name": type(self.task.model).__name__, "parameters": self.task.p},
+            "initial-weights": words(self.task.model) if start is None else None,
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
@@ -436,7 +439,7 @@ def _saved(store: RunFolder, resume: bool) -> Saved | None:
 
 @checked
 def fit(
-    model: nn.Module,
+    model: Start,
     federation: Federation,
     algorithm: Contender,
     training: Training | None = None,
@@ -453,8 +456,9 @@ def fit(
 
     Parameters
     ----------
-    model : nn.Module
-        Its present parameters are the common start.
+    model : nn.Module or callable
+        Its present parameters are the common start. A class, or a function that makes a model, is called under the
+        seed, which then decides the start too.
     federation : Federation
         The clients and their data.
     algorithm : Algorithm or Yardstick
@@ -500,6 +504,7 @@ def fit(
     status is then "interrupted".
     """
     training = training_of(training, settings)
+    model = drawn(model, training.seed)
     if adapter is not None:
         model = adapted(model, adapter, training.seed)
         describe = {"model": {"adapter": adapter}, **(describe or {})}

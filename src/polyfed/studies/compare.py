@@ -24,6 +24,7 @@ from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.metrics.scores import LOSS
+from polyfed.models.start import Start, drawn
 from polyfed.runs.config import Method, label
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
@@ -134,7 +135,7 @@ class Comparison:
 
 @checked
 def compare(
-    model: nn.Module | Callable[[int], nn.Module],
+    model: Start,
     federation: Federation | Callable[[int], Federation],
     algorithms: Sequence[Contender] | Mapping[str, Contender],
     training: Training | None = None,
@@ -157,7 +158,7 @@ def compare(
     Parameters
     ----------
     model : nn.Module or callable
-        As for `fit`, or a function of the seed.
+        As for `fit`; a class or a function is called for every seed, a module is the start of all.
     federation : Federation or callable
         As for `fit`, or a function of the seed, such as its partition.
     algorithms : sequence of Algorithm or Yardstick, or dict
@@ -239,7 +240,7 @@ class Cached:
         if self.seed != seed:
             f, m = self.federation, self.model
             self._federation = f if isinstance(f, Federation) else answer("federation", f, seed, takes=Federation)
-            self._model = m if isinstance(m, nn.Module) else answer("model", m, seed, takes=nn.Module)
+            self._model = drawn(m, seed)
             self.seed = seed
         return self._model, self._federation
 
