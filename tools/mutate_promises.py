@@ -62,7 +62,10 @@ TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed/cli/folders.py": FOLDERS,
     "polyfed/base/locks.py": "tests/privacy/test_privacy_ledger.py",
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",
-    "polyfed/data/audit.py": "tests/data/test_audit_thresholds.py",
+    **{
+        f"polyfed_audit/{f}.py": "tests/audit/test_audit_thresholds.py"
+        for f in ("parts", "units", "codes", "rows", "outcome")
+    },
     "polyfed/algorithms/flexcfl.py": "tests/algorithms/test_groups.py",
     "polyfed/algorithms/pfedhn.py": "tests/algorithms/test_mixing.py",
     "polyfed_clinical/secured.py": "tests/clinical/test_pooled_fit.py -k one_outcome",

@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.base.errors import Refusal
 from polyfed.base.part import Strict
 from polyfed.core.messages import Form, State
-from polyfed.data.audit import withheld
+from polyfed_audit.parts import withheld
 from polyfed_sites import wire as m
 from polyfed_sites.consent import Consent
 from polyfed_sites.policy import Policy

@@ -21,6 +21,7 @@ from polyfed.data.readers import digest as file_digest
 from polyfed.data.said import Column, Csv, Dropped
 from polyfed.data.schema import File, settle
 from polyfed.runs.rehearsal import forms
+from polyfed_audit.parts import told
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import Experiment, experiment, mark, unlike, versions
 from polyfed_sites.answered import NAME as ANSWERED
@@ -205,7 +206,8 @@ class Joined:
             raise Refusal("is asked for its own counts and quantiles, and has joined for sums alone")
         self.answered.spend(f"audit {self.mark}", mark(asked), 1, "audits")
         self.rows.spend("agreements", self.mark)
-        parts = self.file.parts()
+        assert self.file.sheet is not None  # by `about.audit`
+        parts = told(self.file.sheet, self.file.columns)
         self.rows.spend("cells", f"audit {mark(asked)}", len(parts))
         return Message(m.Audited(columns=parts))
 

@@ -21,14 +21,13 @@ import torch
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, RunError, printable
-from polyfed.base.part import CHECK
+from polyfed.base.part import CHECK, Audit
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
-from polyfed.data.audit import Flag, flags, kept
 from polyfed.data.federation import Outline
 from polyfed.data.preparation import Settled
 from polyfed.data.prepare import uneven
@@ -47,6 +46,7 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
+from polyfed_audit.findings import flags
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import digest, frozen, unlike, versions
 from polyfed_sites.asking import Asking, Transport
@@ -132,7 +132,7 @@ class Server:
         privacy = self.experiment.settings.privacy
         self.secure = None if privacy is None or privacy.sums == "open" else privacy  # the server then sees sums alone
         self.billed: np.ndarray | None = None
-        self.flags, self.audited = list[Flag](), dict[str, Any]()
+        self.audited = Audit()
         self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
@@ -167,10 +167,9 @@ class Server:
         columns = dict.fromkeys(name for reply in replies.values() for name in reply.head.columns)
         parts = {c: {s: r.head.columns[c] for s, r in replies.items() if c in r.head.columns} for c in columns}
         outcome = {about.file.target for about in self.said.values() if isinstance(about.file, Csv)}
-        self.flags = flags(parts, self.experiment.columns, [*outcome])
-        self.audited = kept(parts, self.flags)
-        for flag in self.flags:
-            self.say(f"{CHECK}{printable(str(flag))}")
+        self.audited = Audit(parts, flags(parts, self.experiment.columns, [*outcome]))
+        for line in self.audited.lines:
+            self.say(printable(line))
 
     def _wrong_audit(self, name: str, reply: Message[m.Audited]) -> str:
         rows = sum(self.said[name].counts.model_dump(exclude_none=True).values())
@@ -200,8 +199,8 @@ class Server:
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
             pooling = Pooling(self.asking, self.heads, self.settled, blank, self.said, self.peers, opener)
             self.settled, self.billed = pooling.statistics()
-        self.federation = _outline(self.experiment, self.said, self.settled, self.flags, self.audited)
-        for note in (n for n in self.federation.notes[: -len(self.flags) - 1] if n.startswith(CHECK)):
+        self.federation = _outline(self.experiment, self.said, self.settled, self.audited)
+        for note in (n for n in self.federation.notes[: -len(self.audited.lines) - 1] if n.startswith(CHECK)):
             self.say(printable(note))
         if "labels" in needs:
             messages = {
@@ -370,9 +369,7 @@ def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:
     return str(says["run"])
 
 
-def _outline(
-    e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flagged: Sequence[Flag], audit: Mapping[str, Any]
-) -> Outline:
+def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled, audit: Audit) -> Outline:
     """The sites as a federation without samples."""
     names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
@@ -391,10 +388,10 @@ def _outline(
             *settled.notes,
             *uneven(names, rows, held, e.data.test_fraction if own else 0.0, "test"),
             *starmap(repairs_said, e.columns.site.items()),
-            *(f"{CHECK}{printable(str(flag))}" for flag in flagged),
+            *map(printable, audit.lines),
             "every client's samples are at its own site",
         ],
-        "audit": audit,
+        "audit": audit.kept,
         **prepared,
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}

@@ -1,5 +1,7 @@
 """Federations from DataFrames and from data sets of dicts."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,3 +81,16 @@ def test_a_hugging_face_data_set():
     for made in (parts, [p.with_format("torch") for p in parts]):
         fed = pf.Federation.from_datasets(made, input="f", target="label", test_fraction=0.0)
         assert fed.train.x.tolist() == [[1, 0], [2, 0], [0, 0], [1, 1], [2, 1], [0, 1]]
+
+
+def test_without_the_audits_package_the_data_are_prepared_alike_and_a_note_says_what_is_skipped(monkeypatch):
+    made = frames()
+    made["south"]["age"] *= 365.25
+    whole = pf.data.from_frames(made, seed=0)
+    for name in ("polyfed_audit", "polyfed_audit.findings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    bare = pf.data.from_frames(made, seed=0)
+    assert bare.train.x.equal(whole.train.x)
+    said = [note for note in bare.notes if note not in whole.notes]
+    assert len(said) == 1
+    assert said[0].startswith("the audit between sites is skipped: it needs the package polyfed_audit")

@@ -7,8 +7,8 @@ import pytest
 import six_hospitals as six
 from hospitals import FEDAVG, OPEN, Between, Sites, at_sites, experiment, on_one_machine, same
 
-from polyfed.data.audit import QUANTILES
 from polyfed.studies.predict import Predictor
+from polyfed_audit.parts import QUANTILES
 
 NAMES = tuple(six.SIZES)
 UNREPAIRED = six.REPAIRS.partition("[columns.site.graz]")[0] + '[columns.site.koeln]\nencoding = "latin-1"\n'

@@ -73,7 +73,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
 PLANTED = {  # by kind of request: what a site does to answer it
     "join": "polyfed.data.schema.File.schema",
     "pooled": "polyfed.data.schema.File.sums",
-    "audit": "polyfed.data.schema.File.parts",
+    "audit": "polyfed_sites.joining.told",
     "labels": "polyfed.data.schema.File.labels",
     "begin": "polyfed.data.schema.File.fitted",
     "train": "polyfed.core.worker.Worker.run",

@@ -1,11 +1,13 @@
 """One column at one site in counts and quantiles: what a site says to the audit, a folder keeps and a report draws."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 CHECK = "check before use: "  # before what the audit flags
+EVERY = "all sites"
 LARGE = 1 << 53  # from which a whole number is no count of anything
 Count = Annotated[int, Field(ge=0, lt=LARGE)]
 
@@ -50,3 +52,45 @@ class Part(Strict):
 
 
 Parts = Mapping[str, Mapping[str, Part]]  # by column and site
+
+
+class Flag(NamedTuple):
+    """A finding to look at; `column` is None where it is about whole rows."""
+
+    site: str
+    column: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.text}"
+
+
+class Audit(NamedTuple):
+    """What an audit between sites has found."""
+
+    parts: Parts = MappingProxyType({})
+    flags: Sequence[Flag] = ()
+    skipped: str = ""  # why there is none
+
+    @property
+    def lines(self) -> list[str]:
+        """What a report says of it."""
+        return [*([self.skipped] if self.skipped else []), *(f"{CHECK}{flag}" for flag in self.flags)]
+
+    @property
+    def flagged(self) -> dict[str, list[str]]:
+        """Columns, and the sites where each is flagged."""
+        sites: dict[str, list[str]] = {}
+        for flag in self.flags:
+            if flag.column and flag.site != EVERY and flag.site not in sites.setdefault(flag.column, []):
+                sites[flag.column].append(flag.site)
+        return sites
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The flagged columns at every site, as a run folder keeps them for the report's figure."""
+        return {
+            name: {"flagged": sites, "sites": {site: part.model_dump() for site, part in self.parts[name].items()}}
+            for name, sites in self.flagged.items()
+            if not any(part.repeats for part in self.parts[name].values())  # identifiers
+        }

@@ -24,6 +24,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_games": ("coalitions",),
     "polyfed_members": ("admit", "leave"),
     "polyfed_privacy": ("privacy", "audit"),
+    "polyfed_audit": (),
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_ray": (),
     "polyfed_export": (),

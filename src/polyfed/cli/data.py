@@ -14,7 +14,6 @@ from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
-from polyfed.data.audit import flagged
 from polyfed.data.csv_files import read, survey
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
@@ -53,12 +52,12 @@ def data_inspect(o: DataInspect) -> None:
     parts = Parts(experiment)
     if (table := tables_of(experiment)) is not None:
         stdout.print(columns_of(table), "", *([sites_of(table), ""] if 1 < len(table.sheets) <= SITES else []))
-        for flag in table.audit:
+        for flag in table.audit.flags:
             stdout.print(Text(f"! {flag}", "red"), soft_wrap=True)
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
     stdout.print(table_of(fed))
-    shown = [f"{CHECK}{flag}" for flag in table.audit] if table else []
+    shown = [f"{CHECK}{flag}" for flag in table.audit.flags] if table else []
     for note in (_more(fed), *(f"- {note}" for note in fed.notes if note not in shown)):
         stdout.print(Text(note, "red" if CHECK in note else "dim"), soft_wrap=True)
     if out is not None:
@@ -68,7 +67,7 @@ def data_inspect(o: DataInspect) -> None:
     if (
         out is not None
         and table is not None
-        and (drawn := distribution_figure(table.parts, flagged(table.audit))) is not None
+        and (drawn := distribution_figure(table.audit.parts, table.audit.flagged)) is not None
     ):
         say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
@@ -102,7 +101,7 @@ def columns_of(table: Table) -> Grid:
 def sites_of(table: Table) -> Grid:
     """One row per column: median and quartiles, or the commonest values, of every site; gaps in per cent."""
     shown = grid("column", *(sheet.name for sheet in table.sheets), tight=("column",))
-    for name, at in list(table.parts.items())[:MANY]:
+    for name, at in list(table.audit.parts.items())[:MANY]:
         cells = [at.get(s.name) for s in table.sheets]
         gaps = [f", {p.gaps / p.rows:.0%} gaps" if p is not None and p.gaps else "" for p in cells]
         row = ["" if p is None else f"{p.shown or f'{p.distinct} texts'}{g}" for p, g in zip(cells, gaps, strict=True)]

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns
 from polyfed.base.errors import DataError, closest
-from polyfed.base.part import Part
 from polyfed.compute.split import Split
 from polyfed.data import moments, readers
-from polyfed.data.audit import described
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.federation import WEIGHTED, Federation, numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import Input, Preparation, Settled, Statistics
@@ -164,14 +162,6 @@ class File:
             inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
             numbers=y.is_floating_point(), given=self.test is not None, labels=labels if labelled and few else None,
         )  # fmt: skip
-
-    def parts(self) -> dict[str, Part]:
-        """Columns for the audit between sites, but for those that are dropped."""
-        assert self.sheet is not None
-        left = [name for name in self.sheet.columns if name not in (*self.columns.drop, self.columns.weights)]
-        if self.columns.raw is not None:
-            left = [name for name in left if name in self.columns.outcome]
-        return {name: described(self.sheet, name, self.columns) for name in left}
 
     def rarest(self, schema: Csv | Npz) -> dict[str, int]:
         """Fewest rows of a value, for every column whose values it says; of values that [columns] lists, none."""

@@ -12,10 +12,10 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
-from polyfed.base.part import CHECK, Part
+from polyfed.base.part import CHECK, Audit
+from polyfed.base.plugins import sibling
 from polyfed.base.text import nfc
-from polyfed.data.audit import Flag, copied, doubled, flags, kept, parts_of, telling
-from polyfed.data.csv_files import FEW, USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
+from polyfed.data.csv_files import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import AIM, READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation, Settled
@@ -238,24 +238,14 @@ class Table:
         return list(c.values)
 
     @cached_property
-    def audit(self) -> list[Flag]:
-        """Differences between the sites; none for files whose rows are elsewhere."""
+    def audit(self) -> Audit:
+        """Differences between the sites, by a package beside the core; none for files whose rows are elsewhere."""
         if self.columns.raw is not None or not any(sheet.lines for sheet in self.sheets):
-            return []
-        parts = {name: at for name, at in self.parts.items() if not self.survey[name].numbers_rows}
-        raised, sheets, gaps = flags(parts, self.columns, self.outcome), self.sheets, self.columns.gaps
-        raised += doubled(sheets, self.columns)
-        inputs, outcome = [c for c in self.inputs if c.kind in USABLE], [self.survey[name] for name in self.outcome]
-        if any(c.lacking or (c in outcome and c.gaps) for c in (*inputs, *outcome)):
-            return raised
-        raised += copied(sheets, [c.name for c in (*inputs, *outcome)], gaps)
-        classes = self.columns.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW
-        return raised + telling(sheets, inputs, outcome[-1], gaps) if classes else raised
-
-    @cached_property
-    def parts(self) -> dict[str, dict[str, Part]]:
-        """Every column at every site, in counts and quantiles."""
-        return parts_of(self.sheets, self.columns)
+            return Audit()
+        try:
+            return sibling("polyfed_audit.findings", "the audit between sites is skipped: it").audit(self)
+        except ConfigError as e:
+            return Audit(skipped=str(e))
 
     # as a data set
 
@@ -307,7 +297,7 @@ class Table:
         settled, y = self.settled({} if texts else dict(zip(names, self.targets(), strict=True)))
         meta: dict[str, Any] = {"columns": [i.name for i in blank.inputs] if c.raw is None else [c.raw]}
         meta |= {} if settled.numbered is None else {"labels": [*settled.numbered]}
-        meta |= {"audit": flagged} if self.audit and (flagged := kept(self.parts, self.audit)) else {}
+        meta |= {"audit": kept} if (kept := self.audit.kept) else {}
         return Dataset(
             name=Path(self.where).stem if single else Path(self.where).name,
             x=np.concatenate(codes),
@@ -385,7 +375,7 @@ class Table:
             notes.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
         elif c.raw is None:
             notes.append("inputs are not standardised")
-        notes += [f"{CHECK}{flag}" for flag in self.audit]
+        notes += self.audit.lines
         for i in (*self.inputs, *(self.survey[name] for name in self.outcome)):
             notes += self._odd_values(i)
         return tuple(notes)

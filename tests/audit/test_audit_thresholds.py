@@ -6,7 +6,7 @@ import pytest
 from test_site_audit import flagged
 
 from polyfed.base.part import Part
-from polyfed.data.audit import withheld
+from polyfed_audit.parts import withheld
 
 
 def column(middle, spread=1.2, n=400):

@@ -10,8 +10,10 @@ import torch
 
 import polyfed as pf
 from polyfed.base.columns import Columns
-from polyfed.data.audit import doubled, flags, parts_of
 from polyfed.data.csv_files import sheet_of
+from polyfed_audit.findings import flags
+from polyfed_audit.parts import parts_of
+from polyfed_audit.rows import doubled
 
 
 def flagged(frames, outcome="ill", **columns):
