@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import caveats, probabilities, style
+from polyfed.metrics.scores import ACCURACY
+from polyfed.report import caveats, forest, probabilities, style, words
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.style import to_svg
 
@@ -293,3 +294,49 @@ def test_a_method_with_a_worse_brier_score_is_told_to_check_its_calibration(tmp_
     assert "Check the calibration of fedavg: its Brier score is 0.2" in " ".join(caveats.calibration(study, "fedavg"))
     brier["fedavg"] = 0.1
     assert caveats.calibration(study, "fedavg") == []
+
+
+def test_no_interval_is_cut_without_an_arrow_and_that_of_the_mean_never(tmp_path):
+    """Whatever the intervals: drawn whole, or with an arrow at the end where they go on, in page and file."""
+    rng, scale = np.random.default_rng(3), words.Scale(ACCURACY)
+    for k in range(60):
+        n, half = int(rng.integers(1, 9)), 10.0 ** rng.uniform(-3, 0 if k % 2 else -1.5, 9)
+        gains = [Interval(m, m - h, m + h, 3) for m, h in zip(rng.normal(0, 0.02, n), half, strict=False)]
+        mean = Interval(0.01, 0.01 - 20 * half[-1], 0.01 + half[-1], 3)
+        left, right = forest.limits(gains, [mean])
+        assert left < mean.low < mean.high < right
+        rows = [forest.Row(str(i), "", g, "") for i, g in enumerate(gains)]
+        text = forest.chart([*rows, forest.Row("mean", "", mean, "", whole=True)], scale, "points")
+        assert text.count('class="cut"') == sum(int(g.low < left) + int(g.high > right) for g in gains)
+        assert ("goes on" in text) == ('class="cut"' in text)
+        assert all(-0.01 <= float(x) <= 100.01 for x in re.findall(r'x[12]?="([-\d.]+)%"', text))
+    few = {"local": noisy([0.7] * 4, 10, 0.01, 0), "fedavg": noisy([0.71] * 4, 10, 0.01, 1)}
+    for s, row in enumerate(few["fedavg"]):
+        row[3] = 0.1 + 0.8 * (s % 2)  # one client's interval is many times as wide as the others'
+    study = report.read(write_comparison(tmp_path, few))
+    axes = report.gain_figure(study).axes[0]
+    gains, (left, right) = study.verdicts.gains("fedavg", "local"), axes.get_xlim()
+    mean = study.verdicts.mean_gain("fedavg", "local", 1)
+    assert left < 100 * mean.low < 100 * mean.high < right
+    arrows = {line.get_marker(): len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() in "<>"}
+    assert arrows == {"<": sum(100 * g.low < left for g in gains.values()),
+                      ">": sum(100 * g.high > right for g in gains.values())} != {"<": 0, ">": 0}  # fmt: skip
+
+
+def test_a_page_begins_with_the_sentence_and_a_chart_of_every_client_before_any_table(tmp_path):
+    text = page(write_comparison(tmp_path, METHODS, notes=["Seen before.", "check before use: sex at A"]))
+    assert (
+        text.index('class="headline"')
+        < text.index('class="forest"')
+        < text.index("check before use")
+        < text.index("<table")
+    )
+    chart = text[text.index('<ul class="forest"') : text.index("</ul>")]
+    found = re.findall(r"<li class=\"(\w+)(?: whole)?\"><b>([^<]*)</b><span>([^<]*)</span>.*?<i>(.*?)</i>", chart)
+    study = report.read(tmp_path)
+    gains = study.verdicts.gains(*study.verdicts.lead)
+    assert {name: word for _, name, word, _ in found[:-1]} == {n: g.word for n, g in gains.items()}
+    assert (found[-1][1], len(found)) == ("mean over clients", len(gains) + 1)
+    assert all(" to " in text for *_, text in found)
+    folded = text[text.index("<details><summary>What this rests on") :]
+    assert "moves 1.00 MB per client" in folded[: folded.index("</details>")]

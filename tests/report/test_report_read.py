@@ -102,7 +102,7 @@ def test_a_method_that_moved_no_byte_is_never_the_best_shared_one(tmp_path):
     study = report.read(folder)
     assert study.role("fedrep") == "own"
     assert "fedrep, the best shared method" not in report.answer(study)
-    assert "the clients' own models (fedrep)" in report.answer(study)
+    assert " of fedrep, over 2 seeds" in report.answer(study)
 
 
 def test_labels_come_from_the_folder_names(tmp_path):

@@ -193,14 +193,14 @@ def harmed(folder, sites=4):
     return comparison(folder, values, samples=[4000] * sites, test=[1000] * sites)
 
 
-def test_the_headline_says_whom_the_common_model_harms_and_each_line_the_method_to_deploy(tmp_path):
+def test_the_headline_is_short_the_details_say_whom_the_common_model_harms_and_lines_the_method_to_deploy(tmp_path):
     """ditto leads and changes nothing; where another method is clearly better, the line names it."""
     study = harmed(tmp_path)
     assert report.gain_table(study).rows[-1][0].text == "fedavg"
-    head = summary.headline(study)
-    assert "One common model (fedavg) clearly harms 1 of 4 clients (client-3, \N{MINUS SIGN}30" in head
-    assert "helps 3" in head
-    assert len(head.split()) < 70
+    head, rest = summary.headline(study), " ".join(summary.details(study))
+    assert "One common model (fedavg) clearly harms 1 of 4 clients (client-3, \N{MINUS SIGN}30" in rest
+    assert "helps 3" in rest
+    assert (head.count(". "), "95 % interval" in head, len(head.split()) < 45) == (1, True, True), "can be read aloud"
     against, each = summary.lines(study)
     assert study.verdicts.lead == ("ditto", "local")
     assert "with ditto against each client's own model (local)" in against

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.report import words
+from polyfed.report.forest import limits, said
 from polyfed.report.pairs import Interval
 from polyfed.report.style import (
     GREEN,
@@ -90,8 +91,8 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """The gain of every client over its own model (or the common one), the largest on top.
 
     A forest plot: a dot per client with its 95 % interval, filled and in colour where clear jointly over clients, and
-    below them a diamond for the mean over clients. An arrow: the interval goes on beyond the axis. Up to 30 clients are
-    named; up to 400 have their intervals drawn.
+    below them a diamond for the mean over clients, whose interval is whole. An arrow: the interval goes on beyond the
+    axis. Up to 30 clients are named, each with its verdict; up to 400 have their intervals drawn.
 
     Parameters
     ----------
@@ -119,6 +120,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     colour = np.where(clear > 0, GREEN, np.where(clear < 0, VERMILLION, QUIET))
     place = np.arange(len(names))
     named = len(names) <= NAMED
+    left, right = (scale.factor * end for end in limits([*gains.values()], [overall] * (len(names) > 1)))
     with styled():
         figure, (axes,) = canvas(height=1.5 + 0.2 * len(names) if named else 3.6)
         if many := len(names) > POINTS:  # their intervals would be one solid block
@@ -132,12 +134,11 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}
         axes.scatter(x, y, c=list(face), edgecolors=list(colour), **look)
         if not many:
-            hover(axes, [*x], [*y], [f"{n}: {_said(gains[n], scale)}" for n in names])
+            hover(axes, [*x], [*y], [f"{n}: {said(gains[n], scale)}" for n in names])
         text = f"gain of {label} over {reference}, {'points' if scale.percent else scale.name}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)
             rows = _mean_row(axes, overall, scale) if len(names) > 1 else []
-            left, right = _limits(mean, low, high)
             cut = ((left, "<", spans & (low < left)), (right, ">", spans & (high > right)))
             for end, arrow, beyond in cut:
                 axes.plot(np.full(beyond.sum(), end), place[beyond], arrow, color=QUIET, markersize=5, clip_on=False)
@@ -145,6 +146,9 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
                 text += "\nan arrow: the interval goes on"
             axes.set_yticks(np.r_[rows, place], [*(["mean over clients"] * len(rows)), *map(short, names)])
             axes.set_ylim(min(rows, default=0) - 0.7, len(names) - 0.3)
+            verdicts = axes.secondary_yaxis("right")  # beside each interval
+            verdicts.set_yticks(np.r_[rows, place], [overall.word] * len(rows) + [gains[n].word for n in names])
+            verdicts.tick_params(length=0, labelcolor=QUIET)
             axes.set_xlim(left, right)
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_xlabel(text)
@@ -152,7 +156,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             axes.axhline(0, color=INK, linewidth=1)
             axes.set_xlabel(f"client, in order of gain ({len(names)})")
             axes.set_ylabel(text)
-            axes.set_ylim(*_limits(mean, low, high))
+            axes.set_ylim(left, right)
     return figure
 
 
@@ -163,23 +167,8 @@ def _mean_row(axes: Axes, gain: Interval, scale: words.Scale) -> list[float]:
     if gain.known:
         axes.hlines([place], scale.factor * gain.low, scale.factor * gain.high, color=colour, linewidth=1.8, zorder=2)
     axes.scatter([scale.factor * gain.mean], [place], marker="D", s=34, color=colour, zorder=3)
-    hover(axes, [scale.factor * gain.mean], [place], [f"mean over clients: {_said(gain, scale)}"])
+    hover(axes, [scale.factor * gain.mean], [place], [f"mean over clients: {said(gain, scale)}"])
     return [place]
-
-
-def _said(gain: Interval, scale: words.Scale) -> str:
-    """`+3.2 points (−0.4 to +6.8)`."""
-    limits = f" ({scale.range(gain.low, gain.high)})" if gain.known else ""
-    return f"{scale.signed(gain.mean)}{scale.difference_unit}{limits}"
-
-
-def _limits(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, float]:
-    """A range that a few very wide intervals (two seeds) cannot stretch beyond three times the range of the means."""
-    reach = 3 * max(float(np.abs(mean).max()), 1e-12)  # an axis has a length
-    bottom = max(float(np.nanmin(np.append(low, mean.min()))), -reach)
-    top = min(float(np.nanmax(np.append(high, mean.max()))), reach)
-    pad = 0.05 * (top - bottom or 1.0)
-    return min(bottom, 0) - pad, max(top, 0) + pad
 
 
 @checked

@@ -66,7 +66,8 @@ for (const part of document.querySelectorAll(".table")) {
 for (const drawn of document.querySelectorAll("figure[data-name]")) {
   const save = () => {  // with the page's colours, which the file would lack
     const colours = getComputedStyle(document.documentElement);
-    const copied = drawn.querySelector("svg").cloneNode(true);
+    const whole = drawn.querySelector("template");
+    const copied = (whole ? whole.content : drawn).querySelector("svg").cloneNode(true);
     copied.style.background = colours.getPropertyValue("--paper");
     const text = new XMLSerializer().serializeToString(copied);
     const filled = text.replace(/var\((--[a-z]+)\)/g, (_, name) => colours.getPropertyValue(name).trim());

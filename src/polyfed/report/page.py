@@ -28,13 +28,14 @@ from polyfed.report.clients import client_table, gain_table
 from polyfed.report.curves import BANDS, metric_figure, privacy_figure
 from polyfed.report.distributions import distribution_figure
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
+from polyfed.report.forest import Row, chart, said
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
-from polyfed.report.pairs import reason
+from polyfed.report.pairs import Interval, reason
 from polyfed.report.probabilities import benefit_figure, calibration_figure, told
 from polyfed.report.read import read
 from polyfed.report.style import NAMED as DRAWN
 from polyfed.report.style import save, to_svg, write_atomically
-from polyfed.report.summary import details, headline, lines
+from polyfed.report.summary import LINES, details, headline, lines
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, results
 from polyfed.report.verdicts import ALONE, Study
@@ -106,7 +107,8 @@ def write_report(
 
 def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", beside: str = "") -> str:
     """The page as text; `listed` is the file with the table of too many clients, `beside` the folder of figures."""
-    figures, data = ("".join(figure(d, beside) for d in drawn[key]) for key in ("figures", "data"))
+    first = [d for d in drawn["figures"] if d.name == "gain" and len(study.names) <= LINES]  # its rows are the chart's
+    figures, data = ("".join(figure(d, beside) for d in drawn[key] if d not in first) for key in ("figures", "data"))
     sections = [
         ("Clients", _clients(study, listed)),
         ("Methods", table(compare_table(study), "methods")),
@@ -116,7 +118,11 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
         ("Privacy", _privacy(study)),
         ("Settings", _settings(study)),
     ]
-    return page(_title(study), _what(study), _answer(study) + _caveats(study), sections, _versions(study))
+    shown = sites(study)
+    if first:
+        shown = figure(first[0], beside, shown)
+    top = answer(headline(study), shown, [" ".join(details(study))]) + _caveats(study)
+    return page(_title(study), _what(study), top, sections, _versions(study))
 
 
 def page(title: str, subtitle: str, top: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
@@ -163,29 +169,34 @@ def table(shown: Table, name: str) -> str:
     return f'<div class="table" data-name="{name}">{shown.to("html")}{kept}</div>\n'
 
 
-def figure(d: Drawing, beside: str = "") -> str:
-    """A figure with its title, caption and links to its files."""
+def figure(d: Drawing, beside: str = "", chart: str = "") -> str:
+    """A figure with its title, caption and links to its files; one with a `chart` of HTML is there to be downloaded."""
     svg = to_svg(d.figure, f"figure-{d.name}", d.title, d.caption)
     links = [f'<a href="{quote(f"{beside}/{d.name}.{form}")}">{form.upper()}</a>' for form in FORMS if beside]
     title = f"<b>{escape(d.title)}{'' if d.title.endswith('?') else '.'}</b>"
     told = f'{title} {escape(d.caption)} <span class="files">{" ".join(links)}</span>'
-    return f'<figure data-name="{escape(d.name)}">{svg}<figcaption>{told}</figcaption></figure>\n'
+    shown = f"{chart}<template>{svg}</template>" if chart else svg
+    return f'<figure data-name="{escape(d.name)}">{shown}<figcaption>{told}</figcaption></figure>\n'
 
 
-def _answer(study: Study) -> str:
-    against, clients = lines(study)
-    rows = "".join(
-        f'<li class="{x.mark}"><b>{escape(x.name)}</b>: {verdict}{_prose(x.text)}</li>'
-        for x in clients
-        for verdict in [f"<span>{x.verdict}</span>, " if x.verdict else ""]
-    )
-    each = f'<p class="against">{_prose(against)}:</p>\n<ul class="lines">{rows}</ul>' if clients else ""
-    rest = " ".join(details(study))
-    return (
-        f'<div class="answer"><p class="headline">{_prose(headline(study))}</p>\n{each}'
-        + (f'<p class="rest">{_prose(rest)}</p>' if rest else "")
-        + "</div>\n"
-    )
+def answer(sentence: str, chart: str = "", rest: Iterable[str] = ()) -> str:
+    """What a page says first: a sentence, the chart whose title it is, and what it rests on, folded."""
+    more = "".join(f"<p>{prose(text)}</p>" for text in rest if text)
+    more = f"<details><summary>What this rests on</summary>{more}</details>" if more else ""
+    return f'<div class="answer"><p class="headline">{prose(sentence)}</p>\n{chart}{more}</div>\n'
+
+
+def sites(study: Study, ends: tuple[float, float] | None = None) -> str:
+    """Every client with its verdict beside its interval, and their mean; of many, those with a clear difference."""
+    clients, first = lines(study)[1], study.verdicts.lead
+    if not clients or first is None:
+        return ""
+    none, scale, mean = Interval(math.nan, math.nan, math.nan, 0), words.Scale(study.metric), study.verdicts.mean
+    rows = [Row(x.name, x.verdict, x.gain or none, x.text) for x in clients]
+    gain = mean.gains[first[0]]
+    rows.append(Row("mean over clients", gain.word, gain, said(gain, scale), whole=True))
+    unit = f"points of {study.split} {scale.name}" if scale.percent else f"{study.split} {scale.name}"
+    return chart(rows, scale, f"{unit}, positive: better than {first[1]}", ends)
 
 
 def _title(study: Study) -> str:
@@ -219,8 +230,12 @@ def _caveats(study: Study) -> str:
     notes = _notes(study)
     if not notes:
         return ""
-    items = "".join(f"<li>{escape(n)}</li>" for n in notes)
-    return f'<p class="notes">Keep in mind about these data:</p><ul class="caveats notes">{items}</ul>'
+    check, rest = ("".join(f"<li>{escape(n)}</li>" for n in notes if n.startswith(CHECK) == k) for k in (True, False))
+    told = f'<ul class="caveats notes check">{check}</ul>' if check else ""
+    if not rest:
+        return told
+    fold = "Keep in mind about these data"
+    return f'{told}<details class="notes"><summary>{fold}</summary><ul class="caveats">{rest}</ul></details>'
 
 
 def _privacy(study: Study) -> str:
@@ -231,14 +246,14 @@ def _privacy(study: Study) -> str:
             labels_of.setdefault(tuple(map(str, claims)), []).append(run.label)
     parts = [
         f"<p><b>{escape(', '.join(dict.fromkeys(labels)))}</b></p><ul>"
-        + "".join(f"<li>{_prose(line)}</li>" for line in lines)
+        + "".join(f"<li>{prose(line)}</li>" for line in lines)
         + "</ul>"
         for lines, labels in labels_of.items()
     ]
     return "<p>A simulation on one machine.</p>" + "".join(parts) if parts else ""
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Text with its numbers and units kept on one line."""
     for unit in (" %", " points", " to +", f" to {words.MINUS}"):
         text = text.replace(unit, unit.replace(" ", NBSP))

@@ -13,16 +13,17 @@ from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.tables import tally
 from polyfed.report.verdicts import ALONE, Study
 
-LINES = 20  # clients up to which each has a line
+LINES = 30  # clients up to which each has a line
 EACH = 8  # beyond that: clients listed that gain, and that lose
 
 
 class Line(NamedTuple):
-    """One client's line: its name, `gains`, `loses`, `undecided` or "", and by how much with which method."""
+    """One client's line: its name, `gains`, `loses`, `undecided` or "", by how much with which method, and the gain."""
 
     name: str
     verdict: str
     text: str
+    gain: Interval | None = None
 
     @property
     def mark(self) -> str:
@@ -50,7 +51,7 @@ def answer(study: Study) -> str:
 
 
 def headline(study: Study) -> str:
-    """The result in a sentence or two, with the clients that gain and those that the common model harms."""
+    """The result in a sentence or two that can be read aloud: does it pay, for whom, how sure."""
     values = study.verdicts.grids
     if not values:
         return _nothing(study)
@@ -61,20 +62,23 @@ def headline(study: Study) -> str:
         return _unpaired(study) or _ranked(study, list(values))
     if study.role(first[1]) not in ALONE:
         return _without_own(study, study.verdicts.mean, *first)
-    return " ".join([_pays(study, study.verdicts.mean, *first), *_harm(study, *first)])
+    return _pays(study, study.verdicts.mean, *first)
 
 
 def details(study: Study) -> list[str]:
-    """Say what the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
+    """Say what the headline rests on: levels and bytes, whom one common model harms, yardsticks, and caveats."""
     first, sentences = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
-        price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
-        sentences = [price, *_personalised(study), *calibration(study, first[0])]
+        seeds = study.verdicts.paired(*first)
+        one, other = _level(study, first[0], seeds), f"{_short(study, first[1], seeds)} of {first[1]}"
+        price = f"{first[0]} reaches {one} against {other}, over {_seeds(study, *first)}, and moves "
+        price += f"{_bytes(study, first[0])} per client."
+        sentences = [price, *_harm(study, *first), *_personalised(study), *calibration(study, first[0])]
     return sentences + _compared(study) + caveats(study)
 
 
 def lines(study: Study) -> tuple[str, list[Line]]:
-    """(the reference, a line per client by gain; beyond 20 clients only the clear ones and the number undecided)."""
+    """(the reference, a line per client by gain; beyond 30 clients only the clear ones and the number undecided)."""
     first = study.verdicts.lead
     if first is None or study.first.n < 2:
         return "", []
@@ -117,7 +121,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
             text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
         if common and common != method and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
-        each.append((g.mean, Line(name, g.word, text)))
+        each.append((g.mean, Line(name, g.word, text, g)))
     return each
 
 
@@ -129,8 +133,7 @@ def _common(study: Study, reference: str) -> str | None:
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
-    scale, gain, seeds = _scale(study), mean.gains[method], study.verdicts.paired(method, own)
-    level = f"{_level(study, method, seeds)} against {_short(study, own, seeds)} with the clients' own models ({own})"
+    scale, gain = _scale(study), mean.gains[method]
     head = {
         1: "Federating pays on average: ",
         -1: "Federating does not pay here: ",
@@ -140,7 +143,13 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
     if gain.sign == -1 and mean.choice is None:
         head = "Federating does not pay with the best method here: "
     name = method if gain.sign == 1 or len(mean.gains) == 1 else f"{method}, the best shared method,"
-    return f"{head}{name} reaches {level}, {_difference(gain, scale)}. {_whom(study, method, own)}"
+    limits = f" (95 % interval {scale.range(gain.low, gain.high)})" if gain.known else ""
+    if scale.percent:
+        gained = f"{_signed(gain.mean, scale)} of {study.split} {scale.name} with {name} over"
+    else:
+        gained = f"{study.split} {scale.name} is {_signed(gain.mean, scale)} with {name} than with"
+    gained = gained.replace("is no difference", "is no better")
+    return f"{head}{gained} the clients' own models{limits}. {_whom(study, method, own)}"
 
 
 def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
@@ -165,13 +174,13 @@ def _whom(study: Study, method: str, own: str) -> str:
         why = some or next((pairs.reason(g.why) for g in gains.values()), "no results")
         return f"Which clients gain and lose cannot be said ({why})."
     if not up and not down:
-        return f"With {method}, no client clearly gains or loses."
-    gaining = f"{len(up) or 'none'} of {words.count(len(gains), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
+        return "No client clearly gains or loses."
+    gaining = f"{len(up) or 'None'} of {words.count(len(gains), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
     if up and len(up) <= 3 and len(gains) > 1:
         gaining += f" ({words.listed(up)})"
     losing = f"{len(down)} {'lose' if len(down) > 1 else 'loses'}{_most(study, down, gains)}" if down else "none loses"
     rest = f", and {counts[2]} {'is' if counts[2] == 1 else 'are'} undecided" if counts[2] else ""
-    return f"With {method}, {gaining}, {losing}{rest}."
+    return f"{gaining}, {losing}{rest}."
 
 
 def _harm(study: Study, method: str, own: str) -> list[str]:

@@ -123,6 +123,8 @@ class Table:
             "<tr>" + "".join(self._html_cell(i, cell) for i, cell in enumerate(row)) + "</tr>\n" for row in self.rows
         )
         notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
+        if len(self.notes) > 2:
+            notes = f"<details><summary>How to read this table</summary>{notes}</details>"
         label, wide = html.escape(self.title), _class("wide" if len(self.columns) > WIDE else "")
         return (
             f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">'
