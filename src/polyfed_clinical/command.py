@@ -14,9 +14,10 @@ from polyfed.cli.given import collect
 from polyfed.cli.late import late
 from polyfed.cli.screen import say
 from polyfed.data import load, readers
-from polyfed.data.csv_files import Sheet, read, survey
+from polyfed.data.csv_files import Sheet, survey
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
+from polyfed.data.repairs import read
 from polyfed.data.tables import ROWS, Table, check_sites
 from polyfed.face import Run
 from polyfed.runs.config import Where, read_table

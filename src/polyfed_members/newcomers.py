@@ -9,12 +9,12 @@ import torch
 
 from polyfed.base.errors import ConfigError, DataError, few
 from polyfed.data import prepare
-from polyfed.data.csv_files import read
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
 from polyfed.data.raw import Text
 from polyfed.data.readers import files_of
+from polyfed.data.repairs import read
 from polyfed.data.tables import text_ids, weights_of, whose_of
 from polyfed.runs.config import Where, read_table
 from polyfed.runs.result import Result

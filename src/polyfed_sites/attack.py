@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError
-from polyfed.data.csv_files import cells_of, read
+from polyfed.data.csv_files import cells_of
 from polyfed.data.moments import ordered
+from polyfed.data.repairs import read
 from polyfed.metrics.scores import ACCURACY
 from polyfed_sites import wire as m
 from polyfed_sites.consent import Consent

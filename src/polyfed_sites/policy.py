@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 import numpy as np
 import torch
 
-from polyfed.base.arithmetic import affine
-from polyfed.base.columns import ENCODING
+from polyfed.base.arithmetic import affine, arithmetic
+from polyfed.base.columns import DROP_ROWS, ENCODING, read_by, together
 from polyfed.base.errors import Forbidden
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, setting
@@ -187,10 +187,14 @@ class Policy(Table):
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
-        self.among("columns", [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories], "the column")
+        repairs = together(c.site, about.site)
+        named = [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories, *read_by(repairs)]
+        self.among("columns", named, "the column")
         self.counts(rarest)
-        for name, repair in c.site.get(about.site, {}).items():
-            if self.least_count > 1 and isinstance(repair, str) and name != ENCODING and not affine(repair):
+        for name, how in repairs.items():
+            if self.least_count == 1 or not isinstance(how, str) or name in (ENCODING, DROP_ROWS):
+                continue
+            if not (affine(how, name) or (read and len(arithmetic(how, name).names) > 1)):
                 self.forbid("least_count", f"arithmetic that tells single values of {name!r} from others")
         for part, rows in counts.model_dump(exclude_none=True, exclude={"train"}).items():
             if scores and rows:

@@ -20,6 +20,7 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
+from polyfed.base.columns import for_site
 from polyfed.base.errors import ConfigError, DataError, RunError, printable
 from polyfed.base.part import CHECK, Audit
 from polyfed.base.settings import is_list, is_mapping, table_in
@@ -316,9 +317,7 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
             training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
             algorithm=method.table(),
             model=model,  # without a name where it is the default for what will be settled
-            columns=dataclasses.replace(
-                e.columns, tokenizer=tokenizer, site={k: v for k, v in e.columns.site.items() if k == name}
-            ),
+            columns=dataclasses.replace(e.columns, tokenizer=tokenizer, site=for_site(e.columns.site, name)),
             cut=seed if d.seed is None else d.seed,
             test=d.test_fraction,
             validation=validation,

@@ -1,15 +1,19 @@
-"""Arithmetic of one unknown, such as "(x - 32) / 1.8", read from its syntax tree and never run as code."""
+"""Arithmetic and conditions of columns, "(x - 32) / 1.8" and "time < 0", read from syntax and never run as code."""
 
 import ast
+import keyword
 import operator
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import Any
 
 from polyfed.base.errors import ConfigError
+from polyfed.base.text import nfc
+from polyfed.base.units import change
 from polyfed.base.values import shown
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -19,64 +23,149 @@ SIGNS: dict[type, Any] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-LONGEST = 200  # characters
+COMPARED: dict[type, Any] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+OWN = "x"  # the column that is computed
+QUOTED = re.compile("`([^`]+)`")  # a name that is no word
+LONGEST, HIGHEST = 200, 10  # characters; power
 FEW, LARGE = 3, 1e6  # constants of a change of units, and their size: more, and larger ones, make steps by rounding
+ARITHMETIC = "arithmetic of x or of columns with + - * / ** and brackets, such as x / 18.02, or units, such as lb -> kg"
+CONDITION = "a condition on columns, such as time < 0, age > 120 or sex == 'u'"
 
 
-def formula(text: str) -> "Callable[[np.ndarray], np.ndarray]":
-    """Arithmetic such as "x / 18.02" as a function of [N] numbers; a division by 0 gives one that is not finite."""
-    compute = arithmetic(text)
+@dataclass(frozen=True)
+class Formula:
+    """Arithmetic or a condition: what it says of columns, whose numbers `of(name)` has.
 
-    def computed(x: "np.ndarray") -> "np.ndarray":
-        import numpy as np  # here, because settings are read without it
+    A condition is 1 where it surely holds and 0 where it surely does not; a gap makes it uncertain. `of(name, text)` is
+    where cells are a text.
+    """
 
-        with np.errstate(all="ignore"):
-            try:
-                return np.asarray(compute(x), dtype=np.float64)
-            except (ZeroDivisionError, OverflowError):  # of numbers alone
-                return np.full(len(x), np.nan)
-
-    return computed
+    text: str
+    names: tuple[str, ...]  # of the columns; x, its own
+    value: Callable[[Callable[..., Any]], Any]
 
 
-def arithmetic(text: str) -> Callable[[Any], Any]:
-    """Arithmetic as a function of anything that has these operations. Raises ConfigError as `formula`."""
-    wrong = ConfigError(f"found {shown(text)}, expected arithmetic of x with + - * / and brackets, such as x / 18.02")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= LONGEST else ast.Constant("")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise wrong from None
+def arithmetic(text: str, column: str = "") -> Formula:
+    """Arithmetic such as "x / 18.02" or "weight / height ** 2", or units such as "lb -> kg", of a column's name.
 
-    def made(node: ast.expr) -> Callable[[Any], Any]:
+    Raises ConfigError, in one line, for anything else.
+    """
+    units = change(text, column)
+    read = _Syntax(text if units is None else str(units), ARITHMETIC, column)
+    value = read.number(read.tree)
+    if not read.names:
+        raise read.wrong
+    return Formula(text, tuple(read.names), value)
+
+
+def condition(text: str) -> Formula:
+    """A condition such as "time < 0 or sex == 'u'", with and, or, not and brackets. Raises ConfigError."""
+    read = _Syntax(text, CONDITION)
+    value = read.truth(read.tree)
+    if not read.names:
+        raise read.wrong
+    return Formula(text, tuple(read.names), value)
+
+
+def word(name: str) -> str:
+    """A column's name as formulas have it: `in brackets such as these` where it is no word."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) and name != OWN else f"`{name}`"
+
+
+class _Syntax:
+    """The functions that a text's syntax tree stands for, and the names of columns in it, in order."""
+
+    def __init__(self, text: str, expected: str, column: str = ""):
+        self.wrong = ConfigError(f"found {shown(text)}, expected {expected}")
+        self.column, self.names, self.quoted = column, dict[str, None](), dict[str, str]()
+        for k, name in enumerate(QUOTED.findall(text)):
+            self.quoted[f"_{k}_"] = nfc(name)
+            text = text.replace(f"`{name}`", f"_{k}_", 1)
+        try:
+            self.tree = ast.parse(text.strip(), mode="eval").body if len(text) <= LONGEST else ast.Constant("")
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            raise self.wrong from None
+
+    def name(self, word: str) -> str:
+        """The column of a word."""
+        name = self.quoted.get(word, nfc(word))
+        name = OWN if name == self.column else name
+        self.names[name] = None
+        return name
+
+    def number(self, node: ast.expr) -> Callable[[Callable[..., Any]], Any]:
         match node:
-            case ast.Name(id="x"):
-                return lambda x: x
+            case ast.Name(id=word):
+                name = self.name(word)
+                return lambda of: of(name)
             case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
                 return lambda _: float(value)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as power)):
+                if isinstance(power, bool) or power > HIGHEST:
+                    raise self.wrong
+                base = self.number(left)
+                return lambda of: base(of) ** power
             case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
-                sign, a, b = SIGNS[type(op)], made(left), made(right)
-                return lambda x: sign(a(x), b(x))
+                sign, a, b = SIGNS[type(op)], self.number(left), self.number(right)
+                return lambda of: sign(a(of), b(of))
             case ast.UnaryOp(op=op, operand=operand) if type(op) in SIGNS:
-                sign, a = SIGNS[type(op)], made(operand)
-                return lambda x: sign(a(x))
+                sign, a = SIGNS[type(op)], self.number(operand)
+                return lambda of: sign(a(of))
             case _:
-                raise wrong
+                raise self.wrong
 
-    function = made(tree)
-    if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
-        raise wrong
-    return function
+    def truth(self, node: ast.expr) -> Callable[[Callable[..., Any]], Any]:
+        """Of 1 and 0 and what is between, `and` is the product: it is 1 only of two that are sure."""
+        match node:
+            case ast.BoolOp(op=ast.And(), values=values):
+                parts = [self.truth(v) for v in values]
+                return lambda of: reduce(operator.mul, [part(of) for part in parts])
+            case ast.BoolOp(op=ast.Or(), values=values):
+                parts = [self.truth(v) for v in values]
+                return lambda of: 1 - reduce(operator.mul, [1 - part(of) for part in parts])
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                part = self.truth(operand)
+                return lambda of: 1 - part(of)
+            case ast.Compare(
+                left=ast.Name(id=word),
+                ops=[ast.Eq() | ast.NotEq() as op],
+                comparators=[ast.Constant(value=str() as text)],
+            ):
+                name, unlike = self.name(word), isinstance(op, ast.NotEq)
+                return lambda of: abs(unlike - of(name, text))
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in COMPARED for op in ops):
+                sides, signs = [self.number(side) for side in (left, *others)], [COMPARED[type(op)] for op in ops]
+                return lambda of: reduce(operator.mul, _compared([side(of) for side in sides], signs))
+            case _:
+                raise self.wrong
 
 
-def affine(text: str) -> bool:
+def _compared(values: list[Any], signs: list[Any]) -> list[Any]:
+    """Each comparison of two neighbours, 1 or 0; between them where one is a gap."""
+    gaps = [((a != a) | (b != b)) * 0.5 for a, b in pairwise(values)]
+    return [gap + (gap == 0) * sign(a, b) for gap, sign, (a, b) in zip(gaps, signs, pairwise(values), strict=True)]
+
+
+def affine(text: str, column: str = "") -> bool:
     """True for arithmetic that is a x + b of few constants: a change of units, which no value is singled out by."""
     from numpy.polynomial import Polynomial  # slow to import
 
-    numbers = [node.value for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Constant)]
-    if len(numbers) > FEW or any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyrefly: ignore[bad-argument-type]
+    formula, units = arithmetic(text, column), change(text, column)
+    tree = _Syntax(text if units is None else str(units), ARITHMETIC, column).tree
+    numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    if formula.names != (OWN,) or len(numbers) > FEW:
+        return False
+    if any(v and not 1 / LARGE <= abs(v) <= LARGE for v in map(float, numbers)):  # pyrefly: ignore[bad-argument-type]
         return False
     try:
-        polynomial = arithmetic(text)(Polynomial([0.0, 1.0]))
-    except (TypeError, ZeroDivisionError, OverflowError):
+        polynomial = formula.value(lambda _: Polynomial([0.0, 1.0]))
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         return False
     return polynomial.trim().degree() <= 1

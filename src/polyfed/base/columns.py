@@ -1,10 +1,10 @@
 """Settings of a site's table: [columns] of an experiment file, keywords of `data.load(folder, ...)`, and options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from polyfed.base.arithmetic import formula
+from polyfed.base.arithmetic import OWN, arithmetic, condition
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import Configured, setting, settings_of
 from polyfed.base.text import nfc
@@ -14,12 +14,15 @@ NAMES = Annotated[list[str], Words("a list of columns")]
 VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
 TEXTS = Annotated[list[str], Words("a list of texts")]
 REPAIRS = Annotated[
-    Mapping[str, Mapping[str, str | Mapping[str, str | float]]],
-    Words("a table for each site: arithmetic of x, or a table of texts, by column"),
+    Mapping[str, Mapping[str, str | list[str] | Mapping[str, str | float]]],
+    Words("a table for each site: arithmetic of x, units, or a table of texts, by column; rename, missing, drop-rows"),
 ]
 CLASSES = ("binary", "classes", "classification")
 NEXT = "next-token"  # the task of a language model
-ENCODING = "encoding"  # in a site's table of repairs: that of its file
+# in a site's table of repairs: of its file, and names of columns that are repaired otherwise
+ENCODING, RENAME, MISSING, DROP_ROWS = "encoding", "rename", "missing", "drop-rows"
+EVERY = "*"  # whose repairs are for all sites
+Repairs = Mapping[str, Any]  # a site's
 ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
 
@@ -83,7 +86,9 @@ class Columns(Configured):
     )
     site: REPAIRS = setting(
         factory=dict,
-        doc='Repairs by site and column: glucose = "x / 18.02", sex = {männlich = "m"}; or the encoding of its file.',
+        doc='Repairs by site ("*": all), in this order: encoding = "cp1252", rename = {haemoglobin = "hb"}, missing = '
+        '["lactate"] (all gaps), sex = {männlich = "m"}, limits, weight = "lb -> kg" or "x / 2.2", bmi = "weight / '
+        'height ** 2", drop-rows = "time < 0".',
     )
     limits: NAMES = setting(
         factory=list, doc="Columns in which a limit of detection is a value: <5 stands for 5/√2, >200 for 200."
@@ -154,15 +159,24 @@ class Columns(Configured):
             for key in ("target", "weights", "labels", "classes"):
                 self.require(getattr(self, key) is None, key, "none, for task = next-token, whose target is the text")
 
-    def _check_repair(self, where: str, column: str, repair: str | Mapping[str, str | float]) -> None:
-        if column == ENCODING:
-            if not (isinstance(repair, str) and is_encoding(repair)):
-                raise ConfigError(f"{where}: found {shown(repair)}, expected an encoding such as cp1252 or utf-16")
-        elif isinstance(repair, str):
-            try:
-                formula(repair)
-            except ConfigError as e:
-                raise ConfigError(f"{where}: {e}") from None
+    def _check_repair(self, where: str, column: str, repair: Any) -> None:
+        kinds = {ENCODING: str, RENAME: Mapping, MISSING: list, DROP_ROWS: str | list}
+        words = {
+            ENCODING: "an encoding such as cp1252 or utf-16", RENAME: 'a table of other names, as {haemoglobin = "hb"}',
+            MISSING: "a list of columns", DROP_ROWS: "a condition or a list of them",
+        }  # fmt: skip
+        fits = isinstance(repair, kinds.get(column, str | Mapping))
+        if column == RENAME and fits:
+            fits = len({*repair.values()}) == len(repair) and all(isinstance(v, str) for v in repair.values())
+        if not fits or (column == ENCODING and not is_encoding(repair)):
+            raise ConfigError(f"{where}: found {shown(repair)}, expected {words.get(column, 'arithmetic or a table')}")
+        try:
+            if column == DROP_ROWS:
+                [*map(condition, conditions(repair))]
+            elif isinstance(repair, str) and column != ENCODING:
+                arithmetic(repair, column)
+        except ConfigError as e:
+            raise ConfigError(f"{where}: {e}") from None
 
     @property
     def outcome(self) -> tuple[str, ...]:
@@ -191,6 +205,37 @@ class Columns(Configured):
     def given(self) -> dict[str, Any]:
         """The settings that are not at their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
+
+
+def for_site(site: Mapping[str, Repairs], name: str) -> dict[str, Repairs]:
+    """The tables of repairs that are for a site: its own, and that of all."""
+    return {key: site[key] for key in (name, EVERY) if key in site}
+
+
+def together(site: Mapping[str, Repairs], name: str) -> dict[str, Any]:
+    """The repairs of a site's own table and of that of all sites; a column's own one comes first."""
+    own, every = site.get(name, {}), site.get(EVERY, {})
+    both = {**every, **own}
+    both |= {RENAME: {**every.get(RENAME, {}), **own.get(RENAME, {})}} if RENAME in both else {}
+    both |= {MISSING: [*own.get(MISSING, ()), *every.get(MISSING, ())]} if MISSING in both else {}
+    dropped = [c for table in (own, every) for c in conditions(table.get(DROP_ROWS, ()))]
+    return both | ({DROP_ROWS: dropped} if dropped else {})
+
+
+def conditions(repair: str | Sequence[str]) -> list[str]:
+    """Conditions of drop-rows."""
+    return [repair] if isinstance(repair, str) else [*repair]
+
+
+def read_by(repairs: Repairs) -> set[str]:
+    """The columns of a file that its repairs read beside those that they repair."""
+    formulas = [
+        arithmetic(how, name)
+        for name, how in repairs.items()
+        if isinstance(how, str) and name not in (ENCODING, DROP_ROWS)
+    ]
+    formulas += [condition(text) for text in conditions(repairs.get(DROP_ROWS, ()))]
+    return {*repairs.get(RENAME, ()), *(name for f in formulas for name in f.names)} - {OWN}
 
 
 def _nfc(value: Any) -> Any:

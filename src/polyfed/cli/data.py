@@ -14,10 +14,11 @@ from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
-from polyfed.data.csv_files import read, survey
+from polyfed.data.csv_files import survey
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.readers import files_of
+from polyfed.data.repairs import read
 from polyfed.data.tables import Table
 from polyfed.report.distributions import distribution_figure
 from polyfed.runs.build import Parts

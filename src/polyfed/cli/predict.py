@@ -1,10 +1,10 @@
 """polyfed predict: raw rows of a CSV file into predictions, by an exported model or a run's client."""
 
-from polyfed.base.columns import ENCODING, Columns
+from polyfed.base.columns import ENCODING, Columns, together
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
 from polyfed.cli.screen import say, stderr
-from polyfed.data.csv_files import read
+from polyfed.data.repairs import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out, spare
@@ -28,7 +28,7 @@ def predict(o: Predict) -> None:
         raise ConfigError(f"--client: for the folder of a run; {model} is one client's model")
     else:
         deployed = Predictor.open(model)
-    encoding = deployed.preparation.repairs.get(deployed.client, {}).get(ENCODING)
+    encoding = together(deployed.preparation.repairs, deployed.client).get(ENCODING)
     sheet = read(o.rows, Columns(encoding=o.encoding or encoding))
     answers, remarks = predicted(deployed, sheet, o.strict)
     for line in remarks:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.base.arithmetic import formula
-from polyfed.base.columns import ENCODING, Columns
+from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError, closest
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
-from polyfed.data.readers import GAPS, LARGEST, floats, headless, number, pictures, read_cells
+from polyfed.data.readers import GAPS, LARGEST, floats, headless, number
 from polyfed.data.said import Cells
 
 FEW = 20  # distinct texts that a column of categories may have without being declared
@@ -155,6 +154,10 @@ class Texts:
         """Form in which a text is matched."""
         return text if self.comma and "." in text else canonical(self.plain(text))
 
+    def written(self, value: float) -> str:
+        """A number as a cell of this file."""
+        return cell(value, self.comma)
+
     def missing(self, gaps: Collection[str], least: int = 1) -> np.ndarray:
         """[K] mask of the texts that stand for a missing value; `gaps` adds texts that at least `least` rows hold."""
         if not gaps and not self.odd.any():
@@ -179,6 +182,7 @@ class Sheet:
     columns: dict[str, list[str]]
     delimiter: str = ","
     dropped: int = 0  # rows without a target, left out
+    removed: int = 0  # rows that drop-rows left out
     client: str = ""  # the client's name, where it is not the file's
     least: int = 1  # errors name no text of a gap or repair that fewer rows hold
     # orders of values that columns bring along, as an ordered Categorical does
@@ -199,6 +203,18 @@ class Sheet:
     def at(self, row: int, column: str) -> str:
         """A place in the file, as errors name it."""
         return f"{self.where}, line {self.lines[row]}, column {column!r}"
+
+    def having(self, columns: Mapping[str, list[str]]) -> "Sheet":
+        """The same with some columns changed, or further ones before the last; cells are read as before."""
+        names, new = [*self.columns], [name for name in columns if name not in self.columns]
+        names = [*names[:-1], *new, *names[-1:]]
+        orders = {name: order for name, order in self.orders.items() if name not in columns}
+        sheet = replace(
+            self, columns={n: columns[n] if n in columns else self.columns[n] for n in names}, orders=orders
+        )
+        sheet.__dict__["comma"] = self.comma
+        sheet.cache.update({name: texts for name, texts in self.cache.items() if name not in columns})
+        return sheet
 
     def lacks(self, column: str, role: str = "") -> str:
         """The line that names a column which is not there."""
@@ -248,101 +264,6 @@ class Sheet:
         )
         sheet.__dict__["comma"] = self.comma
         return sheet
-
-
-def read(
-    path: Path,
-    columns: Columns = Columns(),  # noqa: B008  (immutable)
-    site: str | None = None,
-    least: int = 1,
-) -> Sheet:
-    """A repaired file; commas, semicolons or tabs part its cells, whichever its first line has most of."""
-    if path.is_dir():
-        return _pictures(path)
-    repairs = columns.site.get(nfc(path.stem if site is None else site), {})
-    encoding = repairs.get(ENCODING, columns.encoding)
-    encoding = encoding if isinstance(encoding, str) else None
-    header, lines, cells, delimiter = read_cells(path, ",;\t", encoding, columns.image)
-    sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter, least=least)
-    return targeted(repaired(sheet, repairs, columns.limits, columns.gaps, strict=least == 1), columns)
-
-
-def _pictures(folder: Path) -> Sheet:
-    """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
-    files = pictures(folder)
-    cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
-    cells |= {LABEL: [nfc(f.parent.name) for f in files]} if any(f.parent != folder for f in files) else {}
-    return Sheet(str(folder), [*range(1, len(files) + 1)], cells)
-
-
-def repaired(
-    sheet: Sheet,
-    repairs: Mapping[str, str | Mapping[str, str | float]],
-    limits: Collection[str],
-    gaps: Collection[str] = (),
-    strict: bool = True,
-) -> Sheet:
-    """A site's rows with its repairs: texts by their table, then limits as values, then numbers by their arithmetic.
-
-    Arithmetic leaves texts of `gaps` as they are. If `strict`, a table names only texts that are there.
-    """
-    changed: dict[str, list[str]] = {}
-    for name in dict.fromkeys((*repairs, *(n for n in limits if n in sheet.columns))):
-        if name == ENCODING:
-            continue
-        sheet.need(name, ", which columns.site repairs")
-        cells, repair = sheet.texts(name), repairs.get(name)
-        texts = _mapped(sheet, name, repair, strict) if isinstance(repair, Mapping) else cells.all
-        if name in limits:
-            texts = [_limit(cells, t) for t in texts]
-        if isinstance(repair, str):
-            mapped = Texts(texts, cells.comma)
-            new = formula(repair)(mapped.numbers)
-            gone = mapped.odd | mapped.missing(gaps, sheet.least)
-            fine = np.isfinite(new) & ~gone
-            if (wrong := ~fine & ~gone).any():
-                cell = mapped.all[int(wrong.argmax())]
-                raise DataError(f"{sheet.where}, column {name!r}: {repair} of {cell} is no finite number", name)
-            written = [_written(v, cells.comma) if ok else t for v, ok, t in zip(new, fine, mapped.all, strict=True)]
-            texts = [written[k] for k in mapped.at]
-        changed[name] = [texts[k] for k in cells.at.tolist()]
-    orders = {name: order for name, order in sheet.orders.items() if name not in changed}
-    return replace(sheet, columns={**sheet.columns, **changed}, orders=orders) if changed else sheet
-
-
-def _mapped(sheet: Sheet, name: str, repair: Mapping[str, str | float], strict: bool) -> list[str]:
-    """The distinct cells of a column with those that a table names as it has them."""
-    cells = sheet.texts(name)
-    there, at = {*cells.all, *map(cells.key, cells.all)}, {canonical(k): v for k, v in repair.items()} | {**repair}
-    for text in repair if strict else ():
-        if text not in there and canonical(text) not in there:
-            has = ", ".join(t[:20] for t in cells.all[:5])
-            problem = f"no cell {text!r}, which columns.site repairs; found {has}"
-            raise DataError(f"{sheet.where}, column {name!r}: {problem}", name)
-    often = (cells.rows >= sheet.least).tolist()
-    new = [at.get(t, at.get(cells.key(t), t)) if some else t for t, some in zip(cells.all, often, strict=True)]
-    return [v if isinstance(v, str) else _written(v, cells.comma) for v in new]
-
-
-def _limit(cells: Texts, text: str) -> str:
-    """A number below or above a limit of detection as a value: <5 is 5/√2, >200 is 200."""
-    if not (match := LIMIT.fullmatch(text)):
-        return text
-    value = number(cells.plain(match[2]))
-    return text if value is None else _written(value / math.sqrt(2) if match[1] in "<≤" else value, cells.comma)
-
-
-def _written(value: float, comma: bool) -> str:
-    text = _text(value)
-    return text.replace(".", ",") if comma else text
-
-
-def targeted(sheet: Sheet, columns: Columns) -> Sheet:
-    """The rows that have a target, where those without one are dropped."""
-    if columns.missing_target == "refuse" or any(name not in sheet.columns for name in columns.outcome):
-        return sheet
-    gone = np.any([sheet.missing(name, columns.gaps) for name in columns.outcome], axis=0)
-    return replace(sheet.only(np.flatnonzero(~gone)), dropped=int(gone.sum())) if gone.any() else sheet
 
 
 def sheet_of(
@@ -402,6 +323,11 @@ def _text(value: object) -> str:
     if not isinstance(value, float):
         return str(value).strip()
     return np.format_float_positional(value, trim="-") if abs(value) < LARGEST else float.__repr__(value)
+
+
+def cell(value: float, comma: bool) -> str:
+    """A number as a cell of a file, perhaps of decimal commas."""
+    return _text(value).replace(".", ",") if comma else _text(value)
 
 
 class Seen(Cells):

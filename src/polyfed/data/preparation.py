@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 
-from polyfed.base.columns import DEFAULTS, Columns
+from polyfed.base.columns import DEFAULTS, Columns, Repairs, for_site
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.split import Split
-from polyfed.data.csv_files import Sheet, repaired
+from polyfed.data.csv_files import Sheet
 from polyfed.data.moments import filling, median, moments
 from polyfed.data.raw import Images, Text, following
+from polyfed.data.repairs import repaired
 
 T = TypeVar("T")
 UNSEEN = -1  # the code of a value that no training part has
@@ -69,7 +70,7 @@ class Preparation:
     survival: bool = False  # the target is a time and an event
     # by client, or under "" where all clients share them
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
-    repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    repairs: Mapping[str, Repairs] = field(default_factory=dict[str, Repairs])
     limits: tuple[str, ...] = ()  # columns in which <5 is a value
     raw: Text | Images | None = None  # the column that goes in instead of all others
 
@@ -112,14 +113,12 @@ class Preparation:
 
     def only(self, client: str) -> "Preparation":
         """The preparation with the statistics of this client alone, or of all."""
-        mine = {client: self.repairs[client]} if client in self.repairs else {}
-        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)}, repairs=mine)
+        sites = {ALL if ALL in self.sites else client: self.at(client)}
+        return replace(self, sites=sites, repairs=for_site(self.repairs, client))
 
     def repaired(self, sheet: Sheet, client: str) -> Sheet:
         """A client's rows with its repairs, of inputs alone; tables of texts may name some that are not there."""
-        used = {i.name for i in self.inputs}
-        mine = {name: how for name, how in self.repairs.get(client, {}).items() if name in used}
-        return repaired(sheet, mine, [name for name in self.limits if name in used], self.gaps, strict=False)
+        return repaired(sheet, self.repairs, client, self.limits, self.gaps, [i.name for i in self.inputs])
 
     # rows to inputs
 

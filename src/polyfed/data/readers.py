@@ -1,5 +1,6 @@
 """Readers of data files into numpy arrays, never unpickled; a malformed file is one DataError line that names it."""
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -205,7 +206,7 @@ def _decoded(path: str | Path, encoding: str | None) -> str:
             then = "save it as one (in Excel: CSV UTF-8), or name its encoding, as in --encoding cp1252"
             raise DataError(f"{path}: not a text file in UTF-8; {then}") from None
     try:
-        return raw.decode(encoding).removeprefix("\ufeff")
+        return raw.removeprefix(codecs.BOM_UTF8).decode(encoding).removeprefix("\ufeff")
     except UnicodeError:
         raise DataError(f"{path}: a text file neither in UTF-8 nor in {encoding}, as columns.encoding says") from None
 

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns
+from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns, for_site
 from polyfed.base.errors import DataError, closest
 from polyfed.compute.split import Split
 from polyfed.data import moments, readers
-from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places, read
+from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places
 from polyfed.data.federation import WEIGHTED, Federation, numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import Input, Preparation, Settled, Statistics
 from polyfed.data.prepare import Cut
 from polyfed.data.raw import Text, raw_of, read_by
+from polyfed.data.repairs import read
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
 from polyfed.data.tables import Table, text_ids, weights_of, whose_of
 
@@ -194,8 +195,8 @@ class File:
             return self._following(blank)
         blank, parts = self._coded(blank)
         sites = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
-        mine = {name: how for name, how in self.columns.site.items() if name == self.name}
-        prepared, done = dataclasses.replace(blank, sites=sites, repairs=mine).fitted(parts, [self.name])
+        repairs = for_site(self.columns.site, self.name)
+        prepared, done = dataclasses.replace(blank, sites=sites, repairs=repairs).fitted(parts, [self.name])
         if settled.weighted and (weights := self._weights()) is not None:
             done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return prepared, done

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.arguments import checked
-from polyfed.base.columns import CLASSES, DEFAULTS, NEXT, Columns
+from polyfed.base.columns import CLASSES, DEFAULTS, EVERY, NEXT, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.part import CHECK, Audit
 from polyfed.base.plugins import sibling
 from polyfed.base.text import nfc
-from polyfed.data.csv_files import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
+from polyfed.data.csv_files import USABLE, Column, Sheet, declared, sheet_of, survey
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import AIM, READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation, Settled
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
+from polyfed.data.repairs import read, repaired, targeted
 
 ROWS = "another value in every row, so it numbers or names the rows (columns.numbers or categories takes it in)"
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
@@ -86,7 +87,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     sheets: list[Sheet] = []
     for name, frame in zip(who, frames.values(), strict=True):
         sheet = sheet_of(frame, f"client {name!r}", name, columns.drop, columns.image)
-        whole = repaired(sheet, columns.site.get(name, {}), columns.limits, columns.gaps)
+        whole = repaired(sheet, columns.site, name, columns.limits, columns.gaps)
         sheets.append(targeted(whole, columns))
     data = dataset_of(sheets, columns, single=False)
     return replace(data, name="frames", group_names=who).partition(**options)
@@ -104,7 +105,7 @@ def check_sites(columns: Columns, names: Sequence[str]) -> None:
     """Raise ConfigError for repairs of a site that there is not."""
     names = [*map(nfc, names)]
     for site in columns.site:
-        if site not in names:
+        if site not in (*names, EVERY):
             hint = f"{closest(site, names)}; there are {few(names)}"
             raise ConfigError(f"columns.site: found repairs of {site!r}, expected those of a site{hint}")
 
@@ -350,6 +351,8 @@ class Table:
             notes.append(f"below a limit of detection, <a stands for a/√2, and above one >a for a: {where}")
         if gone := {sheet.name: sheet.dropped for sheet in self.sheets if sheet.dropped}:
             notes.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
+        if gone := {sheet.name: sheet.removed for sheet in self.sheets if sheet.removed}:
+            notes.append(f"rows left out by drop-rows: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
         if c.group is not None:
             notes.append(f"rows of one {c.group} are held out together, and count as one in the intervals")
         gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
@@ -415,9 +418,11 @@ def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
     """A site's repairs in one line."""
 
     def said(how: Any) -> str:
-        return ", ".join(f"{a} -> {b}" for a, b in how.items()) if isinstance(how, Mapping) else str(how)
+        texts = [f"{a} -> {b}" for a, b in how.items()] if isinstance(how, Mapping) else how
+        return texts if isinstance(texts, str) else ", ".join(texts)
 
-    return f"repaired at {site}: {'; '.join(f'{name} = {said(how)}' for name, how in columns.items())}"
+    repairs = "; ".join(f"{name} = {said(how)}" for name, how in columns.items())
+    return f"repaired at {'every site' if site == EVERY else site}: {repairs}"
 
 
 def whose_of(sheet: Sheet, column: str) -> np.ndarray:
