@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.base.arithmetic import arithmetic
+from polyfed.base.arithmetic import OWN, arithmetic
 from polyfed.base.checkpoint import reason
+from polyfed.base.columns import RENAME, together
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_mapping
 from polyfed.compute.trial import EMBEDDINGS
@@ -117,25 +118,25 @@ class Graph:
 
     def around(self, prep: Preparation, client: str) -> None:
         """Put a client's preparation before the model, and what makes an answer of its outputs behind it."""
-        at, self.repairs = prep.at(client), prep.repairs.get(client, {})
-        if taken := [i.name for i in prep.inputs if i.name in OUTPUTS]:
-            raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
+        at, self.repairs, self.given = prep.at(client), together(prep.repairs, client), dict[str, Any]()
+        self.named = {now: before for before, now in self.repairs.get(RENAME, {}).items()}
         graph = self.model.graph
         del graph.input[:]
         if prep.raw is not None:
             return self.prepared(prep, at)
-        graph.input.extend(self.helper.make_tensor_value_info(i.name, self.kind(i), ["rows"]) for i in prep.inputs)
         blocks = list[str](), list[str](), list[str]()  # in the order of `Preparation.names`
         numbers = iter(zip(at.fill, at.shift, at.scale, strict=True))
         for column in prep.inputs:
-            cells = self.do("Unsqueeze", self.codes(column, prep), self.constant([1]))
-            cells, gone = self.repaired(column, cells, prep)
+            cells, gone = self.repaired(column, prep)
             if column.values is None:
                 blocks[0].append(self.scaled(cells, gone, prep, *next(numbers)))
             else:
                 blocks[2].append(self.hot(column, cells, gone, prep))
             if column.gap:
                 blocks[1].append(self.cast(gone, np.float64))
+        if taken := [name for name in self.given if name in OUTPUTS]:
+            raise ConfigError(f"onnx: found a column {taken[0]!r}, which is the name of an output; rename it")
+        graph.input.extend(self.helper.make_tensor_value_info(n, kind, ["rows"]) for n, kind in self.given.items())
         joined = self.do("Concat", *(name for block in blocks for name in block), axis=1)
         self.cast(joined, np.float32, output="/x")
         self.nodes = graph.node
@@ -166,8 +167,10 @@ class Graph:
 
     def codes(self, column: Input, prep: Preparation) -> str:
         """A column as numbers: as it is, or a text by its place among the values."""
-        if column.values is None or self.kind(column) == self.kinds.DOUBLE:
-            return column.name
+        name = self.named.get(column.name, column.name)  # as the site's files have it
+        self.given[name] = self.kind(column)
+        if column.values is None or self.given[name] == self.kinds.DOUBLE:
+            return name
         spelt = [*GAPS, *prep.gaps]
         gaps = dict.fromkeys([t for gap in spelt for t in (gap, gap.upper(), gap.title())], GONE)
         code_of = gaps | places(column.values)
@@ -177,15 +180,25 @@ class Graph:
         if is_mapping(repair):
             code_of |= {text: code_of.get(canonical(str(to)), code_of.get(str(to), -1)) for text, to in repair.items()}
         return self.do(
-            "LabelEncoder", column.name, domain="ai.onnx.ml", keys_strings=list(code_of),
+            "LabelEncoder", name, domain="ai.onnx.ml", keys_strings=list(code_of),
             values_int64s=list(code_of.values()), default_int64=-1,
         )  # fmt: skip
 
-    def repaired(self, column: Input, cells: str, prep: Preparation) -> tuple[str, str]:
+    def repaired(self, column: Input, prep: Preparation) -> tuple[str, str]:
         """(cells with the client's repair, which are missing): numbers by a table before that, by arithmetic after."""
+        repair = self.repairs.get(column.name)
+        formula = arithmetic(repair, column.name) if isinstance(repair, str) else None
+
+        def other(name: str) -> Cells:
+            cells, gone = self.repaired(Input(name), prep)
+            return Cells(self, self.do("Where", gone, self.constant(np.nan), cells))
+
+        if formula is not None and OWN not in formula.names:
+            cells = formula.value(other).name
+            return cells, self.do("IsNaN", cells)
+        cells = self.do("Unsqueeze", self.codes(column, prep), self.constant([1]))
         if self.kind(column) == self.kinds.STRING:
             return cells, self.do("Equal", cells, self.constant([[GONE]]))
-        repair = self.repairs.get(column.name)
         if is_mapping(repair):
             raw = cells
             for text, to in repair.items():
@@ -194,8 +207,10 @@ class Graph:
                     here = self.do("Equal", raw, self.constant(value))
                     cells = self.do("Where", here, self.constant(np.nan if new is None else new), cells)
         gone = self.gone(cells, prep)
-        if isinstance(repair, str):
-            cells = arithmetic(repair)(Cells(self, cells)).name
+        if formula is not None:
+            own = Cells(self, cells)
+            cells = formula.value(lambda name: own if name == OWN else other(name)).name
+            gone = self.do("Or", gone, self.do("IsNaN", cells))
         return cells, gone
 
     def gone(self, cells: str, prep: Preparation) -> str:
@@ -290,6 +305,9 @@ class Cells:
 
     def __rtruediv__(self, other: float) -> "Cells":
         return self._made("Div", other, self)
+
+    def __pow__(self, power: float) -> "Cells":
+        return self._made("Pow", self, power)
 
     def __neg__(self) -> "Cells":
         return self * -1.0

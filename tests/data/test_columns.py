@@ -11,7 +11,8 @@ from doors import settled
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.data.csv_files import canonical, read, sheet_of, spelt
+from polyfed.data.csv_files import canonical, sheet_of, spelt
+from polyfed.data.repairs import read
 
 N = 12
 

@@ -94,6 +94,25 @@ def test_a_sites_repairs_are_in_its_graph(tmp_path):
     assert abs(a["probability_1"] - b["probability_1"])[0] > 0.01  # glucose matters
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of gaps
+def test_columns_that_a_site_names_otherwise_or_computes_are_in_its_graph(tmp_path):
+    """A site's rows go in under its own names, two of them exchanged; its bmi is of its pounds, and a gap makes one."""
+    rng = np.random.default_rng(0)
+    a, b = (
+        {"kg": rng.normal(75, 9, 40), "cm": rng.normal(170, 9, 40), "hb": rng.normal(13, 1, 40), "y": [0, 1] * 20}
+        for _ in range(2)
+    )
+    there = pd.DataFrame({"kg": b["kg"] / 0.45359237, "hb": b["cm"], "cm": b["hb"], "y": b["y"]})
+    site = {"*": {"bmi": "kg / (cm / 100) ** 2"}, "b": {"rename": {"hb": "cm", "cm": "hb"}, "kg": "lb -> kg"}}
+    fed = pf.data.from_frames({"a": pd.DataFrame(a), "b": there}, "y", site=site, test_fraction=0.0)
+    run = pf.fit(torch.nn.Linear(fed.input_shape[0], 2), fed, pf.FedAvg(0.1), rounds=5)
+    rows = there.iloc[:5].assign(hb=[*there["hb"][:4], np.nan])
+    expected = run.predict("b", rows).filter(like="probability_").to_numpy()
+    assert answers(run.onnx("b", tmp_path / "b.onnx"), rows)[1] == pytest.approx(expected, abs=1e-6)
+    plain = pd.DataFrame(b).iloc[:5].assign(cm=rows["hb"])
+    assert run.predict("a", plain).filter(like="probability_").to_numpy() == pytest.approx(expected, abs=1e-6)
+
+
 def test_what_the_columns_refuse_comes_out_as_nan(tmp_path):
     path = tmp_path / "sites"
     path.mkdir()

@@ -9,9 +9,9 @@ import pytest
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.data import schema
-from polyfed.data.csv_files import read
 from polyfed.data.prepare import Cut
 from polyfed.data.readers import digest
+from polyfed.data.repairs import read
 from polyfed.studies.predict import Predictor, predicted
 
 pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from polyfed.base.arithmetic import OWN, arithmetic, condition
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.settings import Configured, is_mapping, setting, settings_of
 from polyfed.base.text import nfc
 from polyfed.base.values import Limits, Words, shown
 
@@ -166,7 +166,7 @@ class Columns(Configured):
             MISSING: "a list of columns", DROP_ROWS: "a condition or a list of them",
         }  # fmt: skip
         fits = isinstance(repair, kinds.get(column, str | Mapping))
-        if column == RENAME and fits:
+        if column == RENAME and is_mapping(repair):
             fits = len({*repair.values()}) == len(repair) and all(isinstance(v, str) for v in repair.values())
         if not fits or (column == ENCODING and not is_encoding(repair)):
             raise ConfigError(f"{where}: found {shown(repair)}, expected {words.get(column, 'arithmetic or a table')}")
