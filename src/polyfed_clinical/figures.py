@@ -62,9 +62,11 @@ def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
         estimate, lower, upper = (float(of[k][coefficient]) for k in NAMES)
         each.append((name, estimate, lower, upper))
     value, low, high = np.array([e[1:] for e in each], dtype=float).T
-    # of an axis that one site cannot stretch
+    # of an axis that one site cannot stretch, and on which the last two are whole
     reach = 4 * np.nanmedian(high - low) + np.nanmax(value) - np.nanmin(value)
-    low, high = low.clip(np.nanmin(value) - reach), high.clip(max=np.nanmax(value) + reach)
+    left, right = np.nanmin([*low[-2:], np.nanmin(value) - reach]), np.nanmax([*high[-2:], np.nanmax(value) + reach])
+    cut = {"<": low < left, ">": high > right}
+    low, high = low.clip(left), high.clip(max=right)
     if fit.ratio:
         value, low, high = (np.exp(v) for v in (value, low, high))
     place, shown = np.arange(len(each)) + np.r_[np.zeros(len(rows)), 0.5, 0.5], np.isfinite(value + low + high)
@@ -72,6 +74,8 @@ def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
     with styled():
         drawn, (axes,) = canvas(height=0.95 + 0.22 * len(each))
         axes.hlines(place[shown], low[shown], high[shown], colors=list(colours[shown]), linewidth=1.4)
+        for (arrow, beyond), end in zip(cut.items(), (low, high), strict=True):
+            axes.plot(end[beyond & shown], place[beyond & shown], arrow, color=QUIET, markersize=5)
         for marker, which in (("s", slice(0, len(rows))), ("D", slice(len(rows), None))):
             axes.scatter(value[which], place[which], s=24, c=list(colours[which]), marker=marker, zorder=3)
         texts = [f"{e[0]}: {_interval(*v)}" for e, *v in zip(each, value, low, high, strict=True)]

@@ -1,13 +1,12 @@
 """A federated regression as one HTML page, in the style of the reports: the answer, the coefficients, the sites."""
 
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from polyfed.base.errors import RunError
 from polyfed.report import Table, words
-from polyfed.report.page import Drawing, figure, page, table
+from polyfed.report.page import Drawing, answer, figure, page, table
 from polyfed.report.style import write_atomically
 from polyfed.report.table import Cell
 from polyfed_clinical.figures import curve_figure, forest_figure, site_figure
@@ -32,11 +31,10 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
     ]
     sections = [
         (name, table(fit.table(), "coefficients")),
-        ("", _grid(drawn)),
         ("Site by site", _grid(_forests(fit))),
         ("Sites", table(_sites(fit), "sites")),
     ]
-    top = f'<div class="answer"><p class="headline">{escape(headline(fit))}</p></div>'
+    top = answer(headline(fit), _grid(drawn))
     text = page(title, f"{patients} · {fit.method} · {rounds}", top, sections, "polyfed regress")
     try:
         write_atomically(Path(path), text.encode())

@@ -19,7 +19,7 @@ from polyfed.runs.config import Experiment, defaults_for, merge, resolve
 from polyfed_games import result
 from polyfed_games.commands import AGAINST, Coalitions
 from polyfed_games.run import Game, Made
-from polyfed_games.show import answer, tables
+from polyfed_games.show import answer, details, tables
 
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
 
@@ -73,6 +73,7 @@ def tell(played: result.Coalitions, page: Path) -> None:
     """Print the answer, the tables, and where the page is."""
     stdout.print()
     stdout.print(answer(played), style="bold", markup=False)
+    stdout.print(" ".join(details(played)), style="dim", markup=False)
     for table in tables(played):
         stdout.print()
         show_table(table)

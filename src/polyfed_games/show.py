@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from polyfed.data.validation import LEAKED
 from polyfed.report import page as pages
 from polyfed.report import words
+from polyfed.report.forest import Row, chart, said
+from polyfed.report.pairs import Interval
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs import ownership as files
@@ -21,7 +23,7 @@ from polyfed_games.values import FEWEST
 NAMED = 30  # clients up to which the axes name them
 WRITTEN = 12  # clients up to which the picture's cells hold numbers
 LISTED = 16  # clients up to which the matrix is a table too; beyond, only the largest values are listed
-HARM, NONE, HELP = "#d55e00", "#f4f4f2", "#0072b2"
+HARM, NONE, HELP = "#d55e00", "#e8eaed", "#0072b2"
 DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
 
 
@@ -32,26 +34,57 @@ def tables(gains: Gains) -> list[Table]:
 
 
 def answer(gains: Gains) -> str:
-    """A few sentences: who gains from being together, who harms, what holds."""
+    """Who gains from being together, and which groups hold, in two sentences."""
     scale, who = words.Scale(gains.metric), gains.clients
     up, down = (who[who.all_clear & (s * who.all_gain > 0)]["client"].tolist() for s in (1, -1))
-    gain, lose = ("gain", "lose") if len(up) > 1 else ("gains", "loses" if len(down) == 1 else "lose")
-    first = f"With all {len(who)} together under {gains.method}, {words.listed(up) if up else 'nobody'} clearly {gain} "
-    first += f"over the own model and {words.listed(down)} clearly {lose}." if down else "over the own model."
-    clear = gains.help[gains.help.clear]
-    pairs = len(gains.help)
-    second = f"Of {pairs} values of one client for another, {int((clear.shapley > 0).sum())} are clearly positive and "
-    second += f"{int((clear.shapley < 0).sum())} clearly negative."
+    if up or down:
+        each = [
+            f"{words.listed(of)} clearly {verb}{'s' * (len(of) == 1)}"
+            for of, verb in ((up, "gain"), (down, "lose"))
+            if of
+        ]
+        first = " and ".join(each)
+    else:
+        first = "nobody clearly gains or loses"
     best: Mapping[Any, Any] = gains.partitions.iloc[0].to_dict()
-    third = f"By mean gains, the partition that holds best is {best['coalitions']} ({_stable(best)})"
-    third += f"{_often(best, len(gains.seeds))}."
+    first = f"With all {len(who)} together under {gains.method}, {first} {gains.split} {scale.name} over the own model."
+    return f"{first} The groups that hold best are {_groups(best['coalitions'])}: {_held(best, len(gains.seeds))}."
+
+
+def details(gains: Gains) -> list[str]:
+    """What a client is worth to another, and what choosing by validation data gains."""
+    scale, who, clear = words.Scale(gains.metric), gains.clients, gains.help[gains.help.clear]
+    up, down = int((clear.shapley > 0).sum()), int((clear.shapley < 0).sum())
     after = who[who.chosen_clear & (who.chosen_gain > 0)]["client"].tolist()
-    mean = float(who.chosen_gain.mean())
-    fourth = (
-        f"Choosing a coalition by validation data changes the score by {scale.signed(mean)}{scale.difference_unit} on "
-        f"average over the own model, clearly upwards for {words.listed(after) if after else 'nobody'}."
-    )
-    return " ".join([first, second, third, fourth])
+    mean = f"{scale.signed(float(who.chosen_gain.mean()))}{scale.difference_unit or f' of {scale.name}'}"
+    return [
+        f"Of {len(gains.help)} values of one client for another, {up} are clearly positive, {down} clearly negative.",
+        f"Choosing a group by validation data changes the score by {mean} on average over the own model, "
+        f"clearly upwards for {words.listed(after) if after else 'nobody'}.",
+    ]
+
+
+def _groups(partition: str) -> str:
+    """`a + b | c` as `a + b, with c alone`."""
+    groups = partition.split(" | ")
+    together, alone = ([g for g in groups if ("+" in g) == k] for k in (True, False))
+    if not together:
+        return "each alone"
+    apart = f", with {words.listed(alone)} {'each ' * (len(alone) > 1)}alone" if alone else ""
+    return ("all together" if len(groups) == 1 else " and ".join(together)) + apart
+
+
+def _held(row: Mapping[Any, Any], seeds: int) -> str:
+    """How well a partition holds, without the terms of games."""
+    if not isinstance(row.get("nash"), bool | np.bool_):
+        return "whether somebody would rather be elsewhere is not known, as some groups were not trained"
+    if not row["individual"]:
+        return "but somebody would rather be elsewhere"
+    text = "nobody would rather be elsewhere" if row["nash"] else "nobody could move without another's loss"
+    share = row.get("individual_share", math.nan)
+    if seeds < 2 or not math.isfinite(share):
+        return text
+    return f"{text} on average over {seeds} splits, and in {round(share * seeds) or 'none'} of them taken alone"
 
 
 def _stable(row: Mapping[Any, Any]) -> str:
@@ -60,14 +93,6 @@ def _stable(row: Mapping[Any, Any]) -> str:
     names = {"core": "core stable", "individual": "individually stable", "nash": "Nash stable"}
     holds = [text for key, text in names.items() if row.get(key) is not None and row[key] == True]  # noqa: E712
     return ", ".join(holds) if holds else "not stable"
-
-
-def _often(row: Mapping[Any, Any], seeds: int) -> str:
-    """In how many splits alone it holds, where there are several."""
-    share = row.get("individual_share", math.nan)
-    if seeds < 2 or not math.isfinite(share):
-        return ""
-    return f"; it is individually stable in {round(share * seeds) or 'none'} of {seeds} splits"
 
 
 def _limits(scale: words.Scale, low: float, high: float) -> str:
@@ -186,20 +211,25 @@ def _agreement(gains: Gains) -> Table:
 
 
 def figure(gains: Gains) -> Figure:
-    """The matrix of Shapley values: blue helps, orange harms; bold where it is clear."""
+    """The matrix of Shapley values: blue where one clearly helps, orange where it clearly harms, else grey."""
     scale, m, n = words.Scale(gains.metric), gains.matrix.to_numpy(float), len(gains.names)
     most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
     clear = {(r["client"], r["from"]): r["clear"] for r in gains.help.to_dict("records")}
     colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP])
     with styled():
         picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
-        shown = axes.imshow(scale.factor * m, cmap=colours, vmin=-most or -1, vmax=most or 1)
-        label = f"Shapley value, {'points' if scale.percent else scale.name}"
-        picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
+        told = np.array([[clear.get((i, j), False) for j in gains.names] for i in gains.names], dtype=bool)
+        coloured = np.where(told, scale.factor * m, np.where(np.isfinite(m), 0.0, math.nan))
+        shown = axes.imshow(coloured, cmap=colours, vmin=-most or -1, vmax=most or 1)
+        if told.any():
+            label = f"Shapley value, {'points' if scale.percent else scale.name}"
+            picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
         for i, receiver in enumerate(gains.names):
             for j, giver in enumerate(gains.names):
                 if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
-                    strong = abs(scale.factor * m[i, j]) > 0.85 * most  # white is readable on nothing lighter
+                    strong = (
+                        told[i, j] and abs(scale.factor * m[i, j]) > 0.85 * most
+                    )  # white is readable on nothing lighter
                     weight = "bold" if clear[receiver, giver] else "normal"
                     colour = "white" if strong else DARK
                     axes.text(
@@ -221,13 +251,15 @@ def page(gains: Gains) -> str:
     """report.html of a folder of coalitions."""
     assert gains.folder is not None
     marks = "bold" if len(gains.names) <= WRITTEN else "a dot"
-    caption = f"Row: receives, column: gives (Shapley values). Blue helps, orange harms; {marks}: jointly clear."
+    unit = words.Scale(gains.metric).gained(gains.split)
+    caption = f"Row: receives, column: gives (Shapley values, {unit}). "
+    caption += f"In colour and {marks}: jointly clear; blue helps, orange harms."
     picture = pages.figure(pages.Drawing("help", figure(gains), "Who helps whom", caption))
     kept = ("help", "clients", "partitions", "agreement")
     matrix, *others = (pages.table(t, name) for t, name in zip(tables(gains), kept, strict=False))
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
     config = (gains.folder / "coalitions.toml").read_text(encoding="utf-8")
-    sections = [("Who helps whom", f'{matrix}<div class="figures">{picture}</div>'), *zip(names, others, strict=False)]
+    sections = [("Who helps whom", f'<div class="beside">{picture}{matrix}</div>'), *zip(names, others, strict=False)]
     if gains.notes:
         listed = "".join(f"<li>{escape(n)}</li>" for n in gains.notes)
         sections.append(("Keep in mind about these data", f'<ul class="caveats notes">{listed}</ul>'))
@@ -235,8 +267,20 @@ def page(gains: Gains) -> str:
     sections.append(("Settings", f"<details><summary>coalitions.toml</summary><pre>{escape(config)}</pre></details>"))
     n = len(gains.names)
     subtitle = f"{words.count(n, 'client')} · {_about(gains)} {words.duration(gains.seconds)} of training"
-    top = f'<div class="answer"><p class="headline">{escape(answer(gains))}</p></div>'
+    top = pages.answer(answer(gains), _chart(gains), details(gains))
     return pages.page("Who gains from whom?", subtitle, top, sections, files.HEADER.lstrip("# ").split(";")[0])
+
+
+def _chart(gains: Gains) -> str:
+    """What each client gains with all together; of many those for whom it is clear."""
+    scale, rows = words.Scale(gains.metric), []
+    for r in gains.clients.to_dict("records"):
+        g = Interval(r["all_gain"], r["all_low"], r["all_high"], len(gains.seeds), clear=bool(r["all_clear"]))
+        if len(gains.names) <= NAMED or g.clear:
+            levels = f"{said(g, scale)}, from {scale.number(r['own'])} to {scale.number(r['all'])}{scale.unit}"
+            rows.append(Row(r["client"], g.word, g, levels))
+    axis = f"{scale.gained(gains.split)}, all together under {gains.method}; positive: better than the own model"
+    return chart(rows, scale, axis)
 
 
 def _files(gains: Gains) -> str:

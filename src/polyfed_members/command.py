@@ -47,6 +47,7 @@ def leave(o: Leave) -> int:
         departure = compared(run, folder, names)
         page = departure.save()
         stdout.print()
+        stdout.print(departure.answer, style="bold", markup=False)
         show_table(departure.summary())
         say(f"\nwhat it costs: {page}\nthe runs without {', '.join(names)}: {folder}")
 

@@ -4,7 +4,7 @@ import time
 from html import escape
 from typing import Any
 
-from polyfed.report.page import page
+from polyfed.report.page import answer, page
 from polyfed.report.table import Cell, Table
 from polyfed.report.words import duration, size
 from polyfed_sites import wire as m
@@ -23,7 +23,9 @@ def status_page(hub: Hub) -> str:
     queued = "".join(f"<li>{name}</li>" for name in map(escape, hub.queued))
     sections += [("Waiting for their turn", f"<ul>{queued}</ul>" if queued else "")]
     there = ", ".join(sorted(hub.online)) or "nobody"
-    return page(f"Runs at {hub.keys.address}", heading, _answer(f"Connected: {there}"), sections, "polyfed server")
+    missing = ", ".join(sorted({name for name, _ in hub.keys.accepted().values()} - {*hub.online}))
+    top = answer(f"Connected: {there}{f'. Not connected: {missing}' if missing else ''}.")
+    return page(f"Runs at {hub.keys.address}", heading, top, sections, "polyfed server")
 
 
 def _run(hub: Hub, run: Flower) -> str:
@@ -31,7 +33,8 @@ def _run(hub: Hub, run: Flower) -> str:
     rows = tuple(_site(hub, run, name, asked.get(name)) for name in sorted({*run.left, *asked}))
     table = Table(run.folder.name, COLUMNS, rows, (LEFT,)).to("html") if rows else ""
     waits = f"; waiting for {', '.join(sorted(asked))}" if asked else ""
-    return f"{_answer(run.over or f'{doing(run.head, run.rounds)}{waits}', run.said)}{table}"
+    below = f'<p class="rest">{escape(run.said)}</p>' if run.said else ""
+    return answer(run.over or f"{doing(run.head, run.rounds)}{waits}", below) + table
 
 
 def _site(hub: Hub, run: Flower, name: str, asked: Any) -> tuple[Cell, ...]:
@@ -69,8 +72,3 @@ def doing(head: Any, rounds: int) -> str:
             return "Before the first round"
         case _:
             return "Waiting for its sites"
-
-
-def _answer(text: str, rest: str = "") -> str:
-    below = f'<p class="rest">{escape(rest)}</p>' if rest else ""
-    return f'<div class="answer"><p class="headline">{escape(text)}</p>{below}</div>'

@@ -143,7 +143,7 @@ def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
     found = clinical.fit(pf.data.load("heart-disease", standardise=None).partition(test_fraction=0.0), "logistic")
     clear = found.coefficients
     clear = clear[(clear["lower"] > 0) | (clear["upper"] < 0)]
-    assert f"{len(clear)} of 10 odds ratios differ from 1 at 95 %" in text
+    assert f"{len(clear)} of 10 odds ratios differ from 1 at 95\N{NO-BREAK SPACE}%" in text
     assert all(f'<th scope="row" class="left" data-v="{site}">{site}</th>' in text for site in found.sites.index)
     assert "column chol is constant there" in text
     assert f'<template class="csv">{found.table().to("csv")}</template>' in text

@@ -3,7 +3,10 @@
 import json
 import shutil
 
+import numpy as np
 import pandas as pd
+
+from polyfed_games.result import Coalitions
 
 SMALL = ("--rounds", 2, "--seeds", 1, "--against", "none", "--quiet")
 
@@ -21,6 +24,16 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
         assert "validation_accuracy" in table
     before = (tmp_path / "c/coalitions-help.csv").read_text()
     page, saved = ((tmp_path / "c" / name).read_text() for name in ("report.html", "coalitions.json"))
+    headline = page.split('<p class="headline">')[1].split("</p>")[0]
+    assert headline.startswith("With all 3 together under fedavg, ")
+    assert "test accuracy over the own model. The groups that hold best are " in headline
+    assert not any(term in headline for term in ("Nash", "core", "individually", "|"))
+    assert page.index('class="forest"') < page.index("<svg viewBox") < page.index("<table")
+    clear = pd.read_csv(tmp_path / "c/coalitions-help.csv").clear
+    (cells, *bar) = Coalitions.open(tmp_path / "c").figure().axes
+    shown = cells.images[0].to_rgba(cells.images[0].get_array())
+    coloured = np.ptp(shown[..., :3].astype(float), axis=2) > 0.02
+    assert (coloured.sum(), bool(bar)) == (clear.sum(), clear.any()), "a matrix with no clear cell is grey"
     assert all(word in page for word in ("Who helps whom", "What each client should do", "<svg", names[0]))
     assert len(json.loads(saved)["help"]) == before.count("\n") - 1 == 6
     assert (tmp_path / "c/coalitions.pdf").read_bytes().startswith(b"%PDF")

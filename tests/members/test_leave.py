@@ -125,11 +125,12 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
     assert {(r, s) for r, s in zip(table.seeds, table.method, strict=True)} == {(3, "fedavg"), (3, "local")}
     page = (tmp_path / "two-cost.html").read_text()
     assert "What does the leaving of va and switzerland cost?" in page
-    assert page.count("the mean of those who stay changes by") == 2
-    assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") in page
-    assert page.count("clearly") >= 2
-    assert page.count('<th scope="row"') == len(table)
-    assert '<p class="headline">fedavg: without' in page, "the method that sends messages comes first"
+    headline = page.split('<p class="headline">')[1].split("</p>")[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert "test accuracy with fedavg changes by" in headline, "the method that sends messages comes first"
+    assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") + " points" in headline
+    assert page.index('class="forest"') < page.index("<table")
+    assert page.count('<th scope="row"') == len(rows), "local sends nothing, and is named instead"
+    assert page.count("test accuracy with local changes by") == 1
     assert "figure-leave-title" in page
 
 

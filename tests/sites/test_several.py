@@ -140,6 +140,9 @@ def test_the_status_page_says_who_which_round_what_has_left_and_what_is_waited_f
         assert get(hub, urllib.request.quote(path))[0] == 404
     status, page = get(hub, hub.path)
     assert status == 200
+    away = {name for name, _ in hub.keys.accepted().values()} - {"bern"}
+    assert away
+    assert f"Connected: bern. Not connected: {', '.join(sorted(away))}." in page, "who is missing has a name"
     for said in (
         "Round 5 of 10; waiting for bern, oslo", "10.0.0.7", "12.3 kB", "trained t 3 phase 0", "not connected", "lung",
         "heart&lt;b&gt;", "joined &lt;script&gt;",

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from polyfed.report import words
 from polyfed.report.pairs import Interval
 
-CUT = 3.0  # an axis is at most so many times longer than the usual interval
+CUT = 4.0  # an axis is at most so many times longer than the usual interval
 
 
 class Row(NamedTuple):

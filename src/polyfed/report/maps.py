@@ -1,12 +1,11 @@
 """The clients' samples and a method's view of them: the partition, clusters, mixing weights."""
 
 import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
-from polyfed.report.style import BLUE, INK, NAMED, VERMILLION, canvas, categories, short, styled
+from polyfed.report.style import BLUE, GREYS, INK, NAMED, VERMILLION, canvas, categories, short, styled
 from polyfed.report.verdicts import Study
 from polyfed.runs.numbers import Numbers
 
@@ -80,7 +79,7 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
         axes.scatter(who, label, s=counts[who, label] / counts.max() * biggest**2, color=BLUE, linewidth=0, alpha=0.85)
         axes.set_ylim(classes - 0.3, -0.7)
     else:
-        shown = axes.imshow(counts.T, aspect="auto", cmap="viridis", vmin=0)
+        shown = axes.imshow(counts.T, aspect="auto", cmap=GREYS, vmin=0)
         figure.colorbar(shown, ax=axes, label="samples", pad=0.02, aspect=12).outline.set_visible(False)
         axes.grid(visible=False)
     if classes <= 12:
@@ -113,7 +112,7 @@ def cluster_figure(run: Numbers) -> Figure | None:
         order = np.argsort(table.argmax(0), kind="stable")  # found clusters beside the true one they hold most of
         table = table[:, order]
         figure, (axes,) = canvas(height=min(1.3 + 0.36 * len(rows), 4.5))
-        axes.imshow(table, cmap=_blues(), aspect="auto", vmin=0)
+        axes.imshow(table, cmap=GREYS, aspect="auto", vmin=0)
         if table.size <= 200:
             for (i, j), k in np.ndenumerate(table):
                 if k:
@@ -140,12 +139,12 @@ def mixing_figure(run: Numbers) -> Figure | None:
     m = m[np.ix_(order, order)]
     with styled():
         figure, (axes,) = canvas(height=4.2)
-        shown = axes.imshow(m, cmap="viridis", vmin=0)
+        shown = axes.imshow(m, cmap=GREYS, vmin=0)
         figure.colorbar(shown, ax=axes, label="weight", pad=0.02, aspect=24).outline.set_visible(False)
         if true and len(true) == len(m):
             for edge in np.flatnonzero(np.diff(np.array(true)[order])) + 0.5:
-                axes.axhline(edge, color="white", linewidth=0.8)
-                axes.axvline(edge, color="white", linewidth=0.8)
+                axes.axhline(edge, color=BLUE, linewidth=0.8)
+                axes.axvline(edge, color=BLUE, linewidth=0.8)
         if len(m) <= NAMED:
             axes.set_xticks(np.arange(len(m)), [short(n, 12) for n in names], rotation=90)
             axes.set_yticks(np.arange(len(m)), [short(n, 12) for n in names])
@@ -160,9 +159,3 @@ def mixing_figure(run: Numbers) -> Figure | None:
 def _ticks(names: list[str]) -> tuple[list[int], list[str]]:
     step = -(-len(names) // 16)
     return list(range(0, len(names), step)), names[::step]
-
-
-def _blues() -> ListedColormap:
-    """White to blue, readable under black and white digits."""
-    t = np.linspace(0, 1, 256)[:, None]
-    return ListedColormap(np.array([[0.90, 0.94, 0.97]]) * (1 - t) + np.array([[0.0, 0.36, 0.58]]) * t)

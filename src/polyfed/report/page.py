@@ -195,8 +195,7 @@ def sites(study: Study, ends: tuple[float, float] | None = None) -> str:
     rows = [Row(x.name, x.verdict, x.gain or none, x.text) for x in clients]
     gain = mean.gains[first[0]]
     rows.append(Row("mean over clients", gain.word, gain, said(gain, scale), whole=True))
-    unit = f"points of {study.split} {scale.name}" if scale.percent else f"{study.split} {scale.name}"
-    return chart(rows, scale, f"{unit}, positive: better than {first[1]}", ends)
+    return chart(rows, scale, f"{scale.gained(study.split)}, positive: better than {first[1]}", ends)
 
 
 def _title(study: Study) -> str:

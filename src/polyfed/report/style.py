@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
@@ -36,6 +37,7 @@ VARIABLES = {
     INK: "--ink", QUIET: "--quiet", GRID: "--grid", PAPER: "--paper", BLUE: "--blue", VERMILLION: "--vermillion",
     GREEN: "--green", BROWN: "--brown", PINK: "--pink", SKY: "--sky",
 }  # fmt: skip
+GREYS = LinearSegmentedColormap.from_list("greys", ["#e8eaed", "#41484f"])  # of a matrix without verdicts
 
 STYLE: Any = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "axes.titlesize": 9.5, "axes.labelsize": 9.5,

@@ -61,6 +61,10 @@ class Scale:
         self.unit = " %" if self.percent else ""
         self.difference_unit = " points" if self.percent else ""
 
+    def gained(self, split: str) -> str:
+        """What a difference is of: `points of test accuracy`, or `test AUC`."""
+        return f"{'points of ' * self.percent}{split} {self.name}"
+
     def number(self, value: float) -> str:
         if not math.isfinite(value):
             return "–"
