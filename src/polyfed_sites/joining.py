@@ -60,6 +60,7 @@ class Own:
         self.backbone = None if backbone is None else backbone.expanduser().resolve()  # the model's file names it
         self.book = Book(self.vault.parent, name, consent.dry)
         self.terms = ""  # digest of those that were agreed to
+        self.ended = False  # by the server, before the first round
         self.declined: m.Join | None = None  # terms that the operator has said no to
 
     def about_vault(self, line: str) -> Refusal:
@@ -92,6 +93,7 @@ class Joined:
         self.about = m.Joined(
             site=own.name, versions=versions(), cpu=torch.backends.cpu.get_cpu_capability(), file=self.file.schema(),
             counts=m.Counts(**self.file.counts), audit=policy.audit != "none" and self.file.sheet is not None,
+            pooled=policy.pooled,
         )  # fmt: skip
         self.columns = self.about.file.columns if isinstance(self.about.file, Csv) else {}
         self.answered = Answered(own.vault, file_digest(own.data), policy)

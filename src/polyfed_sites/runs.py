@@ -35,3 +35,7 @@ class Runs:
     def over(self) -> bool:
         """Whether there is nothing more to answer."""
         return not self.many and any(site.finished for site, _ in self._open.values())
+
+    def ended(self) -> bool:
+        """Whether that is since the server has given the run up."""
+        return not self.many and any(site.ended for site, _ in self._open.values())

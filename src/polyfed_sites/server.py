@@ -9,7 +9,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
 from polyfed.base.columns import for_site
-from polyfed.base.errors import ConfigError, DataError, RunError, printable
+from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError, printable
 from polyfed.base.part import CHECK, Audit
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
@@ -30,7 +31,7 @@ from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed, Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.data.federation import Outline
-from polyfed.data.preparation import Settled
+from polyfed.data.preparation import Preparation, Settled
 from polyfed.data.prepare import uneven
 from polyfed.data.said import Csv, Npz
 from polyfed.data.schema import settle
@@ -58,6 +59,7 @@ from polyfed_sites.wire import FIRST, Message
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
+FAREWELL = 5.0  # seconds for sites to hear that a run is refused
 FROZEN = 32  # bytes beside the name of a frozen tensor in a reply
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "workers", "chunk", "schedule", "fraction", "robust", "attack",
@@ -90,10 +92,11 @@ def serve(
     server = Server(resolve(experiment), transport, RunFolder(Path(out)), wait, quorum, say)
     if not resume:
         server.store.refuse_used()
-    server.join(sites, most_share)
-    server.audit()
-    server.settle()
-    trainer = server.begin()
+    with server.refusing(resume):
+        server.join(sites, most_share)
+        server.audit()
+        server.settle()
+        trainer = server.begin()
     run = trainer.run(out, resume, callbacks)
     at_sites = run.trained.engine
     trained(run)
@@ -134,7 +137,19 @@ class Server:
         self.secure = None if privacy is None or privacy.sums == "open" else privacy  # the server then sees sums alone
         self.billed: np.ndarray | None = None
         self.audited = Audit()
+        self.names: list[str] = []
         self.classes: list[int] | None = None  # training rows of each class, where no site's own are known
+
+    @contextmanager
+    def refusing(self, resume: bool) -> Generator[None]:
+        """Sites that have been asked hear that a new run has ended where it is refused inside."""
+        try:
+            yield
+        except PolyfedError:
+            if self.names and not resume:
+                self.asking.ask({name: Message(m.Over()) for name in self.names})
+                self.transport.pull(self.names, seconds=FAREWELL)
+            raise
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
         """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
@@ -194,10 +209,14 @@ class Server:
 
     def settle(self) -> None:
         """What must be the same for all."""
-        self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
-        needs = self.heads[self.names[0]].needs
+        needs, columns = self.heads[self.names[0]].needs, self.experiment.columns
+        if columns.missing is None and "pooled" in needs and isinstance(self.said[self.names[0]].file, Csv):
+            columns = dataclasses.replace(columns, missing="mean")  # medians take counts of single values
+            self.experiment = dataclasses.replace(self.experiment, columns=columns)
+        self.settled = settle({name: about.file for name, about in self.said.items()}, columns)
         opener = self._opener()
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
+            self._check_medians(blank)
             pooling = Pooling(self.asking, self.heads, self.settled, blank, self.said, self.peers, opener)
             self.settled, self.billed = pooling.statistics()
         self.federation = _outline(self.experiment, self.said, self.settled, self.audited)
@@ -215,6 +234,17 @@ class Server:
             replies = self.asking.all(messages, what, m.Labelled, self._wrong_labels)
             labels = [reply.head.rows for reply in replies.values()]
             self.federation = dataclasses.replace(self.federation, labels=labels)
+
+    def _check_medians(self, blank: Preparation) -> None:
+        """Raise ConfigError where medians are asked for of columns of which a policy lets no counts out."""
+        keep = [name for name, about in self.said.items() if about.pooled != "medians"]
+        files = [about.file.used for about in self.said.values() if isinstance(about.file, Csv)]
+        gaps = [i.name for i in blank.inputs if i.values is None and any(f[i.name].some for f in files if i.name in f)]
+        if gaps and keep and blank.missing == "median":
+            why = (
+                f"which takes counts of values of {', '.join(gaps)}, and the policies of {', '.join(keep)} let none out"
+            )
+            raise ConfigError(f'columns.missing: found "median", {why}; expected "mean", or pooled = "medians" in them')
 
     def _wrong_labels(self, name: str, reply: Message[m.Labelled]) -> str:
         rows, train = reply.head.rows, self.said[name].counts.train

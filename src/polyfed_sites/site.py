@@ -19,6 +19,8 @@ from polyfed_sites.joining import Joined, Own
 from polyfed_sites.running import BEGUN, Run
 from polyfed_sites.wire import FIRST, Message, request
 
+OVER = "the server has ended the run before its first round; its operator knows why"
+
 
 class Site(Own):
     """One site and its data. state: None: it has not joined, or was stopped since"""
@@ -55,6 +57,10 @@ class Site(Own):
         match asked.head:
             case m.Open():  # of a sum that this site has answered for, which is checked there
                 return Door(self.policy, self.consent).out(asked, self.hidden.open(asked.head))
+            case m.Over():
+                self.ended = True
+                self.say(f"{self.name}: {OVER}")
+                return Door(self.policy, self.consent).out(asked, Message(m.Stored()))
             case m.Turn():
                 return self._running().answer(asked)
             case m.Begin():
@@ -81,4 +87,4 @@ class Site(Own):
     @property
     def finished(self) -> bool:
         """Whether the last message has been answered."""
-        return isinstance(self.state, Run) and self.state.finished
+        return self.ended or (isinstance(self.state, Run) and self.state.finished)

@@ -68,7 +68,7 @@ def doing(head: Any, rounds: int) -> str:
             return "The end"
         case m.Join():
             return "Joining"
-        case m.Audit() | m.Pooled() | m.Labels() | m.Begin():
+        case m.Audit() | m.Pooled() | m.Labels() | m.Begin() | m.Over():
             return "Before the first round"
         case _:
             return "Waiting for its sites"

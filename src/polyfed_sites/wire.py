@@ -9,6 +9,7 @@
     Evaluate       Measured                   what clients deploy with         -
     End            Stored                     what clients deploy with         -
     Open           Opened                     -                                -
+    Over           Stored                     -                                -
 
 Where sums are secure, Masked takes the place of Sums, Labelled, Trained and Measured, and Open asks for what opens one.
 
@@ -38,7 +39,7 @@ from polyfed.core.messages import Form, State, form_of, size
 from polyfed.data.preparation import Settled
 from polyfed.data.said import DIMS, Csv, Npz
 
-FORMAT = 6  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 7  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 LINE = 1000  # characters of an error
@@ -192,6 +193,12 @@ class Open(Strict):
     sealed: ByName  # their shares for this site
 
 
+class Over(Strict):
+    """The run has ended before its first round."""
+
+    kind: Literal["over"] = "over"
+
+
 class Counts(Strict):
     """Rows of each part."""
 
@@ -201,7 +208,7 @@ class Counts(Strict):
 
 
 class Joined(Strict):
-    """What the site's file is like. audit: whether its policy lets it answer an audit"""
+    """What the site's file is like. audit: whether its policy lets it answer an audit     pooled: the policy's"""
 
     kind: Literal["joined"] = "joined"
     site: Word
@@ -210,6 +217,7 @@ class Joined(Strict):
     file: Annotated[Csv | Npz, Field(discriminator="kind")]
     counts: Counts
     audit: bool
+    pooled: Literal["none", "sums", "medians"]
     peer: Peer | None = None
 
 
@@ -290,7 +298,7 @@ class Failed(Strict):
     error: Annotated[str, Field(max_length=LINE)]
 
 
-Request = Join | Audit | Pooled | Labels | Begin | Train | Evaluate | End | Open
+Request = Join | Audit | Pooled | Labels | Begin | Train | Evaluate | End | Open | Over
 Reply = Joined | Audited | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Masked | Opened | Failed
 H = TypeVar("H", bound=Strict, covariant=True)
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])

@@ -60,8 +60,10 @@ def experiment(path: Path, method: str, data: str = "", **top: object) -> Path:
 
 
 def on_one_machine(file: Path, data: Path, **settings: object) -> Run:
-    """The experiment as `polyfed run` has it, on a folder with all files, clients one by one."""
+    """The experiment as `polyfed run` has it, on a folder with all files, clients one by one; gaps as at sites."""
     found = resolve(file, {"data": {"name": str(data)}})
+    if found.columns.missing is None and found.columns.standardise in (None, "pooled") and any(data.glob("*.csv")):
+        found = resolve(file, {"data": {"name": str(data)}, "columns": {"missing": "mean"}})
     parts, method = Parts(found), found.methods[0].algorithm
     training = replace(parts.training(found.seeds[0]), chunk=1, workers=1, **settings)
     return fit(parts.model(found.seeds[0]), parts.federation(found.seeds[0]), method, training)

@@ -18,7 +18,7 @@ from polyfed_sites.site import Site
 
 NAMES = ("bern", "oslo")
 CLIENT = '[columns]\nstandardise = "client"\ndrop = ["ssn"]'
-POOLED = '[columns]\nmissing = "mean"\ndrop = ["ssn"]'
+POOLED = '[columns]\ndrop = ["ssn"]'
 DEFAULT = Policy()
 
 
@@ -47,6 +47,19 @@ def test_runs_that_the_default_policy_allows_have_the_bits_of_one_machine(data, 
     fill = sites.members["oslo"].state.preparation.at("oslo").fill[1]
     known = [float(c) for name in NAMES for c in training(sites, name, 1) if c]
     assert fill == pytest.approx(np.mean(known), rel=1e-12)
+
+
+def test_medians_that_policies_keep_are_refused_once_by_column_and_the_sites_end(data, tmp_path):
+    asked = POOLED + '\nmissing = "median"'
+    heard, sites, end = run(tmp_path, data, DEFAULT, asked)
+    who = ", ".join(NAMES)
+    assert f"of values of pressure, and the policies of {who} let none out" in end
+    assert end.count("pressure") == 1
+    assert {m.head["kind"] for m in heard.asked()} == {"join", "over"}, "no site is asked for what it refuses"
+    assert all(site.finished and site.ended for site in sites.members.values())
+    _, sites, end = run(tmp_path, data, Policy(pooled="medians"), asked, "median")
+    assert not end
+    assert not any(site.ended for site in sites.members.values())
 
 
 def training(sites, name, column):
@@ -89,7 +102,7 @@ def test_a_column_that_is_not_listed_is_not_there(data, tmp_path):
     assert not any("ssn" in str(m.head) for m in heard.said())
     heard, _, end = run(tmp_path, data, listed, '[columns]\ntarget = "ssn"\nstandardise = "client"', "named")
     assert "is asked for the column 'ssn'; its policy has columns = age, pressure, outcome" in end
-    assert {m.head["kind"] for m in heard.said()} == {"failed"}
+    assert {m.head["kind"] for m in heard.said()} == {"failed", "stored"}
 
 
 @pytest.mark.parametrize("policy", [OPEN, DEFAULT])

@@ -44,12 +44,12 @@ def test_weights_of_rows_stay_at_their_site_and_count_there(alike, tmp_path):
     if not alike:
         lines = (data / "riga.csv").read_text().replace(",7,none", ",2.5,none")
         (data / "riga.csv").write_text(lines)
-    weights = '[columns]\nstandardise = "pooled"\nweights = "unit"'
+    weights = POOLED + '\nweights = "unit"'
     file = experiment(tmp_path / "study.toml", METHODS["ditto"], weights)
     here, sites = on_one_machine(file, data), Sites(tmp_path, data)
     there = at_sites(file, sites)
     same(here, there, sites)
-    without = '[columns]\nstandardise = "pooled"\ndrop = ["unit"]'
+    without = POOLED + '\ndrop = ["unit"]'
     plain = on_one_machine(experiment(tmp_path / "plain.toml", METHODS["ditto"], without), data)
     assert np.array_equal(plain.personal.numpy(), here.personal.numpy()) == alike
 

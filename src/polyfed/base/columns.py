@@ -76,9 +76,10 @@ class Columns(Configured):
     categories: NAMES | VALUES = setting(
         factory=list, doc="Columns of categories, whatever they look like; a table gives the values of each."
     )
-    missing: Literal["median", "mean", "refuse"] = setting(
-        "median",
-        doc="Gaps in inputs: median or mean of the training part, with an input that says so; or refuse them.",
+    missing: Literal["median", "mean", "refuse"] | None = setting(
+        None,
+        doc="Gaps in inputs: median or mean of the training part, with an input that says so; or refuse them. "
+        "Default: median; at real sites that standardise by pooled sums mean, which sums alone give.",
     )
     gaps: TEXTS = setting(factory=list, doc="Further texts that stand for a missing value, such as -999.")
     encoding: str | None = setting(

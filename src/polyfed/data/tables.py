@@ -261,7 +261,7 @@ class Table:
         c = self.columns
         standardise = "none" if c.raw is not None else c.standardise or "pooled"
         return Preparation(
-            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps),
+            inputs, ", ".join(self.outcome), None, c.missing or "median", c.unseen, standardise, tuple(c.gaps),
             c.task == "survival", repairs=c.site, limits=tuple(c.limits), raw=raw_of(c),
         )  # fmt: skip
 

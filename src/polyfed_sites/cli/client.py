@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from polyfed.base.errors import ConfigError, Refusal, closest
+from polyfed.base.errors import ConfigError, Refusal, RunError, closest
 from polyfed.cli.screen import asked
 from polyfed.data.readers import pictures
 from polyfed_sites.cli.events import Events
@@ -15,7 +15,7 @@ from polyfed_sites.flower_site import Attendance
 from polyfed_sites.keys import private, sign, site_key, warning
 from polyfed_sites.policy import FILE, Policy, read
 from polyfed_sites.runs import Runs
-from polyfed_sites.site import Site
+from polyfed_sites.site import OVER, Site
 
 POLICY = "policy"  # what --yes says instead of a digest
 
@@ -46,6 +46,8 @@ def client(o: Client) -> None:
 
     runs = Runs(given.site, site, o.stay)
     Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()
+    if runs.ended():
+        raise RunError(f"{given.site}: {OVER}")
 
 
 def _passphrase(file: Path | None) -> bytes:
