@@ -1,6 +1,7 @@
 """polyfed report: the page, one table at a time, and one table over several data sets."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -50,3 +51,25 @@ def test_results_are_csv_only(cli, runs, form):
     said = cli("report", "a", "--of", "results", "--table", form)
     assert said.status == 2
     assert "expected --table csv" in said.err
+
+
+def test_comparisons_stand_side_by_side_with_one_axis_and_the_same_sites_and_methods(cli, runs):
+    more = {"local": noisy([0.6, 0.7, 0.5], 3, 0.01, 2), "ditto": noisy([0.9, 0.5, 0.8], 3, 0.01, 3)}
+    write_comparison(runs / "c", more, names=["client-1", "client-0", "other"])
+    said = cli("report", "a", "c").done()
+    assert [line.split(":")[0] for line in said.out.splitlines() if line[:3] in ("a: ", "c: ")] == ["a", "c"]
+    text = (runs / "a/beside-c.html").read_text()
+    one, two = re.findall(r'<ul class="forest">.*?</ul>', text)
+    ticks = [re.findall(r'<text x="([^"]*)".*?>(.*?)</text>', chart) for chart in (one, two)]
+    assert ticks[0] == ticks[1]
+    names = [re.findall("<b>(.*?)</b>", chart) for chart in (one, two)]
+    assert [n for n in names[1] if n in names[0]] == names[0], "in one order"
+    assert set(re.findall('<th scope="row" class="left"[^>]*>(.*?)</th>', text)) >= {
+        "client-0", "client-1", "other", "local", "fedavg", "ditto"
+    }  # fmt: skip
+    assert "not tested" in text
+    assert not (runs / "a/report.html").exists()
+    cli("report", "a", "b").line(1, "a is judged by test accuracy and b by test RMSE: they cannot stand side by side")
+    write_comparison(runs / "d", {"ditto": noisy([0.6], 2, 0.01, 0)}, names=["x"])
+    cli("report", "a", "d", "--out", "page.html").line(1, "a and d have neither a site nor a method in common")
+    assert not list(runs.glob("*.html"))

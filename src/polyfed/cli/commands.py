@@ -79,13 +79,16 @@ class Report(
 ):
     """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
 
-    [dim]polyfed report runs/a runs/b --out both.html --figures
+    Comparisons are put side by side, each with its answer; runs are put together.
+
+    [dim]polyfed report runs/a --figures
+    polyfed report runs/before runs/after --out both.html
     polyfed report runs/a --table csv --of clients > clients.csv
     polyfed report runs/fashion runs/cifar --paper > table.tex[/dim]
     """
 
     runs: list[Path] = argument("Run or comparison folders, or one of coalitions.")
-    out: Path | None = option("File to write. Default: report.html in the first folder.")
+    out: Path | None = option("File to write. Default: report.html in the first folder, or beside-SECOND.html.")
     figures: bool = option("Write the figures as SVG, PDF and PNG beside the page.", False)
     table: Literal["text", "markdown", "latex", "csv"] | None = option(
         "Print one table in this form; without --out, write no page."

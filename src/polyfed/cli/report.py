@@ -8,7 +8,10 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli.commands import Report
 from polyfed.cli.console import results, show_table, stdout
 from polyfed.cli.folders import kind
+from polyfed.cli.screen import say
 from polyfed.report import Study, Table, read
+from polyfed.report.beside import write_beside
+from polyfed.report.summary import headline
 from polyfed.runs.ownership import spare
 
 
@@ -22,6 +25,14 @@ def report(o: Report) -> None:
                 raise ConfigError(f"{path}: is no run; report takes such a folder alone and without options")
             of.rebuilt(path)
             return
+    if len(runs) > 1 and not (o.paper or o.table) and not any((path / "config.toml").exists() for path in runs):
+        if o.figures:
+            raise ConfigError("--figures: of one report; side by side there are the first charts alone")
+        studies, page = write_beside(runs, out)
+        for path, study in zip(runs, studies, strict=True):
+            stdout.print(f"{path}: {headline(study)}\n", markup=False)
+        say(f"report: {page}")
+        return
     form = "latex" if o.paper and o.table is None else o.table
     if form is None or (out is not None and not o.paper):
         page = make.write_report(runs, out, figures=o.figures)

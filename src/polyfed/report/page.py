@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -122,7 +122,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
     if first:
         shown = figure(first[0], beside, shown)
     top = answer(headline(study), shown, [" ".join(details(study))]) + _caveats(study)
-    return page(_title(study), _what(study), top, sections, _versions(study))
+    return page(titled(study), about(study), top, sections, _versions(study))
 
 
 def page(title: str, subtitle: str, top: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
@@ -186,9 +186,10 @@ def answer(sentence: str, chart: str = "", rest: Iterable[str] = ()) -> str:
     return f'<div class="answer"><p class="headline">{prose(sentence)}</p>\n{chart}{more}</div>\n'
 
 
-def sites(study: Study, ends: tuple[float, float] | None = None) -> str:
+def sites(study: Study, ends: tuple[float, float] | None = None, order: Sequence[str] = ()) -> str:
     """Every client with its verdict beside its interval, and their mean; of many, those with a clear difference."""
-    clients, first = lines(study)[1], study.verdicts.lead
+    place, first = {name: k for k, name in enumerate(order)}, study.verdicts.lead
+    clients = sorted(lines(study)[1], key=lambda x: place.get(x.name, len(place)))
     if not clients or first is None:
         return ""
     none, scale, mean = Interval(math.nan, math.nan, math.nan, 0), words.Scale(study.metric), study.verdicts.mean
@@ -198,7 +199,7 @@ def sites(study: Study, ends: tuple[float, float] | None = None) -> str:
     return chart(rows, scale, f"{scale.gained(study.split)}, positive: better than {first[1]}", ends)
 
 
-def _title(study: Study) -> str:
+def titled(study: Study) -> str:
     data = str(study.first.about.dataset or study.first.config.data.name or "own data")
     if len(study.labels) == 1:
         return f"{study.labels[0]} on {data}"
@@ -206,7 +207,7 @@ def _title(study: Study) -> str:
     return f"Does federating pay on {data}?" if own else f"{len(study.labels)} methods on {data}"
 
 
-def _what(study: Study) -> str:
+def about(study: Study) -> str:
     f, seeds = study.first.about, study.seeds
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts = [words.count(study.first.n, "client"), f.partition or "", seed]
@@ -387,20 +388,23 @@ def _data_figure(study: Study) -> list[Drawing]:
 
 def _settings(study: Study) -> str:
     """Show what differs between the runs as a table, then every method's whole configuration folded away."""
-    flat = {label: _flat(study.of(label)[0].config.table()) for label in study.labels}
-    keys = dict.fromkeys(k for f in flat.values() for k in f)
-    differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
-    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages", "privacy-says"))]
-    parts = []
-    if differ:
-        rows = tuple((Cell(k), *(Cell(_value(f.get(k))) for f in flat.values())) for k in differ)
-        parts.append(table(Table("What differs", ("setting<", *(f"{label}<" for label in flat)), rows), "settings"))
+    parts = [differing({label: study.of(label)[0].config.table() for label in study.labels})]
     seeds = {label: [r.seed for r in study.of(label)] for label in study.labels}
     for label in study.labels:
         text = (study.of(label)[0].folder / "config.toml").read_text(encoding="utf-8")
         told = f"{label}: full configuration (seed {seeds[label][0]})"
         parts.append(f"<details><summary>{escape(told)}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
+
+
+def differing(configs: dict[str, dict[str, Any]]) -> str:
+    """A table of the settings that differ between configurations; "" without one."""
+    flat = {name: _flat(config) for name, config in configs.items()}
+    keys = dict.fromkeys(k for f in flat.values() for k in f)
+    differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
+    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages", "privacy-says"))]
+    rows = tuple((Cell(k), *(Cell(_value(f.get(k))) for f in flat.values())) for k in differ)
+    return table(Table("What differs", ("setting<", *(f"{k}<" for k in flat)), rows), "settings") if rows else ""
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
