@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
 notebooks = importlib.import_module("notebooks")
 chosen = importlib.import_module("chosen")
+ideas = importlib.import_module("ideas")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed_games", "polyfed_members"),
@@ -115,24 +117,77 @@ def commands() -> str:
 
 
 def methods() -> dict[str, str]:
-    """The overview and a page per method."""
-    found = sorted(classes(), key=_name)
-    rows = [
-        f"| [{c.__name__}]({c.name}.md) | `{c.name}` | {cell(describe.sections(c)['summary'])} | {proofs(c)} |"
-        for c in found
+    """The overview, how to choose, and a page per method, by idea."""
+    by_name = {c.name: c for c in classes()}
+    parts = [
+        "# Methods",
+        "By idea. [How to choose](choose.md) says where to begin. Every page is made from the method's class when the "
+        "site is built: when to use it, equations, settings, traffic counted in a short run, the board's results, and "
+        "the tests that prove it right. `polyfed algorithms NAME` prints the same.",
     ]
-    index = "\n".join(
-        [
-            "# Methods",
-            "Every page is made from the method's class when the site is built: equations, settings, the traffic "
-            "counted in a short run, and the tests that prove it right. `polyfed algorithms NAME` prints the same.",
-            "",
-            "| method | name | what it does | what proves it right |",
-            "| :-- | :-- | :-- | :-- |",
-            *rows,
+    for idea in ideas.IDEAS:
+        found = [by_name[name] for name in idea.methods]
+        rows = [
+            [f"[{c.__name__}]({c.name}.md)", f"`{c.name}`", cell(describe.sections(c)["summary"]), proofs(c)]
+            for c in found
         ]
-    )
-    return {"methods/index.md": index} | {f"methods/{c.name}.md": method(c) for c in found}
+        heads = ["method", "name", "what it does", "what proves it right"]
+        parts += [f"## {idea.title}", f"When {idea.when}.", markdown(heads, [":--"] * 4, rows, escaped=True)]
+    made = {"methods/index.md": "\n\n".join(parts) + "\n", "methods/choose.md": choose()}
+    return made | {f"methods/{c.name}.md": method(c) for c in classes()}
+
+
+def choose() -> str:
+    """How to choose a method: an idea by what is known of the sites, and the first of it by the board."""
+    rows, over = [], board()[0]
+    for idea in ideas.IDEAS[1:]:
+        ranked = [m for m in idea.methods if m in over]
+        first = max(ranked or idea.methods[:1], key=lambda m: int(over.get(m, {}).get(FIRST, "0").partition(" ")[0]))
+        word = f"first group in {over[first][FIRST]} settings" if ranked else "not on the board"
+        rows.append(
+            [f"{upper(idea.when)}.", idea.title, f"[`{first}`]({first}.md): {word}", f"{upper(idea.not_when)}."]
+        )
+    return CHOOSE.format(table=markdown(["when", "idea", "first", "not when"], [":--"] * 4, rows, escaped=True))
+
+
+FIRST = "in the first group"
+CHOOSE = """# How to choose
+
+Federating has to beat what a site has alone, and a simple method what is harder to explain. So run these four first, on
+your own data:
+
+```sh
+polyfed compare local fedavg fedavg-ft recalibrated --data FOLDER --target COLUMN
+```
+
+If none of the last three is clearly better than `local`, other methods seldom are: [the board](../experiments/board.md)
+has every method in ten settings, with the same gradients and trials. Where you know more of your sites, take a line of
+this table; "first" is the one of its kind that is most often in the board's first group.
+
+{table}
+
+What also decides: whether the server may see a site's own uplink, whether sites may keep a state between rounds, and
+what a round may cost. Each method's page says so under "When to use it", and a site can
+[refuse methods](../security.md) by its policy.
+"""
+
+
+def upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+@cache
+def board() -> tuple[dict[str, dict[str, str]], dict[str, list[list[str]]]]:
+    """({method: its row over the settings, the best first}, {method: a row per setting}) of the full board."""
+    folder, sites = ROOT / "docs/tables/board-full", dict[str, list[list[str]]]()
+    for file in sorted(folder.glob("*-clients.csv")):
+        setting, number = file.stem.removesuffix("-clients").rsplit("-", 1)
+        with file.open(newline="") as lines:
+            for r in csv.DictReader(lines):
+                row = [f"{setting}, {number} clients", r["accuracy, %"], r["gain over local"], r["gain over fedavg-ft"]]
+                sites.setdefault(r["method<"], []).append(row)
+    with (folder / "over-10-settings.csv").open(newline="") as lines:
+        return {r["method<"]: r for r in csv.DictReader(lines)}, sites
 
 
 def proofs(cls: Any) -> str:
@@ -155,9 +210,8 @@ def method(cls: Any) -> str:
     table = describe.settings(cls)
     heads = [str(c.header) for c in table.columns]
     rows = list(zip(*([cell(str(v)) for v in c.cells] for c in table.columns), strict=True))
-    parts = [f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]
-    parts += ["## Use", f"```sh\npolyfed run --data digits --algorithm {cls.name}\n```"]
-    parts += [f"```python\nrun = pf.fit(model, federation, pf.{cls.__name__}(), rounds=20)\n```"]
+    parts = ["---\nhide: [toc]\n---", f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]
+    parts += ["## When to use it", *uses(cls), "## Example", example(cls)]
     if rows:
         lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
         parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
@@ -167,14 +221,80 @@ def method(cls: Any) -> str:
         parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
         certificates = (line.partition(": ")[::2] for line in proving)
         parts += ["\n".join(f"- {prose(what)}  \n  `{test}`" for test, what in certificates)]
+    if cls.name in board()[0]:
+        parts += ["## What the board says", *boarded(cls.name)]
     if found["Notes"]:
         parts += ["## Notes", prose(found["Notes"])]
     return "\n\n".join([*parts, "## Cite", f"```bibtex\n{describe.citation(cls)}\n```", ""])
 
 
+def uses(cls: Any) -> list[str]:
+    """When to use a method and when not: its idea's, and what its needs and its traffic rule out."""
+    idea, sent, needs = ideas.OF[cls.name], sent_by(cls), cls().needs
+    others = ", ".join(f"[`{m}`]({m}.md)" for m in idea.methods if m != cls.name)
+    most, never = max(*sent.first, *sent.later), [f"{idea.not_when}"]
+    if any("rows" in kinds for kinds in sent.kinds.values()):
+        never.append("the server must not see a site's own uplink: it needs more than sums")
+    if needs.discloses:
+        never.append(f"nothing made of samples may leave a site ({'; '.join(needs.discloses.values())})")
+    if why := needs.in_step(10):
+        never.append(f"sites answer late: it {why}")
+    if most > 1.5:
+        never.append(f"bytes are dear: up to {most:.2g} times a model in one direction and round")
+    if cls.adapter_train:
+        never.append("the model has no low-rank adapter")
+    lines = "\n".join(f"- {upper(prose(line))}." for line in never)
+    same = f" Of the same kind: {others}." if others else ""
+    return [f"**{idea.title}**: {idea.when}.{same}", f"**Not when**\n\n{lines}"]
+
+
+@cache
+def sent_by(cls: Any) -> Any:
+    """What `counted` says of a method with its defaults."""
+    return counted(cls())
+
+
+def example(cls: Any) -> str:
+    """A script that runs as it stands, and the command."""
+    net, more = ideas.MODELS.get(cls.name, ideas.NET), ""
+    if cls.adapter_train:
+        more = f', adapter="lora:r=2,train={cls.adapter_train}"'
+    code = f"""```python
+import polyfed as pf
+from torch import nn
+
+sites = pf.data.load("heart-disease").partition("natural", seed=0)
+model = {net}
+run = pf.fit(model, sites, pf.{cls.__name__}(), rounds=20, seed=0{more})
+print(run)
+```"""
+    if more or cls.name in ideas.MODELS:
+        return code
+    return f"{code}\n\n`polyfed compare local {cls.name}` asks whether it pays; settings follow, as in `ifca:k=2`."
+
+
+def boarded(name: str) -> list[str]:
+    """A method's rows of the full board."""
+    over, sites = board()
+    row, of = over[name], len(sites[name])
+
+    def counts(key: str, other: str) -> str:
+        up, _, down = row[key].partition(" / ")
+        return "" if row[key] == "–" else f"; clearly above {other} in {up} and below in {down}"
+
+    said = counts("above / below local", "own models") + counts("above / below fedavg-ft", "`fedavg-ft`")
+    text = f"With the same gradients and trials for all, in [{of} settings](../experiments/board-full.md): "
+    heads = ["setting", "accuracy, %", "gain over own models", "gain over fedavg-ft"]
+    table = markdown(heads, [":--", "--:", "--:", "--:"], sites[name])
+    return [
+        f"{text}in the first group in {row[FIRST].partition(' ')[0]}{said}; mean accuracy {row['mean accuracy, %']} %.",
+        table,
+    ]
+
+
 def traffic(cls: Any) -> str:
     """What the ledger counted in three rounds of the method on a small network, and what its server asked for."""
-    sent = counted(cls())
+    sent = sent_by(cls)
     each = "{:.3g} p down and {:.3g} p up"
     text = f"Counted on a network of two layers and p = {sent.p} parameters, per client and round: "
     first = f" In a client's first round {each.format(*sent.first)}." if sent.first != sent.later else ""
@@ -368,10 +488,11 @@ OF_CODE = {"policy": policy, "fields": chosen.rendered, "released": released}
 # Markdown
 
 
-def markdown(heads: list[str], marks: list[str], rows: list[list[str]]) -> str:
-    """A table; marks: the alignment of each column."""
+def markdown(heads: list[str], marks: list[str], rows: list[list[str]], escaped: bool = False) -> str:
+    """A table; marks: the alignment of each column; escaped: the cells are Markdown already."""
     lines = [heads, marks, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    texts = [[text if escaped else text.replace("|", r"\|") for text in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in texts)
 
 
 def prose(text: str) -> str:
@@ -402,6 +523,9 @@ def on_config(config: Any) -> Any:
     made = pages()
 
     def filled(nav: Any) -> Any:
+        if nav == "methods/":
+            groups = [{i.title: [f"methods/{m}.md" for m in i.methods]} for i in ideas.IDEAS]
+            return ["methods/index.md", {"How to choose": "methods/choose.md"}, *groups]
         if isinstance(nav, str):
             folder = [page for page in made if page.startswith(nav) and page.endswith(".md")]
             return folder if nav.endswith("/") else nav

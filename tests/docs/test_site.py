@@ -71,6 +71,43 @@ def test_every_method_has_a_page_with_all_its_settings():
         assert describe.citation(cls) in text
 
 
+def test_every_method_is_of_one_idea_and_its_page_says_when_to_use_it_and_what_the_board_says():
+    ideas, made = importlib.import_module("ideas"), site()
+    names = {getattr(polyfed.algorithms, name).name for name in polyfed.algorithms.__all__}
+    listed = [m for idea in ideas.IDEAS for m in idea.methods]
+    assert (sorted(listed), len(listed)) == (sorted(names), len(names))
+    rows = {row[0]: row for row in csv.reader((DOCS / "tables/board-full/over-10-settings.csv").open())}
+    for name in names:
+        text = made[f"methods/{name}.md"]
+        heads = re.findall("^## (.*)$", text, re.M)
+        assert heads[:2] == ["When to use it", "Example"], name
+        assert "**Not when**" in text, name
+        assert ("What the board says" in heads) == (name in rows)
+        if name in rows:
+            assert f"in the first group in {rows[name][1].split()[0]}" in text, name
+            assert text.count(" clients | ") == int(rows[name][1].split()[-1]), name
+        assert f"({name}.md)" in made["methods/index.md"]
+    assert "The server must not see a site's own uplink" in made["methods/ifca.md"]
+    assert "The server must not" not in made["methods/fedavg.md"]
+    assert all(f"({name}.md)" in made["methods/choose.md"] for name in ("fedavg-ft", "heurfedamp", "cfl", "fedem"))
+
+
+def examples(names: Sequence[str]) -> None:
+    for name in names:
+        code = re.search(r"```python\n(.*?)```", site()[f"methods/{name}.md"], re.S)[1]
+        exec(compile(code.replace("rounds=20", "rounds=1"), name, "exec"), {})
+
+
+def test_an_example_of_a_methods_page_runs_as_it_stands(capsys):
+    examples(["fedavg-ft", "fedem", "flora", "fedbn"])
+    assert "fedem" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_example_of_every_methods_page_runs_as_it_stands(capsys):
+    examples([c.name for c in generator().classes()])
+
+
 def test_every_setting_of_every_recipe_is_in_its_table_with_whose_it_is():
     tables = site()["experiments/settings.md"].split("\n## ")[1:]
     found = recipes()
