@@ -51,7 +51,7 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
         federation, described = federation.without(names), {"data": {"without": names}}
         training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
     _check_same(stored(run).numbers, About.model_validate(federation.describe()).clients)
-    training = dataclasses.replace(training, rounds=run.rounds)
+    training = dataclasses.replace(training, rounds=run.rounds if training.stop is None else run.settings.rounds)
     whole(fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described))
     departure = compared(run.place(), target, names)
     departure.save()

@@ -311,6 +311,9 @@ class RayEngine:
         parts = self._read(lambda: {k: self._ask(k, "rows") for k in range(self.workers)})
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
+    def keep(self, kept: State | None = None) -> State:
+        return self.save() if kept is None else kept
+
     def saved(self) -> None:
         """A checkpoint holds the rows themselves."""
 

@@ -76,6 +76,7 @@ class RemoteEngine:
         self._held = self._base.copy()  # as of the last commit
         # as of the last checkpoint but one, which is read where the last is damaged; of the last; and of its draft
         self._safe, self._last, self._saving = self._base.copy(), self._base.copy(), self._base.copy()
+        self._best: np.ndarray | None = None  # of the round that is kept
         self._asked: dict[str, Message[m.Train]] = {}  # messages under way
         self._replies: dict[int, Message[Any]] = {}
         self._used: set[int] = set()  # whose replies this round has used
@@ -107,8 +108,14 @@ class RemoteEngine:
 
     def _state(self, i: int) -> tuple[Version, Version]:
         """The state of a client that the next message builds on, and the oldest that may still be asked for."""
-        keep = self._safe if self.durable else self._held
+        keep = self._safe if self.durable else self._older(self._held)
         return _version(self._base[i]), _version(keep[i])
+
+    def _older(self, states: np.ndarray) -> np.ndarray:
+        """[n, 2]: of each client the older of this state and of the one that is kept."""
+        if self._best is None:
+            return states.copy()
+        return np.array([min(pair) for pair in zip(states.tolist(), self._best.tolist(), strict=True)])
 
     def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
         there = [int(i) for i in self._replies if i in ids]  # in the order in which they came
@@ -310,8 +317,14 @@ class RemoteEngine:
         raise RunError("the private state of this run is at its sites")
 
     def save(self) -> State:
-        self._saving = self._held.copy()
+        self._saving = self._older(self._held)
         return {"base": torch.as_tensor(self._held.copy())}
+
+    def keep(self, kept: State | None = None) -> State:
+        kept = {"base": torch.as_tensor(self._held.copy())} if kept is None else kept
+        self._best = kept["base"].numpy()
+        self._last = self._older(self._last)
+        return kept
 
     def saved(self) -> None:
         self._safe, self._last = self._last, self._saving

@@ -64,6 +64,7 @@ FROZEN = 32  # bytes beside the name of a frozen tensor in a reply
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "workers", "chunk", "schedule", "fraction", "robust", "attack",
     "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every", "track",
+    "stop",
 )  # fmt: skip
 
 
@@ -353,7 +354,7 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
             validation=validation,
             needs=needs,
             rounds=s.rounds,
-            evaluations=_evaluated(s.rounds, s.evaluate_every) * (parts - 1) + 1,
+            evaluations=(_evaluated(s.rounds, s.evaluate_every) + (s.stop is not None)) * (parts - 1) + 1,
             steps=_steps(s, k, name),
             keys=dict(register),
             cohort=_cohort(s, names),

@@ -83,7 +83,8 @@ def tune(
 
     A warm path starts each value from the last solution, with the method's state; a cold one from the common start.
     With both, the best value of each is trained on to equal numbers of rounds (or until it settles) before they are
-    compared. A value is done when the metric changes by less than `tolerance` at `patience` looks in a row. A warm path
+    compared. A value is done when the metric changes by less than `tolerance` at `patience` looks in a row, or with
+    `stop` when that says so, and counts with its best round. A warm path
     ends at a value worse than the best before it by more than two standard errors, paired over clients. While the best
     value of a regime is the first or the last, the search goes on beyond it, by at most `extend` values; a warm path
     only upwards.
@@ -252,7 +253,7 @@ class _Legs:
         for regime, leg in self.leaders.items():
             before = leg.run
             value = leg.row[self.tuned.setting]
-            if before.rounds == most or leg.row["ended"] == "tolerance":
+            if before.rounds == most or leg.row["ended"] in ("tolerance", "stop"):
                 continue
             self.watch.begin(regime, value, len(self.tuned.rows), self.total)
             try:
@@ -298,13 +299,15 @@ class _Legs:
         self, federation: Federation, method: Contender, rounds: int, start: Result | None, **more: Any
     ) -> tuple[Result, str]:
         """Train until the validation metric has settled, and say what ended it."""
-        settled = _Settled(self.search.tolerance, self.search.patience)
-        callbacks = (*self.watch.callbacks(), settled)
+        settled, early = _Settled(self.search.tolerance, self.search.patience), self.training.stop is not None
+        callbacks = (*self.watch.callbacks(), *(() if early else (settled,)))
         how = dataclasses.replace(self.training, rounds=rounds)
         run = fit(self.model, federation, method, how, start=start, callbacks=callbacks, **more)
-        if run.ended:
+        if run.ended and not early:
             settled.look(run)  # a leg that had settled before it was resumed asks no callback
-        return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
+        if run.status == "interrupted":
+            return run, "interrupted"
+        return run, "stop" if early and run.ended else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Result) -> _Leg:
         return _Leg(row, run.metric.merit(run.final["validation"][run.metric.name]), run)
@@ -324,7 +327,7 @@ class _Legs:
                 row["clusters"] = len(set(clusters.tolist()))
                 if self.federation.clusters is not None:
                     row["ari"] = float(adjusted_rand_score(self.federation.clusters, clusters))
-            done = run.rounds - (start.rounds if start is not None else 0)
+            done = run.rounds - (start.trained.t if start is not None else 0)
             row |= {"rounds": done, "bytes": sum(run.trained.ledger.totals()), "seconds": run.seconds}
         row |= {"ended": ended, "best": False}
         rows = self.tuned.rows

@@ -44,7 +44,7 @@ class Tuned:
         One per value and regime, in the order of training: regime; the value, under the setting's name; validation: the
         metric, mean over clients; clusters: their number (None for a method without); ari: agreement with the
         federation's own clusters, where known (not used for choosing); rounds, bytes, seconds: of this leg alone;
-        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: True for the choice.
+        ended: "tolerance", "stop", "rounds", "diverged" or "interrupted"; best: True for the choice.
     run : Result or None
         The chosen model, trained on; None without a finished leg or further training.
     status : str

@@ -98,11 +98,19 @@ def test_a_tensor_that_an_update_leaves_out_stays(store, tmp_path):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, tmp_path):
-    """Rows are written, checkpoints taken, lost and saved; processes end. The store is like a list of copies."""
+    """Rows are written and kept, checkpoints taken, lost, saved; processes end. The store is like a list of copies."""
     rng = np.random.default_rng(seed)
     rows, kept = MappedRows(N, START, tmp_path), []
+    best = rows.keep(None), read(rows)
+
+    def restored(saved, best):
+        rows = MappedRows(N, START, tmp_path)
+        rows.restore(saved)
+        rows.keep(best[0])
+        return rows
+
     for _ in range(60):
-        action = rng.integers(0, 6)
+        action = rng.integers(0, 7)
         if action < 3:
             ids = ids_of(rng)
             rows.scatter(ids, draw(rng, len(ids)))
@@ -110,23 +118,24 @@ def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, t
             saved, state = {k: v.clone() for k, v in rows.snapshot().items()}, read(rows)
             if rng.random() < 0.2:
                 continue  # the checkpoint could not be written
-            kept = [*kept[-1:], (saved, state)]
+            kept = [*kept[-1:], (saved, state, best)]
             if rng.random() < 0.8:
                 rows.committed()
                 continue
-            rows = MappedRows(N, START, tmp_path)  # killed before the store was told
-            rows.restore(saved)
-        for saved, state in kept:
+            rows = restored(saved, best)  # killed before the store was told
+        elif action == 5:
+            best = {k: v.clone() for k, v in rows.keep(None).items()}, read(rows)
+        for saved, state in [best, *(pair for s, t, of in kept for pair in ((s, t), of))]:
             check(tmp_path, saved)
             other = MappedRows(N, START, tmp_path)
             other.restore(saved)
             assert same(read(other), state)
-        if action == 5 and kept:
+        if action == 6 and kept:
             if rng.random() < 0.5:
                 kept = kept[:1]  # the newest is damaged
-            rows = MappedRows(N, START, tmp_path)
-            rows.restore(kept[-1][0])
-            assert same(read(rows), kept[-1][1])
+            saved, state, best = kept[-1]
+            rows = restored(saved, best)
+            assert same(read(rows), state)
 
 
 def test_no_more_than_three_slots_a_row(tmp_path):

@@ -130,6 +130,7 @@ class Experiment(Shared):
     backbone: str | None = of(Model, "backbone", DATA, "PATH")
     adapter: str | None = of(Model, "adapter", DATA)
     rounds: str | None = of(Settings, "rounds", TRAIN, "N")
+    stop: str | None = of(Settings, "stop", TRAIN, "RULE")
     fraction: str | None = of(Settings, "fraction", TRAIN, "X")
     local_epochs: str | None = of(Settings, "local_epochs", TRAIN, "N")
     local_steps: str | None = of(Settings, "local_steps", TRAIN, "N")

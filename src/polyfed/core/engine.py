@@ -88,6 +88,10 @@ class Engine(Protocol):
         """The clients' tensors for a checkpoint, by name."""
         ...
 
+    def keep(self, kept: State | None = None) -> State:
+        """The clients' tensors of now, or those of before a resume: `restore` goes back to them until the next call."""
+        ...
+
     def saved(self) -> None:
         """The checkpoint with the last `save` is safe."""
         ...

@@ -25,6 +25,8 @@ from polyfed.core.schedule import Arrivals, Schedule, Turn
 from polyfed.core.uplinks import Door, Forge, Rule, Tally, Uplinks, Wanted
 from polyfed.core.worker import Reply, expand
 
+Kept = tuple[dict[str, Tensor], dict[str, Any]]  # a round: tensors by name, and what is said of it
+
 
 @dataclass
 class Flight:
@@ -109,6 +111,8 @@ class Loop(Deployed):
         self.kinds: dict[tuple[int, int], dict[str, set[str]]] = {}  # the same by exchange
         self.missing: dict[str, str] = {}  # who did not answer in the last round, by name, and why
         self.say: Callable[[str], None] = lambda _: None  # takes lines about lost workers
+        self.best: Kept | None = None  # the round that was kept; after `back`, the last one
+        self.gone_back = False
         self.t = 0
         self.clock = 0.0  # virtual seconds
         self.whole = True
@@ -141,11 +145,30 @@ class Loop(Deployed):
 
     # exact resume
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that decides the next turns, as named tensors and JSON-able values."""
+    def state(self) -> Kept:
+        """Everything that decides the next turns, and the round that was kept: named tensors, JSON-able values."""
+        now, best = self._now(self.engine.save()), self.best
+        (tensors, meta), best = (best, now) if best is not None and self.gone_back else (now, best)
+        if best is not None:
+            tensors = tensors | {f"best.{k}": t for k, t in best[0].items()}
+            meta = meta | {"best": best[1]}
+        return tensors | {"ledger": self.ledger.tensor()}, meta
+
+    def keep(self) -> None:
+        """Keep this round, in the place of one that was kept before."""
+        tensors, meta = self._now(self.engine.keep())
+        self.best = {k: t if k.startswith("client.") else t.clone() for k, t in tensors.items()}, meta
+
+    def back(self) -> None:
+        """Go back to the round that was kept, where clients stay; the ledger has what was moved until the last."""
+        assert self.best is not None
+        (tensors, meta), self.gone_back = self.best, True
+        self.keep()
+        self._load(tensors, meta)
+
+    def _now(self, clients: State) -> Kept:
         tensors = {f"server.{k}": v for k, v in self.server.items()}
-        tensors |= {f"client.{k}": v for k, v in self.engine.save().items()}
-        tensors["ledger"] = self.ledger.tensor()
+        tensors |= {f"client.{k}": v for k, v in clients.items()}
         for k, f in enumerate(self.flights):
             tensors |= {f"flight{k}.{name}": t for name, t in (f.down.shared | f.down.each).items()}
         flights = [
@@ -155,18 +178,24 @@ class Loop(Deployed):
         return tensors, {"t": self.t, "clock": self.clock, "flights": flights}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self._load(tensors, meta)
+        self.ledger.restore(tensors["ledger"])
+        if "best" in meta:
+            self.best = part(tensors, "best."), meta["best"]
+            self.engine.keep(part(tensors, "best.client."))
+        for f in self.flights:
+            self.engine.send(f.down, self.round(f.ids, 0, np.full(len(f.ids), f.sent)))
+
+    def _load(self, tensors: State, meta: dict[str, Any]) -> None:
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}
         self.engine.restore(part(tensors, "client."))
-        self.ledger.restore(tensors["ledger"])
         self.flights = []
         for k, f in enumerate(meta["flights"]):
             messages = {n: t.to(self.task.device, copy=True) for n, t in part(tensors, f"flight{k}.").items()}
             shared = {n: messages.pop(n) for n in f.get("shared", ())}
-            flight = Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"])
-            self.flights.append(flight)
-            self.engine.send(flight.down, self.round(flight.ids, 0, np.full(len(flight.ids), flight.sent)))
+            self.flights.append(Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"]))
 
 
 class Attempt:

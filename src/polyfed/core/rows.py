@@ -64,6 +64,10 @@ class MemoryRows:
         """Tensors that a checkpoint must hold."""
         return dict(self.tensors)
 
+    def keep(self, kept: State | None) -> State:
+        """A snapshot that stays as it is, or `kept`, one of before a resume."""
+        return {name: t.clone() for name, t in self.tensors.items()} if kept is None else kept
+
     def committed(self) -> None:
         """Called once the checkpoint with the last snapshot is safe."""
 
@@ -108,6 +112,12 @@ class MappedRows:
     def snapshot(self) -> State:
         return {f"{key}.{name}": t for name, file in self.files.items() for key, t in file.snapshot().items()}
 
+    def keep(self, kept: State | None) -> State:
+        if kept is not None and not is_mapped(kept):
+            return kept
+        found = {f"{key}.{name}": t for name, file in self.files.items() for key, t in file.keep(kept, name).items()}
+        return found if kept is None else kept
+
     def committed(self) -> None:
         for file in self.files.values():
             file.committed()
@@ -142,6 +152,7 @@ class SlotFile:
         self.path, self.n, self.size = path, n, size
         if not path.exists():  # reading a run touches nothing
             path.touch()
+        self.best = np.empty(0, np.int64)  # slots of the round that is kept
         self.restore(np.empty((0, 3), np.int64), np.empty(0, np.int64))
 
     def restore(self, index: np.ndarray, before: np.ndarray) -> None:
@@ -151,11 +162,12 @@ class SlotFile:
         self.slot[index[:, 0]], self.sum[index[:, 0]] = index[:, 1], index[:, 2]
         self.new = np.zeros(self.n, bool)  # rows in a slot that no snapshot has seen: it may be written again
         self.changed = False  # since the last checkpoint
-        self.kept = before, index[:, 1]  # the slots that the last two checkpoints refer to
+        # the slots that the last two checkpoints refer to
+        self.kept: tuple[np.ndarray, np.ndarray] = before, index[:, 1]
         self._find_free()
 
     def _find_free(self) -> None:
-        busy = np.bincount(np.concatenate(self.kept)) > 0
+        busy = np.bincount(np.concatenate([*self.kept, self.best])) > 0
         self.end = len(busy)  # from here on nothing was ever written, or nothing refers to it
         self.free = np.flatnonzero(~busy)[::-1].tolist()
 
@@ -184,12 +196,26 @@ class SlotFile:
     def snapshot(self) -> State:
         with _opened(self.path, "r+b") as f:
             os.fsync(f.fileno())
+        return self._index()
+
+    def _index(self) -> State:
         self.new[:] = False
         ids = np.flatnonzero(self.slot >= 0)
-        self.taken = self.slot[ids]
-        index = np.stack([ids, self.taken, self.sum[ids]], 1)
+        self.taken = np.concatenate([self.slot[ids], self.best])
+        index = np.stack([ids, self.slot[ids], self.sum[ids]], 1)
         parts = index, self.kept[1] if self.changed else self.kept[0], np.array(self.size)
         return dict(zip(("index", "before", "size"), map(torch.as_tensor, parts), strict=True))
+
+    def keep(self, kept: State | None, name: str) -> State:
+        """The index of the rows as they are; its slots, or those of an index of before, stay until the next call."""
+        index = self._index()
+        self.best = (index["index"] if kept is None else kept[f"index.{name}"]).numpy()[:, 1]
+        if kept is None:
+            self.changed = True
+        else:
+            self.kept = self.kept[0], np.concatenate([self.kept[1], self.best])
+        self._find_free()
+        return index
 
     def committed(self) -> None:
         if self.changed:  # a round that is saved again replaces its own checkpoint, and the one before is still kept

@@ -178,6 +178,9 @@ class LocalEngine:
     def save(self) -> State:
         return self.rows.snapshot()
 
+    def keep(self, kept: State | None = None) -> State:
+        return self.rows.keep(kept)
+
     def saved(self) -> None:
         self.rows.committed()
 
@@ -273,10 +276,12 @@ def make_rows(
     folder: Path | None,
     saved: State | None = None,
     added: bool = False,
+    copies: int = 1,
 ) -> Rows:
     """The store of the clients' private tensors, after checking that the run fits this machine.
 
-    With `added`, uplinks are added up as they come: no more than `LEAST` of a cohort's are there at a time.
+    added: uplinks are added up as they come, so that no more than `LEAST` of a cohort's are there at a time
+    copies: of all rows, that there may be at once
     """
     needed, have = memory_of(algorithm, task, n, cohort, added), free_memory(task.device)
     needed.check(f"{algorithm.name} with {n} clients and {task.p:,} parameters", have)
@@ -284,7 +289,7 @@ def make_rows(
     start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
     # rows of a checkpoint that are in files stay there; rows in memory move there where they do not fit
     mapped = saved is not None and is_mapped(part(saved, "client."))
-    if not mapped and (not per_row or n * per_row + needed.more <= 0.6 * have):
+    if not mapped and (not per_row or n * per_row * copies + needed.more <= 0.6 * have):
         return MemoryRows(n, start)
     if folder is None:
         raise RunError(
@@ -296,4 +301,5 @@ def make_rows(
 
 def check_rows(folder: Path, saved: State) -> None:
     """Raise RunError when the rows of a checkpoint's tensors `saved` are in files of the run folder, and damaged."""
-    check(folder / "rows", part(saved, "client."))
+    for prefix in ("client.", "best.client."):
+        check(folder / "rows", part(saved, prefix))

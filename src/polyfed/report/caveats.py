@@ -57,6 +57,7 @@ def caveats(study: Study) -> list[str]:
         if apart:
             verb = "has no seed" if len(apart) == 1 else "have no seeds"
             lines.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
+    lines += _stopped(study)
     diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
     if diverged:
         lines.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
@@ -64,6 +65,20 @@ def caveats(study: Study) -> list[str]:
     if partial:
         lines.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
     return lines
+
+
+def _stopped(study: Study) -> list[str]:
+    """Say which round's models are shown where validation chose it, and what was not sent; means over runs."""
+    said = []
+    for label in study.labels:
+        runs = [(r.summary, r.config.rounds) for r in study.counted(label) if r.summary.best_round is not None]
+        each = [(s.rounds, s.best_round or 0, of, s.unsent_bytes or 0) for s, of in runs]
+        if each:
+            after, best, of, unsent = (sum(values) / len(each) for values in zip(*each, strict=True))
+            rest = f"; {words.size(unsent)} of {of:.0f} rounds' traffic not sent" if unsent else ""
+            where = f"after round {after:.0f} of {of:.0f} with models of round {best:.0f}, the best by validation"
+            said.append(f"{label} {'stopped' if after < of else 'ended'} {where}{rest}.")
+    return said
 
 
 def _lacking(study: Study) -> list[str]:

@@ -96,9 +96,9 @@ def compare_table(study: Study) -> Table:
 
 
 def _compare_notes(study: Study, own: str | None) -> list[str]:
-    notes = [
-        f"{study.split.capitalize()} {words.Scale(study.metric).name} at the last round, unweighted mean over clients."
-    ]
+    when = "best round by validation" if any(r.config.stop for r in study.runs) else "last round"
+    score = f"{study.split.capitalize()} {words.Scale(study.metric).name}"
+    notes = [f"{score} at the {when}, unweighted mean over clients."]
     for metric in study.metrics:
         if over := _partial(study, metric):
             notes.append(f"{words.Scale(metric).name}: over {over} clients; the others have none ({metric.lacks}).")

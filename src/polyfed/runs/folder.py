@@ -39,7 +39,7 @@ from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
 from polyfed.runs.schema import About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
 from polyfed.runs.trained import raw
-from polyfed.runs.training import Training
+from polyfed.runs.training import Training, stop_of
 from polyfed.yardsticks import Yardstick
 
 LOG = logging.getLogger("polyfed")
@@ -282,6 +282,7 @@ def fingerprint(settings: Config, task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
     s, parts = settings.table(), {"data": settings.data.digest, "fixed": task.net.fixed_digest}
+    keys += ["evaluate-every"] * (s.get("stop") is not None)  # as the round that is kept is one of these
     decided = json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
     decided["model"] = {k: v for k, v in decided["model"].items() if k != "backbone"}  # its digest says which it is
     return decided
@@ -317,7 +318,19 @@ def summary(run: Result) -> Summary:
         "steps": _steps(run),
         "deploys": run.deploys,
         "digest": digests(run),
+        **_stopped(run),
     })  # fmt: skip
+
+
+def _stopped(run: Result) -> dict[str, int]:
+    """The round that validation chose, and the bytes of rounds that it spared, each as the median of those before."""
+    if run.settings.stop is None or isinstance(run.algorithm, Yardstick):
+        return {}
+    best, left = run.trained.t, run.settings.rounds - run.rounds
+    if run.status != "finished" or left <= 0 or run.rounds - best < stop_of(run.settings.stop).rounds:
+        return {"best_round": best}
+    moved = run.ledger.query("round >= 0").groupby("round")[["down_bytes", "up_bytes"]].sum().sum(axis=1)
+    return {"best_round": best, "unsent_bytes": left * int(moved.median() if len(moved) else 0)}
 
 
 def _steps(run: Result) -> float:

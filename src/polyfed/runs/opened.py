@@ -150,7 +150,8 @@ class Stored:
 
     @lazy
     def server(self) -> State:
-        return part(self._state[0], "server.")
+        tensors, meta = self._state
+        return part(tensors, "best.server." if "best" in meta else "server.")
 
     @lazy
     def algorithm(self) -> Contender:
@@ -218,6 +219,8 @@ class Stored:
         engine = LocalEngine(task, {"train": fed.train}, rows, client_keys(fed.names), work, seed, plan, t.step_sizes)
         loop = Loop(task, fed.train.counts, fed.names, algorithm, Uniform(), engine, seed, t.step_sizes)
         loop.restore(tensors, meta)
+        if loop.best is not None:
+            loop.back()
         return Trained.of(loop)
 
     @property

@@ -115,6 +115,7 @@ class Config(_Toml):
     rounds: NonNegativeInt = 0
     seed: NonNegativeInt = 0
     loss: str | None = None
+    stop: str | None = None
     dtype: str | None = None
     privacy: Table = {}
     privacy_plan: Table = {}
@@ -235,6 +236,7 @@ class Summary(_File):
     """summary.json: the run in a few numbers. final: of the metric that leads, by split     scores: of every metric
 
     trained_bytes, frozen_bytes: of one model's numbers, in memory and in messages
+    best_round: whose models are kept     unsent_bytes: of the rounds before whose end validation stopped it
     higher_is_better: for those who read it without polyfed
     """
 
@@ -260,6 +262,8 @@ class Summary(_File):
     steps: Number = math.nan
     deploys: Literal["common", "own", "personal", "yardstick", "oracle"] | None = None
     digest: dict[str, str] | None = None
+    best_round: NonNegativeInt | None = None
+    unsent_bytes: NonNegativeInt | None = None
 
     @property
     def leads(self) -> Metric:

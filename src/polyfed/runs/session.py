@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from polyfed.base import checkpoint
-from polyfed.base.errors import Diverged, RunError
+from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.base.typed import plain
 from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
@@ -23,6 +23,7 @@ from polyfed.runs.resume import check_same, versions_since
 from polyfed.runs.schema import Config, Record, Scores, Spread
 from polyfed.runs.stop import interruptible
 from polyfed.runs.trained import Judged, Trained
+from polyfed.runs.training import stop_of
 from polyfed.runs.watching import Callback, Progress
 
 Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
@@ -53,6 +54,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.first, self.rounds = self.loop.t, self.settings.rounds  # first: done by the run that it starts from
+        self.stop = None if self.settings.stop is None else stop_of(self.settings.stop)
+        self.done = 0  # rounds, where the loop has gone back to the best one
         self.final: Scores = {}
         self.status = "finished"
         there = splits(self.federation)
@@ -65,7 +68,7 @@ class Session:
         reached = Trained.of(self.loop)
         return Result(
             self.settings, self.federation, [*self.records], {**self.final}, self.loop.task.scores, self.status,
-            self.loop.t, self.seconds, self.ended, self.store.path if self.store else None,
+            max(self.loop.t, self.done), self.seconds, self.ended, self.store.path if self.store else None,
             Live(reached, self.federation, self.judged or reached, self.algorithm or reached.algorithm),
         )  # fmt: skip
 
@@ -82,7 +85,7 @@ class Session:
             )
         checkpoint.forget(store.path / "checkpoint", len(warnings))
         self.records = [Record.model_validate(r) for r in meta["records"]]
-        self.seconds, self.ended = meta["seconds"], meta["ended"]
+        self.seconds, self.ended = meta["seconds"], meta["ended"] or self._stops()
         over = self.ended or self.loop.t >= self.rounds
         versions, lines = versions_since(meta["versions"], self.settings.versions, self.loop.t)
         self.settings = self.settings.model_copy(update={"versions": meta["versions"] if over else versions})
@@ -105,6 +108,9 @@ class Session:
             loop.say = store.log
         try:
             self._rounds()
+            self.done = loop.t
+            if loop.best is not None and loop.best[1]["t"] < loop.t:
+                loop.back()
             self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
         except Diverged as e:
             raise Diverged(f"{e}{self._diverged()}") from e
@@ -115,7 +121,7 @@ class Session:
             raise
         finally:
             loop.engine = loop.engine.close()
-        self.status = "finished" if loop.t >= self.rounds or self.ended else "interrupted"
+        self.status = "finished" if self.done >= self.rounds or self.ended else "interrupted"
         result = self.result()
         if store is not None:
             store.finish(result)
@@ -129,17 +135,21 @@ class Session:
             if loop.t >= self.rounds and all(r.round != loop.t for r in self.records):  # and not resumed after it
                 self._tell(self._evaluate(self.watched))
             return
+
+        def due() -> bool:
+            return loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
+
         with interruptible(terminable=store is not None) as interrupted:
-            if loop.t == self.first and not self.records and self.every > 0:
+            begins = loop.t == self.first or due()  # or goes on where an error had ended the evaluation
+            if self.every > 0 and begins and all(r.round != loop.t for r in self.records):
                 self.ended = self._tell(self._evaluate(self.watched))
             while loop.t < self.rounds and not self.ended and not interrupted.is_set():
                 start = time.perf_counter()
                 loop.step()
                 self.seconds += time.perf_counter() - start
-                due = loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
-                if due and not loop.finite:
+                if due() and not loop.finite:
                     raise Diverged(loop.exploded())
-                self.ended = self._tell(self._evaluate(self.watched) if due else [])
+                self.ended = self._tell(self._evaluate(self.watched) if due() else [])
                 if store is not None and loop.t < self.rounds and store.due(loop.t):
                     store.checkpoint(self.result())
 
@@ -161,9 +171,24 @@ class Session:
         self.records += records
         if self.store is not None and records:
             self.store.record(records)
+        stops = bool(records) and self._stops(keep=True)
         run = self.result()
         answers = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
-        return any(answer is True or answer is np.True_ for answer in answers)
+        return stops or any(answer is True or answer is np.True_ for answer in answers)
+
+    def _stops(self, keep: bool = False) -> bool:
+        """Whether the best round is too long ago; the present one is kept where it is the best."""
+        if self.stop is None or self.measure is not None:
+            return False
+        metric = self.loop.task.scores[0]
+        looks = [(r.round, metric.merit(r[metric.name])) for r in self.records if r.split == "validation"]
+        best = self.stop.best(looks)
+        if looks and best is None:
+            why = f"no client has {metric} on its validation samples ({metric.lacks})"
+            raise ConfigError(f"metrics: {why}; stop goes by the first of them")
+        if keep and best == self.loop.t:
+            self.loop.keep()
+        return best is not None and looks[-1][0] - best >= self.stop.rounds
 
     def _diverged(self) -> str:
         """Save the last finite state; where it is."""

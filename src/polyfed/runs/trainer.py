@@ -217,8 +217,8 @@ class Trainer:
 
         def pooled(lr: float) -> Outputs:
             how = dataclasses.replace(
-                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0,
-                track=None,
+                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, track=None,
+                evaluate_every=self.training.evaluate_every if self.training.stop else 0,
             )  # fmt: skip
             trainer = prepare(task.module(task.w0), together(fed), Local(lr), how)
             run = trainer.run(None if session.store is None else session.store.path / "training", resume=True)
@@ -243,7 +243,8 @@ class Trainer:
             gone = before.path == PATH != plan.path
             plan = dataclasses.replace(before, path=plan.path) if gone else before
         place = store.path if store else None
-        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, saved and saved[0], self.streamed)
+        fixed = place, saved and saved[0], self.streamed, 1 if t.stop is None else 2
+        rows = partial(make_rows, algorithm, task, len(names), self.cohort, *fixed)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, client_keys(names), t.seed)
         door = None if self.door is None else self.door(self, store, saved is None)
@@ -277,7 +278,7 @@ class Trainer:
             "local-steps": recorded(self.work.steps),
             "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
             "rounds": loop.t + self.training.rounds,
-            "start": None if start is None else {"algorithm": start.algorithm.name, "rounds": start.rounds},
+            "start": None if start is None else {"algorithm": start.algorithm.name, "rounds": start.trained.t},
             "algorithm": {"name": self.algorithm.name} | {kebab(k): v for k, v in method.items()},
             "model": {"name": type(self.task.model).__name__, "parameters": self.task.p},
             "initial-weights": words(self.task.model) if start is None else None,
@@ -343,7 +344,7 @@ def prepare(
     algorithm, t = as_released(algorithm, training)
     loss = t.loss or federation.loss
     check_tracker(t.track)
-    _check_samples(federation, loss, t.batch_size)
+    _check_samples(federation, loss, t)
     privacy = None if t.privacy is None else sibling("polyfed_privacy.run", "privacy:")
     t = t if privacy is None else privacy.settled(t, federation, start is not None)
     attackers, federation = _attacked(t.attack, t.seed, federation)
@@ -381,13 +382,16 @@ def prepare(
     return trainer if privacy is None else privacy.guarded(trainer)
 
 
-def _check_samples(federation: Federation, loss: Loss, batch_size: int | None) -> None:
-    """Raise ConfigError where there is no training sample, or the loss is none of a batch."""
+def _check_samples(federation: Federation, loss: Loss, t: Training) -> None:
+    """Raise ConfigError where there is no sample to train on or to stop by, or the loss is none of a batch."""
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")
-    if getattr(loss, "whole", False) and batch_size is not None:
+    if t.stop is not None and "validation" not in splits(federation):
+        then = "validation-fraction above 0 in [data] (from Python Federation.with_validation)"
+        raise ConfigError(f"stop: found {t.stop!r} and no validation samples, expected {then}")
+    if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
-        raise ConfigError(f"batch-size: found {batch_size}, expected full: the loss {name} is no mean over samples")
+        raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
 
 
 def _attacked(attack: Attack | None, seed: int, federation: Federation) -> tuple[np.ndarray, Federation]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
 
 from polyfed.base import columns
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.registry import Registry
 from polyfed.base.settings import Configured, found, is_list, is_mapping, kebab, setting, settings_of
 from polyfed.base.values import COUNT, COUNTED, Limits, Words
 from polyfed.runs.privacy import Privacy, privacy_of
@@ -63,6 +64,33 @@ class Table(Configured):
         """The table as a file has it; what is not set is left out, an object of Python is a word about it."""
         values = {kebab(s.name): plain(getattr(self, s.name)) for s in settings_of(type(self))}
         return {key: value for key, value in values.items() if value not in (None, {})}
+
+
+@dataclass(frozen=True)
+class Patience(Configured):
+    """Early stopping, at the first evaluation that is `rounds` or more after the best one."""
+
+    table: ClassVar[str] = "stop"
+
+    rounds: int = setting(ge=1, le=COUNTED, doc="Rounds without a better score.")
+    delta: float = setting(0.0, ge=0, le=COUNTED, doc="Gain beyond which a score is better.")
+
+    def best(self, looks: Iterable[tuple[int, float]]) -> int | None:
+        """The round of the highest score, of equal ones the first, of (round, score, NaN where there is none)."""
+        best: tuple[int, float] | None = None
+        for t, score in looks:
+            if score == score and (best is None or score > best[1] + self.delta):
+                best = t, score
+        return None if best is None else best[0]
+
+
+STOPS: Registry[type[Patience]] = Registry("stop")
+STOPS |= {"patience": Patience}
+
+
+def stop_of(text: str) -> Patience:
+    """The rule of a text such as patience:20,delta=0.001. Raises ConfigError for a text that names none."""
+    return STOPS.read(text, "stop")
 
 
 @checked
@@ -158,6 +186,12 @@ class Training(Table):
         decides=False,
         doc="Evaluate every N rounds; 0: only at the end. Default: as often as costs at most 10 % of training.",
     )
+    stop: str | None = setting(
+        None,
+        doc="Stop early by validation samples: patience:20 ends a run at the first evaluation 20 rounds or more after "
+        "the best one (of the first of metrics, mean over clients) and keeps that round's models; "
+        "patience:20,delta=0.01: only gains above 0.01 count.",
+    )
     checkpoint_every: int | None = setting(
         None,
         ge=1,
@@ -229,6 +263,8 @@ class Training(Table):
         self._read("augment", str, steps_of, keep=True)
         self._read("optimizer", str, _optimizers().optimizer_of, keep=True)
         self._read("lr_schedule", str, _optimizers().step_sizes_of, keep=True)
+        self._read("stop", str, stop_of, keep=True)
+        self.require(self.stop is None or self.evaluate_every != 0, "evaluate_every", "at least 1 with stop")
         length = getattr(self.step_sizes, "rounds", self.rounds)
         self.require(self.rounds <= length, "rounds", f"at most the {length} of lr-schedule")
         self._read("schedule", Mapping, lambda table: schedule_of(table, self.fraction, None), keep=True)

@@ -196,5 +196,6 @@ def read_result(place: Path, name: str, seed: int, rounds: int | None = None) ->
     ended = run.summary
     if ended.status == "diverged":
         return Done(name, seed, "diverged", ended, None, f"diverged after round {ended.rounds}", place)
-    short = rounds is not None and ended.rounds < rounds and ended.deploys != "yardstick"  # which has no rounds
+    all_done = ended.deploys == "yardstick" or ended.unsent_bytes is not None  # without rounds, or stopped early
+    short = rounds is not None and ended.rounds < rounds and not all_done
     return None if ended.status != "finished" or short else Done(name, seed, "finished", ended, run.clients, "", place)
