@@ -151,7 +151,8 @@ def results(study: Study, page: Path) -> None:
         for line in each:
             verdict = (f"{line.verdict}, ", STYLES[line.mark]) if line.verdict else ""
             stdout.print(Text.assemble(f"{line.name:{wide}}  ", verdict, line.text))
-    stdout.print(Text(f"\n{' '.join(details(study))}\n", "dim"))
+    rest = " ".join(details(study))
+    stdout.print(Text(f"\n{rest}\n" if rest else "", "dim"))
     if study.first.n > 1 and any(r.clients is not None for r in study.runs):
         show_table(client_table(study))
         stdout.print()

@@ -164,7 +164,8 @@ def _single(study: Study, every: bool | None) -> Table:
         shown = scale.spread(mean, std) if math.isfinite(mean) else "n/a"
         rows.append((Cell(n, {"client": n}), *counts, Cell(shown, raw)))
     title = f"Clients: the {ENDS} best and the {ENDS} worst" if len(names) < len(study.names) and ends else "Clients"
-    notes = [] if rows else ["The run ended before it wrote results per client."]
+    none = "Nothing was held out" if study.split == "train" else "The run ended before it wrote results per client"
+    notes = [] if rows else [f"{none}."]
     if lacking:
         notes.append(f"n/a: {study.metric.lacks} ({words.count(len(lacking), 'client')}).")
     if len(names) < len(study.names) and ends:
