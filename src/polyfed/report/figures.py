@@ -149,6 +149,8 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             verdicts = axes.secondary_yaxis("right")  # beside each interval
             verdicts.set_yticks(np.r_[rows, place], [overall.word] * len(rows) + [gains[n].word for n in names])
             verdicts.tick_params(length=0, labelcolor=QUIET)
+            verdicts.spines["right"].set_visible(False)
+            axes.grid(axis="y", visible=False)
             axes.set_xlim(left, right)
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_xlabel(text)
