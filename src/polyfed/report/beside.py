@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polyfed.base.errors import RunError
 from polyfed.report import words
-from polyfed.report.forest import limits
+from polyfed.report.forest import limits, said
 from polyfed.report.page import about, answer, differing, page, sites, table, titled
 from polyfed.report.pairs import Interval
 from polyfed.report.read import read
@@ -41,17 +41,25 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _page(studies: dict[str, Study]) -> str:
     gains = {name: _gains(study) for name, study in studies.items()}
-    means = [s.verdicts.mean.gains[s.verdicts.lead[0]] for s in studies.values() if s.verdicts.lead]
-    ends = limits([g for of in gains.values() for g in of.values()], means)
+    overall = [s.verdicts.mean.gains[s.verdicts.lead[0]] for s in studies.values() if s.verdicts.lead]
+    ends = limits([g for of in gains.values() for g in of.values()], overall)
     order = [x.name for x in lines(next(iter(studies.values())))[1]]
     cards = "".join(
         f"<section><h2>{escape(name)}</h2><p class='what'>{escape(f'{titled(s)} {about(s)}')}</p>"
         f"{answer(headline(s), sites(s, ends, order), [' '.join(details(s))])}</section>"
         for name, s in studies.items()
     )
+    scale, first = words.Scale(next(iter(studies.values())).metric), next(iter(studies.values()))
+    each = {k: {n: _site(k, g, scale) for n, g in of.items()} for k, of in gains.items()}
+    means = {
+        k: {m: Cell(scale.number(v.mean()), {k: v.mean()}) for m, v in s.verdicts.grids.items()}
+        for k, s in studies.items()
+    }
+    lead = (f"{k}: {' over '.join(s.verdicts.lead)}" for k, s in studies.items() if s.verdicts.lead)
+    note = f"Gain in {scale.gained(first.split)}; {'; '.join(lead)}. Differences between the reports are not tested."
     parts = [
-        ("Site by site", table(_sites(studies, gains), "sites")),
-        ("Methods", table(_methods(studies), "methods")),
+        ("Site by site", table(_told("Site by site", studies, each, note), "sites")),
+        ("Methods", table(_told("Method by method", studies, means, f"{scale.header}, mean over clients."), "methods")),
         ("What differs", differing({k: s.of(s.labels[0])[0].config.table() for k, s in studies.items()})),
     ]
     told = f"{words.count(len(studies), 'report')}; the charts share one axis"
@@ -62,36 +70,14 @@ def _gains(study: Study) -> dict[str, Interval]:
     return study.verdicts.gains(*study.verdicts.lead) if study.verdicts.lead else {}
 
 
-def _sites(studies: dict[str, Study], gains: dict[str, dict[str, Interval]]) -> Table:
-    scale, rows = words.Scale(next(iter(studies.values())).metric), []
-    none = Cell("–", {}, "quiet")
-    for site in dict.fromkeys(n for s in studies.values() for n in s.names):
-        cells = [Cell(site)]
-        for name in studies:
-            g = gains[name].get(site)
-            known = g is not None and g.known
-            cells += [
-                Cell(scale.signed(g.mean), {f"{name}: gain": g.mean}, {1: "gain", -1: "loss"}.get(g.sign or 0, ""))
-                if g is not None else none,
-                Cell(scale.range(g.low, g.high)) if g is not None and known else none,
-                Cell(g.word or "–", {}, "quiet") if g is not None else none,
-            ]  # fmt: skip
-        rows.append(tuple(cells))
-    lead = (f"{k}: {' over '.join(s.verdicts.lead)}" for k, s in studies.items() if s.verdicts.lead)
-    note = f"Gain in {scale.gained(next(iter(studies.values())).split)}; {'; '.join(lead)}. Each by its own runs: "
-    note += "differences between the reports are not tested."
-    columns = ("site<", *(c for _ in studies for c in ("gain", "95 % interval", "verdict<")))
-    return Table("Site by site", columns, tuple(rows), (note,), (("", 1), *((name, 3) for name in studies)))
+def _told(title: str, studies: dict[str, Study], cells: dict[str, dict[str, Cell]], note: str) -> Table:
+    """A row per site or method, a column per report."""
+    names = dict.fromkeys(name for of in cells.values() for name in of)
+    rows = tuple((Cell(n), *(cells[k].get(n, Cell("–", {}, "quiet")) for k in studies)) for n in names)
+    return Table(title, (f"{title.split()[0].lower()}<", *studies), rows, (note,))
 
 
-def _methods(studies: dict[str, Study]) -> Table:
-    scale, rows = words.Scale(next(iter(studies.values())).metric), []
-    for label in dict.fromkeys(k for s in studies.values() for k in s.verdicts.ranked):
-        grids = {name: s.verdicts.grids.get(label) for name, s in studies.items()}
-        values = {name: grid.mean() for name, grid in grids.items() if grid is not None}
-        shown = (
-            Cell(scale.number(values[k]), {k: values[k]}) if k in values else Cell("–", {}, "quiet") for k in studies
-        )
-        rows.append((Cell(label), *shown))
-    columns = ("method<", *(f"{name}: {scale.header}" for name in studies))
-    return Table("Methods", columns, tuple(rows), ("Mean over clients and seeds; –: not in that report.",))
+def _site(name: str, gain: Interval, scale: words.Scale) -> Cell:
+    verdict = f", {gain.word}" if gain.word else ""
+    values = {name: gain.mean, f"{name}_low": gain.low, f"{name}_high": gain.high}
+    return Cell(f"{said(gain, scale)}{verdict}", values, {1: "gain", -1: "loss"}.get(gain.sign or 0, ""))

@@ -4,14 +4,12 @@ import math
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.report import words
 from polyfed.report.forest import limits, said
-from polyfed.report.pairs import Interval
 from polyfed.report.style import (
     GREEN,
     INK,
@@ -138,7 +136,12 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         text = f"gain of {label} over {reference}, {'points' if scale.percent else scale.name}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)
-            rows = _mean_row(axes, overall, scale) if len(names) > 1 else []
+            rows = [-1.4] * (len(names) > 1)  # of the mean, a diamond
+            tint = {1: GREEN, -1: VERMILLION}.get(overall.sign or 0, INK)
+            ends = [[scale.factor * x] * len(rows) for x in (overall.low, overall.high, overall.mean)]
+            axes.hlines(rows, *ends[:2], color=tint, linewidth=1.8, zorder=2)
+            axes.scatter(ends[2], rows, marker="D", s=34, color=tint, zorder=3)
+            hover(axes, ends[2], rows, [f"mean over clients: {said(overall, scale)}"] * len(rows))
             cut = ((left, "<", spans & (low < left)), (right, ">", spans & (high > right)))
             for end, arrow, beyond in cut:
                 axes.plot(np.full(beyond.sum(), end), place[beyond], arrow, color=QUIET, markersize=5, clip_on=False)
@@ -160,17 +163,6 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             axes.set_ylabel(text)
             axes.set_ylim(left, right)
     return figure
-
-
-def _mean_row(axes: Axes, gain: Interval, scale: words.Scale) -> list[float]:
-    """Draw the mean over clients as a diamond below them, in colour where it is clear; where it stands."""
-    place = -1.4
-    colour = {1: GREEN, -1: VERMILLION}.get(gain.sign or 0, INK)
-    if gain.known:
-        axes.hlines([place], scale.factor * gain.low, scale.factor * gain.high, color=colour, linewidth=1.8, zorder=2)
-    axes.scatter([scale.factor * gain.mean], [place], marker="D", s=34, color=colour, zorder=3)
-    hover(axes, [scale.factor * gain.mean], [place], [f"mean over clients: {said(gain, scale)}"])
-    return [place]
 
 
 @checked
