@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
+from polyfed.cli import run as commands
 from polyfed.studies import parallel
 
 undrawn = pytest.mark.usefixtures("undrawn")
@@ -37,6 +38,25 @@ def test_the_main_job_answers_the_consortium_offline(cli, tmp_path, monkeypatch)
     assert len({c["data"]["digest"] for c in configs}) == 3
     clients = pd.read_csv(runs[0] / "clients.csv")
     assert (clients["train_samples"] + clients["test_samples"]).tolist() == [303, 261, 46, 130]
+
+
+@undrawn
+@pytest.mark.parametrize(("minute", "seeds"), [(1e9, 4), (0.0, 2)])
+def test_own_data_get_ten_seeds_or_as_many_as_a_minute_holds(cli, tmp_path, monkeypatch, minute, seeds):
+    assert (commands.OWN, commands.LEAST, commands.MINUTE) == (10, 3, 60)
+    for name, value in ("OWN", 4), ("LEAST", 2), ("MINUTE", minute):
+        monkeypatch.setattr(commands, name, value)
+    for k, site in enumerate(("north", "south")):
+        rows = "".join(f"{i * 7 % 11 + k},{'ill' if i % 3 else 'well'}\n" for i in range(12))
+        (tmp_path / f"{site}.csv").write_text(f"age,outcome\n{rows}")
+    said = cli("run", "--data", tmp_path, "--rounds", 1, "--out", tmp_path / "out" / "a").done()
+    head = tomllib.loads((tmp_path / "out" / "a" / "comparison.toml").read_text())
+    assert head["seeds"] == [*range(seeds)]
+    assert len([*(tmp_path / "out" / "a" / "runs").iterdir()]) == 3 * seeds
+    assert said.err.count("local seed 0:") == 1
+    assert ("more by --seeds" in said.err) == (seeds < 4)
+    cli("run", "--data", tmp_path, "--rounds", 1, "--seed", 0, "--out", tmp_path / "out" / "b").done()
+    assert len([*(tmp_path / "out" / "b" / "runs").iterdir()]) == 3
 
 
 @undrawn

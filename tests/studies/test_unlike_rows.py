@@ -1,6 +1,7 @@
 """Rows that are predicted are held against the training rows: ranges, categories and shares of gaps, by every door."""
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -137,3 +138,27 @@ def test_a_site_keeps_its_own_ranges_and_says_none(tmp_path, standardise):
     own = files["west"].fitted(settled)[0].at("west")
     rows = sites()["west"].iloc[files["west"].rows["train"]]
     assert own.low == rows[["age", "chol", "crp"]].min().tolist()
+
+
+@pytest.mark.parametrize("repair", [{"0": "1", "1": "0"}, "1 - x", {"alive": "1", "dead": "0"}, None])
+def test_a_prediction_says_what_its_class_is_called_at_the_site(tmp_path, repair):
+    """oslo codes the outcome the other way round, or in words; bern as the federation does."""
+    here = {"0": "1", "1": "0"} if repair != {"alive": "1", "dead": "0"} else {"0": "dead", "1": "alive"}
+    for site in ("bern", "oslo"):
+        rows = [(k * 7 % 10 + 0.5, str(int(k % 5 > 1))) for k in range(20)]
+        cells = "".join(f"{x},{here[y] if site == 'oslo' and repair else y}\n" for x, y in rows)
+        (tmp_path / f"{site}.csv").write_text(f"age,died\n{cells}")
+    repairs = {} if repair is None else {"site": {"oslo": {"died": repair}}}
+    fed = pf.Federation.from_folder(tmp_path, target="died", **repairs)
+    run = pf.fit(pf.models.build("linear", fed.input_shape, fed.outputs), fed, pf.FedAvg(lr=0.1), rounds=1)
+    for site in ("bern", "oslo"):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            table = run.predict(site, pd.DataFrame({"age": [1, 50]}))
+        lines = [str(w.message) for w in said if "federation's classes" in str(w.message)]
+        if site == "bern" or repair is None:
+            assert "written_here" not in table
+            assert not lines
+        else:
+            assert table["written_here"].tolist() == [here[p] for p in table["prediction"].astype(str)]
+            assert f"oslo's file writes {here['0']} for 0, {here['1']} for 1" in lines[0]

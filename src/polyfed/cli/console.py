@@ -30,7 +30,8 @@ class Show(Watch):
 
     def __init__(self, single: bool, quiet: bool = False, seeds: Sequence[int] = (), notes: Sequence[str] = ()):
         self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
-        self.total, self.done = 1, 0
+        self.total, self.done, self._told = 1, 0, set[tuple[str, int]]()
+        self.least = 0  # runs that are counted in any case
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         self.first = [*([named] if seeds else []), *notes]  # said before the first run
         self._from: tuple[int, float] | None = None  # a round of the run in hand, and when it was over
@@ -61,8 +62,8 @@ class Show(Watch):
             self._bars.stop()
 
     def start(self, total: int, done: int = 0) -> None:
-        self.total, self.done, self._began = total, done, {}
-        self._bars.update(self._all, total=total, completed=done)
+        self.total, self.done, self._began = max(total, self.least), done, {}
+        self._bars.update(self._all, total=self.total, completed=done)
 
     def begin(self, label: str, seed: int) -> None:
         for line in () if self.quiet else self.first:
@@ -118,7 +119,8 @@ class Show(Watch):
 
     def end(self, result: Done, resumed: bool) -> None:
         seconds = self.over(result.label, result.seed)
-        if self.live or self.quiet or self.single:
+        told, self._told = self._told, {*self._told, (result.label, result.seed)}
+        if self.live or self.quiet or self.single or (result.label, result.seed) in told:
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
         if result.summary and result.status == "finished":

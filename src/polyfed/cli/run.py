@@ -2,7 +2,10 @@
 brings a checked experiment to results on disk and on the screen.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
 from polyfed.cli.portable import pin
 from polyfed.cli.screen import interrupted, say, stderr
+from polyfed.report.words import duration
 from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, resolve
@@ -24,12 +28,16 @@ from polyfed.studies.compare import compare as comparing
 from polyfed.studies.jobs import read_result
 
 SEEDS = 5  # of a comparison
+OWN, LEAST, MINUTE = 10, 3, 60.0  # seeds of a run of several methods that names none, at least, and seconds for them
 
 
 def run(o: Run) -> int:
     typed = collect(o)
     experiment = resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed))
-    return execute(experiment, o.out, o.force, o.quiet)
+    s = experiment.settings
+    if opened := len(experiment.methods) > 1 and s.seeds is None and "seed" not in typed and s.seed == 0:
+        experiment = replace(experiment, settings=replace(s, seeds=OWN))
+    return execute(experiment, o.out, o.force, o.quiet, opened=opened)
 
 
 def compare(o: Compare) -> int:
@@ -45,10 +53,12 @@ def execute(
     quiet: bool = False,
     resume: bool = False,
     left: Callable[[Path], None] | None = None,
+    opened: bool = False,
 ) -> int:
     """Run (or continue) an experiment in `out`, report it, and return the exit status.
 
     left: for an experiment that clients have left, what to say and write at its end
+    opened: fewer seeds, down to `LEAST`, where a minute holds no more
     """
     parts = prepared(experiment, not resume and left is None)
     experiment, since = parts.experiment, stop.interruptions()
@@ -60,7 +70,7 @@ def execute(
         say(federation.aim)
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
         try:
-            status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)
+            status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume, opened)
         except KeyboardInterrupt:
             status = "interrupted"
         if status == "interrupted":
@@ -107,9 +117,9 @@ def _untuned(method: Any) -> str:
     return ", ".join(f"{f.name} = {f.default}" for f in hinges(method) if getattr(method, f.name) == f.default)
 
 
-def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
+def _many(parts: Parts, folder: Path, quiet: bool, resume: bool, opened: bool) -> str:
     """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
-    e = parts.experiment
+    e, since = parts.experiment, time.monotonic()
     by_label = {m.label: m for m in e.methods}
     left = {m.label: (m.algorithm.name, _untuned(m.algorithm)) for m in e.methods}
     notes = [
@@ -118,20 +128,29 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
         if untuned and not resume
     ]
     with Show(False, quiet, e.seeds, notes) as show:
-        comparison = comparing(
+        several = partial(
+            comparing,
             parts.model,
             parts.federation,
             {m.label: m.algorithm for m in e.methods},
             parts.training(),
-            seeds=e.seeds,
             out=folder,
-            resume=resume,
             keep=False,
             watch=show,
-            config=e.toml(),
             describe=lambda label: parts.describe(by_label[label]),
             report=False,  # `execute` writes it
         )
+        if opened:
+            show.least = len(e.seeds) * len(e.methods)
+            first = several(seeds=e.seeds[:1], config=e.toml())
+            took = time.monotonic() - since
+            if first.status == "interrupted":
+                return "interrupted"
+            if MINUTE < took * OWN:
+                e = replace(e, settings=replace(e.settings, seeds=max(LEAST, int(MINUTE / took))))
+                show.least = 0
+                say(f"{len(e.seeds)} seeds: one takes {duration(took)}; more by --seeds", stderr)
+        comparison = several(seeds=e.seeds, config=e.toml(), resume=resume or opened)
     return "interrupted" if comparison.status == "interrupted" else _diverged(comparison)
 
 

@@ -63,7 +63,7 @@ class Preparation:
     inputs: tuple[Input, ...]
     target: str
     labels: tuple[str, ...] | None = None  # the classes in their order; None for a regression
-    missing: str = DEFAULTS["missing"]
+    missing: str = "median"
     unseen: str = DEFAULTS["unseen"]
     standardise: str = "pooled"
     gaps: tuple[str, ...] = ()  # further texts for a missing value

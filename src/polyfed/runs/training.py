@@ -367,7 +367,10 @@ class Settings(Training):
     """The keys at the top of an experiment file: those of a run, and which runs."""
 
     seeds: MANY | WHICH | None = setting(
-        None, decides=False, doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7."
+        None,
+        decides=False,
+        doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7. Default: one; where `polyfed run` has "
+        "several methods and no seed is given ten, or three or more as a minute holds them; 5 for `polyfed compare`.",
     )
     portable: bool = setting(False, decides=False, doc="Give the same bits on every x86 processor with AVX2; slower.")
 

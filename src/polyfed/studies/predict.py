@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
+from polyfed.base.columns import together
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
 from polyfed.base.text import nfc
 from polyfed.compute.losses import LOSSES, tokens
 from polyfed.compute.split import restored
-from polyfed.data.csv_files import Sheet, sheet_of
+from polyfed.data.csv_files import Sheet, canonical, sheet_of
 from polyfed.data.preparation import UNSEEN, Preparation
 from polyfed.data.raw import Images, Text, following
+from polyfed.data.repairs import repaired
 from polyfed.metrics.metric import Predictions
 from polyfed.metrics.scores import named
 from polyfed.runs.build import make_model
@@ -105,8 +107,9 @@ class Predictor:
         Returns
         -------
         DataFrame
-            [N]: row (from 1), prediction, and a column of probabilities per class. A language model predicts the
-            likeliest next token, beside the text's perplexity and number of tokens.
+            [N]: row (from 1), prediction, and a column of probabilities per class; written_here is the prediction as
+            the client's own file writes it, where its repairs change that. A language model predicts the likeliest
+            next token, beside the text's perplexity and number of tokens.
         """
         raw = self.preparation.raw
         used = {i.name for i in self.preparation.inputs} if raw is None else {raw.column}
@@ -137,13 +140,38 @@ def predicted(by: Predictor, sheet: Sheet, strict: bool = False) -> tuple[pd.Dat
         output: Tensor = by.model(x).cpu().double()
     table = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
     lines = [line for line, _ in remarks]
+    own = _written(prep, by.client)
     if prep.labels is None:
         target = prep.at(by.client).target
         unit = None if target is None else torch.tensor([target], dtype=torch.float64)
-        return table.assign(prediction=restored(output, unit).reshape(-1).numpy()), lines
+        more = [f"{prep.target}: predictions are after the repair of {by.client}, {own['']}"] if own else []
+        return table.assign(prediction=restored(output, unit).reshape(-1).numpy()), lines + more
     p = output.softmax(1)[:, : len(prep.labels)].numpy()
     table["prediction"] = np.array(prep.labels)[p.argmax(1)]
+    if own:
+        table["written_here"] = table["prediction"].map(own)
+        each = ", ".join(f"{own[label]} for {label}" for label in prep.labels if label in own)
+        lines.append(f"{prep.target}: predictions are the federation's classes; {by.client}'s file writes {each}")
     return table.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(prep.labels)}), lines
+
+
+def _written(prep: Preparation, client: str) -> dict[str, str]:
+    """What a client's file writes for each class, where repairs change that; {"": the repair} of a number."""
+    repair = together(prep.repairs, client).get(prep.target)
+    if repair is None:
+        return {}
+    if prep.labels is None:
+        return {"": str(repair)}
+    cells = list(dict.fromkeys([*(repair if is_table(repair) else ()), *prep.labels]))
+    sheet = Sheet("classes", [*range(len(cells))], {prep.target: cells})
+    try:
+        classes = repaired(sheet, prep.repairs, client, (), prep.gaps, [prep.target]).columns[prep.target]
+    except DataError:  # arithmetic that takes other columns
+        return {}
+    own: dict[str, str] = {}
+    for cell, text in zip(cells, classes, strict=True):
+        own.setdefault(next((label for label in prep.labels if canonical(label) == canonical(text)), text), cell)
+    return own if any(own.get(label, label) != label for label in prep.labels) else {}
 
 
 def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
@@ -170,7 +198,11 @@ def _remarks(prep: Preparation, client: str, codes: np.ndarray, sheet: Sheet) ->
     ends = dict(zip(numbers, zip(at.low or (), at.high or (), strict=True), strict=False))
     for k, (column, x) in enumerate(zip(prep.inputs, codes.T, strict=False)):
         if gaps := int(np.isnan(x).sum()):
-            how = "filled with the training median" if column.values is None else "taken for none of the known values"
+            how = (
+                f"filled with the training {prep.missing}"
+                if column.values is None
+                else "taken for none of the known values"
+            )
             share = at.gaps[k] if at.gaps and column.gap else float(column.gap)
             then = "" if share == 1 else f"; training rows had {f'{share:.1%}' if column.gap else 'none'} there"
             more = gaps > n * share + 4 * math.sqrt(n * share) + 4  # beyond chance
