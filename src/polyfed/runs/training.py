@@ -369,8 +369,8 @@ class Settings(Training):
     seeds: MANY | WHICH | None = setting(
         None,
         decides=False,
-        doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7. Default: one; where `polyfed run` has "
-        "several methods and no seed is given ten, or three or more as a minute holds them; 5 for `polyfed compare`.",
+        doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7. Default: one; of several methods "
+        "without a seed ten, or three or more as a minute holds them; 5 for `polyfed compare`.",
     )
     portable: bool = setting(False, decides=False, doc="Give the same bits on every x86 processor with AVX2; slower.")
 
