@@ -21,7 +21,7 @@ FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))
 FACES = (ROOT / "__init__.py", ROOT / "data/__init__.py", ROOT / "face.py")  # have names of packages beside the core
 UNDER = {  # may import
-    "polyfed_sites": ("polyfed_privacy", "polyfed_audit"),
+    "polyfed_sites": ("polyfed_privacy", "polyfed_audit", "polyfed_export"),
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
     "polyfed_papers": ("polyfed_export", "polyfed_tuning"),
     "polyfed_testing": ("polyfed_members",),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import pandas as pd
 
@@ -20,14 +20,13 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.result import Result
 from polyfed.runs.watching import Callback
 from polyfed.studies import compare as compares
-from polyfed.studies import export as exports
-from polyfed.studies.export import Form
 from polyfed.studies.predict import predictor
 
 if TYPE_CHECKING:
     from polyfed_members.admission import Admission
     from polyfed_members.departure import Departure
 
+Form = Literal["dense", "factorised", "merged"]
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
@@ -126,7 +125,8 @@ class Run(Result):
         tuple of Path
             Both files.
         """
-        return exports.export(self, client, None if out is None else Path(out), form)
+        module = sibling("polyfed_export.export", "export:")
+        return module.export(self, client, None if out is None else Path(out), form)
 
     def peft(self, client: int | str, out: str | Path | None = None) -> Path:
         """Write one client's low-rank updates as a folder that peft opens.

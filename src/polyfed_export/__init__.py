@@ -1,1 +1,1 @@
-"""A client's model in other forms: as factors of low rank, as ONNX, as an adapter of peft."""
+"""A client's model as a file: its tensors, factors of low rank, ONNX, an adapter of peft."""

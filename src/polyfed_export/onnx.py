@@ -27,8 +27,8 @@ from polyfed.data.preparation import Input, Preparation, Statistics
 from polyfed.data.raw import Text
 from polyfed.data.readers import number
 from polyfed.runs.result import Result, position
-from polyfed.studies.export import target_of
 from polyfed.studies.predict import Predictor, predictor
+from polyfed_export.export import target_of
 
 OPSETS = {"": 17, "ai.onnx.ml": 2}
 GONE = -2  # the code of a gap in a category of texts; -1: a value that no training part had

@@ -33,7 +33,7 @@ from polyfed.runs.rehearsal import forms, sums
 from polyfed.runs.schema import finite
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
-from polyfed.studies.export import write_model
+from polyfed_export.export import write_model
 from polyfed_privacy.accounts import rho_of
 from polyfed_privacy.guard import Guard
 from polyfed_privacy.ledger import Budget, Ledger, Spent

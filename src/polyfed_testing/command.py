@@ -7,7 +7,8 @@ from polyfed.base.errors import ConfigError
 from polyfed.cli.screen import say
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.userfile import algorithms_of
-from polyfed_testing.commands import Check, NewMethod
+from polyfed_testing.commands import Check, New, NewMethod
+from polyfed_testing.new import project
 from polyfed_testing.table import REMEDIES, NotConformant, check_method
 
 METHOD = '''"""{cls}: say here what it does. Cite the paper, and its equations by number."""
@@ -61,6 +62,18 @@ name = "local"
 [[algorithms]]
 file = "{module}.py"
 """
+
+
+def new(o: New) -> None:
+    files = project()
+    for file in files:
+        if (o.folder / file).exists():
+            raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
+    for file, text in files.items():
+        (o.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (o.folder / file).write_text(text)
+        say(str(o.folder / file))
+    say(f"\nnext: polyfed data inspect {o.folder / 'sites'}, polyfed run {o.folder / 'experiment.toml'}")
 
 
 def new_method(o: NewMethod) -> None:

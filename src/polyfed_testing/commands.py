@@ -5,6 +5,16 @@ from pathlib import Path
 from polyfed.cli.options import Command, argument, option
 
 
+class New(Command, module="command"):
+    """Write a project that runs as it is: two made-up sites, a model and an experiment, to be replaced by your own.
+
+    [dim]polyfed new hospitals
+    polyfed run hospitals/experiment.toml[/dim]
+    """
+
+    folder: Path = argument("The project's folder.", ..., "NAME")
+
+
 class NewMethod(Command, module="command"):
     """Write the files of a method of your own: method, test and experiment. All three run as they are.
 

@@ -78,7 +78,7 @@ PLANTED = {  # by kind of request: what a site does to answer it
     "begin": "polyfed.data.schema.File.fitted",
     "train": "polyfed.core.worker.Worker.run",
     "evaluate": "polyfed.compute.evaluation.metrics",
-    "end": "polyfed.studies.export._shapes",
+    "end": "polyfed_export.export._shapes",
 }
 ERRORS = [errors.ConfigError, errors.DataError, errors.ModelError, errors.MethodError, errors.Diverged, errors.RunError]
 

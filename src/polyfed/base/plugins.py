@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 OURS = "polyfed"  # the distribution, and its first package
 SIBLINGS = {  # packages beside the core -> their commands
+    "polyfed_export": ("export",),
     "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
     "polyfed_tuning": ("tune",),
-    "polyfed_testing": ("new-method", "check"),
+    "polyfed_testing": ("new", "new-method", "check"),
     "polyfed_clinical": ("regress",),
     "polyfed_games": ("coalitions",),
     "polyfed_members": ("admit", "leave"),
@@ -27,7 +28,6 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_audit": (),
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_ray": (),
-    "polyfed_export": (),
     "polyfed_estimators": (),
 }
 

@@ -97,30 +97,6 @@ class Report(
     paper: bool = option("Print one table over several data sets, in LaTeX.", False)
 
 
-class Export(Command):
-    """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
-
-    Of a comparison, that of the method which leads in its answer.
-
-    [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
-
-    polyfed_export.factorised.load(FILE, model, sparse) turns a factorised file back into a module, whose size and speed
-    the command prints: dense; "merged", where layers with a sparse part are dense again; "beside", where that part is a
-    sparse matrix, which is slower than dense for convolutions and small layers.
-    """
-
-    run: Path = argument("Folder of a run or of a comparison; at a site, its vault.")
-    client: str | None = option("Of a run: the client's name, or its number from 0.")
-    out: Path | None = option(
-        "File to write. Default: <client>.safetensors here.", None, "FILE.safetensors|FILE.onnx|DIR"
-    )
-    form: Literal["dense", "factorised", "merged", "peft", "onnx"] = option(
-        "factorised: low-rank layers as two factors and a sparse part (FedSLR); merged: an adapter's updates in the "
-        "weights; peft: a folder that PeftModel.from_pretrained opens; onnx: columns of a CSV file go in by name.",
-        "dense",
-    )
-
-
 class Predict(Command):
     """Predict the target of new rows, which are prepared as the training rows were.
 
@@ -156,16 +132,6 @@ class Config(Command):
 
     key: str | None = argument("A key, or a table such as data.", None)
     as_toml: bool = option("Print an experiment file with every default, for polyfed run.", False, None, "--toml")
-
-
-class New(Command):
-    """Write a project that runs as it is: two made-up sites, a model and an experiment, to be replaced by your own.
-
-    [dim]polyfed new hospitals
-    polyfed run hospitals/experiment.toml[/dim]
-    """
-
-    folder: Path = argument("The project's folder.", ..., "NAME")
 
 
 class DataList(Command, group="data"):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
-from polyfed.base.plugins import sibling
 from polyfed.base.settings import table_in
 from polyfed.data.preparation import Preparation
 from polyfed.models.adapters import is_adapted
@@ -26,6 +25,7 @@ from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
+from polyfed_export.factorised import parts_of
 
 Form = Literal["dense", "factorised", "merged"]
 
@@ -58,7 +58,7 @@ def export(run: Result, client: int | str, out: Path | None, form: Form = "dense
     }
     tensors = None
     if form == "factorised":
-        tensors, more = sibling("polyfed_export.factorised", "factorised:").parts_of(run, name, named)
+        tensors, more = parts_of(run, name, named)
         facts |= {"tensors": _shapes(tensors)} | more
     if form == "merged":
         whole = _merged(run, name)

@@ -5,10 +5,6 @@ import io
 
 import numpy as np
 
-from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import New
-from polyfed.cli.screen import say
-
 MODEL = '''"""The model: any nn.Module. input_shape and outputs are filled in; other arguments are keys of [model]."""
 
 from torch import nn
@@ -50,16 +46,9 @@ name = "ditto"
 SITES = {"north": (60, 0.0), "south": (40, 1.0)}  # rows, and how much more often the outcome happens
 
 
-def new(o: New) -> None:
-    files = {"experiment.toml": EXPERIMENT, "model.py": MODEL} | {f"sites/{site}.csv": _rows(site) for site in SITES}
-    for file in files:
-        if (o.folder / file).exists():
-            raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
-    for file, text in files.items():
-        (o.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (o.folder / file).write_text(text)
-        say(str(o.folder / file))
-    say(f"\nnext: polyfed data inspect {o.folder / 'sites'}, polyfed run {o.folder / 'experiment.toml'}")
+def project() -> dict[str, str]:
+    """The files of a project, by their places in its folder."""
+    return {"experiment.toml": EXPERIMENT, "model.py": MODEL} | {f"sites/{site}.csv": _rows(site) for site in SITES}
 
 
 def _rows(site: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 from polyfed import report
 from polyfed.base.errors import ConfigError
 from polyfed.base.plugins import sibling
-from polyfed.cli.commands import Export
 from polyfed.cli.screen import say, stderr
 from polyfed.face import Run
-from polyfed.studies.export import from_vault
+from polyfed_export.commands import Export
+from polyfed_export.export import from_vault
 
 
 def export(o: Export) -> None:
