@@ -151,7 +151,11 @@ def choose() -> str:
 
 
 FIRST = "in the first group"
-CHOOSE = """# How to choose
+CHOOSE = """---
+hide: [toc]
+---
+
+# How to choose
 
 Federating has to beat what a site has alone, and a simple method what is harder to explain. So run these four first, on
 your own data:
@@ -166,9 +170,8 @@ this table; "first" is the one of its kind that is most often in the board's fir
 
 {table}
 
-What also decides: whether the server may see a site's own uplink, whether sites may keep a state between rounds, and
-what a round may cost. Each method's page says so under "When to use it", and a site can
-[refuse methods](../security.md) by its policy.
+What also decides: whether the server may see a site's own uplink, whether sites answer late, and what a round may cost.
+Each method's page says so under "When to use it", and a site can [refuse methods](../security.md) by its policy.
 """
 
 
@@ -212,6 +215,8 @@ def method(cls: Any) -> str:
     rows = list(zip(*([cell(str(v)) for v in c.cells] for c in table.columns), strict=True))
     parts = ["---\nhide: [toc]\n---", f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]
     parts += ["## When to use it", *uses(cls), "## Example", example(cls)]
+    if cls.name in board()[0]:
+        parts += ["## What the board says", *boarded(cls.name)]
     if rows:
         lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
         parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
@@ -221,8 +226,6 @@ def method(cls: Any) -> str:
         parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
         certificates = (line.partition(": ")[::2] for line in proving)
         parts += ["\n".join(f"- {prose(what)}  \n  `{test}`" for test, what in certificates)]
-    if cls.name in board()[0]:
-        parts += ["## What the board says", *boarded(cls.name)]
     if found["Notes"]:
         parts += ["## Notes", prose(found["Notes"])]
     return "\n\n".join([*parts, "## Cite", f"```bibtex\n{describe.citation(cls)}\n```", ""])

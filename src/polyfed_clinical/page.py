@@ -30,11 +30,11 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
         for k, column in enumerate(fit.knots)
     ]
     sections = [
-        (name, table(fit.table(), "coefficients")),
+        (name, f'<div class="beside">{"".join(map(figure, drawn))}{table(fit.table(), "coefficients")}</div>'),
         ("Site by site", _grid(_forests(fit))),
         ("Sites", table(_sites(fit), "sites")),
     ]
-    top = answer(headline(fit), _grid(drawn))
+    top = answer(headline(fit))
     text = page(title, f"{patients} · {fit.method} · {rounds}", top, sections, "polyfed regress")
     try:
         write_atomically(Path(path), text.encode())
