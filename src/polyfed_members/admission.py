@@ -93,7 +93,8 @@ class Admission:
             rows.append(tuple(map(Cell, (str(k), *map(scale.number, scores), *sizes))))
         pairs = {n: (own[last, n][metric], own[last, n]["alone"]) for n in self.names}
         both = {n: (self.metric.merit(a), self.metric.merit(b)) for n, (a, b) in pairs.items() if math.isfinite(a + b)}
-        notes = [
+        notes = ["Nothing was held out, so these scores are of training samples."] * (self.split == "train")
+        notes += [
             "alone: the same number of rounds of local training, without the others",
             f"better off than alone after {words.count(last, 'exchange')}: {sum(a > b for a, b in both.values())} of "
             f"{len(both)}",
