@@ -79,6 +79,9 @@ COMMANDS = {
     "run fedcet": Command(_run("fedcet"), True),
     "run scaffold, rows in files": Command(_run("scaffold", 8, "--fraction", "0.5"), True, files=True),
     "run ditto, rows in files": Command(_run("ditto"), True, files=True),
+    "run --stop, rows in files": Command(
+        _run("ditto", 30, "--stop", "patience:4", "--set", "data.validation-fraction=0.3"), True, files=True
+    ),
     "run --force": Command(_run("ditto", 6, "--force"), replaces=True),
     "compare": Command(
         ("compare", "local", "fedavg", "ditto", "--seeds", "2", "--rounds", "6", "--out", "out", *SMALL, *APART),
@@ -248,11 +251,12 @@ def _state(folder: Path) -> dict[str, Any]:
     tensors, meta = load_file(newest / "tensors.safetensors"), json.loads((newest / "meta.json").read_text())
     found: dict[str, Any] = {"round": newest.name.removesuffix("-again"), "meta": _timeless(meta), "drafts": extra}
     for name, t in tensors.items():
-        if name.startswith("client.index."):
-            field_, size = name[13:], int(tensors[f"client.size.{name[13:]}"])
+        kept, client, key = name.rpartition("client.")  # "best.", of the round that was kept
+        if client and key.startswith("index."):
+            field_, size = key[6:], int(tensors[f"{kept}client.size.{key[6:]}"])
             raw = (folder.parent / "rows" / f"{field_}.rows").read_bytes()
-            found[f"client.{field_}"] = {i: raw[s * size : (s + 1) * size] for i, s, _ in t.tolist()}
-        elif not name.startswith(("client.before.", "client.size.")):
+            found[f"{kept}client.{field_}"] = {i: raw[s * size : (s + 1) * size] for i, s, _ in t.tolist()}
+        elif not client or not key.startswith(("before.", "size.")):
             found[name] = _without_seconds(t).numpy().tobytes() if name == "ledger" else t.numpy().tobytes()
     return found
 

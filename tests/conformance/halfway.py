@@ -27,7 +27,7 @@ def crash_after(t: int):
     return watch
 
 
-def in_files(algorithm, task, n, cohort, folder, saved=None, added=False):
+def in_files(algorithm, task, n, cohort, folder, *_):
     """In place of the engine's `make_rows`: private rows in files whatever the machine's memory."""
     return rows.MappedRows(n, algorithm.init_client(task, task.w0), folder / "rows")
 

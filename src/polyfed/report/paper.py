@@ -90,7 +90,7 @@ def _worst(values: np.ndarray, metric: Metric) -> float:
 
 
 def _notes(studies: Sequence[Study], names: Sequence[str]) -> list[str]:
-    notes = ["Mean over clients at the last round, ± sample standard deviation over seeds. Methods by mean rank."]
+    notes = ["Mean over clients, ± sample standard deviation over seeds. Methods by mean rank."]
     for study, name in zip(studies, names, strict=True):
         first = study.verdicts.lead
         against = f", gains over {first[1]}" if first is not None and _gains(study) else ""
