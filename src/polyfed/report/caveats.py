@@ -3,7 +3,8 @@
 import math
 
 from polyfed.report import pairs, words
-from polyfed.report.verdicts import Study
+from polyfed.report.intervals import HEAVY
+from polyfed.report.verdicts import LEAST, Study
 
 
 def brier_scores(study: Study, label: str) -> dict[int, float]:
@@ -46,11 +47,10 @@ def caveats(study: Study) -> list[str]:
         lines.append(
             f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
         )
-    gain = study.verdicts.mean_gain(*first) if first is not None else None
-    if gain is not None and gain.seeds == 1 and gain.known:
-        lines.append(
-            "One seed: the intervals are about these trained models on new samples, not about another training."
-        )
+    lines += _counted(study)
+    if first is not None and study.verdicts.mean_gain(*first).known:
+        lines += [OF[of]] if (of := study.verdicts.of(*first)) in OF else []
+        lines += [*_tails(study, *first), *_best_of(study, *first)]
     if first is not None:
         lines += _effort(study, *first)
         apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
@@ -81,6 +81,44 @@ def _stopped(study: Study) -> list[str]:
     return said
 
 
+SETS = "about these training sets on new samples, not about training sets drawn anew."
+OF = {
+    "models": "One seed: the intervals are about these trained models on new samples, not about another training.",
+    "sets": f"Every seed tests the same samples: the intervals are {SETS}",
+    "both": f"Where every seed tests the same samples, a client's interval is {SETS}",
+}
+
+
+def _counted(study: Study) -> list[str]:
+    """Whom the mean leaves out, and what they would need."""
+    if study.needs:
+        each = [f"{n} ({k:.0f}; {total:,} samples in all would do)" for n, (k, total) in study.needs.items()]
+        return [f"The mean is over {study.whom}; fewer than {LEAST} samples are tested at {words.listed(each)}."]
+    few = any(0 < k < LEAST for k in study.tested.values()) and study.first.n > 1 and study.verdicts.grids
+    return [f"Too few clients test {LEAST} samples for a mean of those alone: it is over all."] if few else []
+
+
+def _tails(study: Study, method: str, reference: str) -> list[str]:
+    """Heavy tails of the errors: a longer interval, which does not cure a score that does not see them."""
+    if not study.verdicts.tails(method, reference) > HEAVY:
+        return []
+    text = "A few errors are far larger than the rest, and intervals are longer for it"
+    if study.metric.sign < 0 and not study.metric.root:
+        text += (
+            f"; those of {words.Scale(study.metric).name} may still be too short (in simulations 89 % held the truth)"
+        )
+    return [f"{text}. If these are errors of the data, correct them, or train with a robust loss."]
+
+
+def _best_of(study: Study, method: str, reference: str) -> list[str]:
+    """Say what the best of several equal methods would show."""
+    v, scale = study.verdicts, words.Scale(study.metric)
+    if len(v.mean.gains) < 2 or v.mean.gains[method].sign or not v.best_by_chance >= scale.step(v.level(reference)):
+        return []
+    text = f"{scale.signed(v.best_by_chance).lstrip('+')}{scale.difference_unit or ' better'}"
+    return [f"The best of {len(v.mean.gains)} methods that are all worth the same would look {text} by chance."]
+
+
 def _lacking(study: Study) -> list[str]:
     """The clients with samples that lack the metric that leads, with how often where not always."""
     runs = [(r, r.values()) for label in study.labels for r in study.counted(label)]
@@ -108,6 +146,8 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
     text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
     if seeds is not None and seeds <= now:
         return [f"{text} would be seen here four times in five."]
+    if not math.isfinite(times) and seeds is None:
+        return [f"{text} would take {pairs.OTHERS}."]
     if seeds is not None:
         return [f"{text} would take about {seeds} seeds to be seen four times in five."]
     factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"

@@ -117,7 +117,8 @@ def _notes(
         bounded = any(g.known for v in verdicts.values() for g in v.gains.values())
         if bounded:
             joint = f", jointly over the {many} methods compared" if many > 1 else ""
-            over = "training sets of this size, splits" if seeds > 1 else "these trained models"
+            over = {"models": "these trained models", "sets": "these training sets, seeds"}
+            over = over.get(study.verdicts.of(*first), "training sets of this size, splits")
             notes.append(
                 f"Differences are paired over {words.count(seeds, 'seed')} (same seed, same split). The interval is of "
                 f"the gain on new samples of the client, over {over} and test samples, at 95 %{joint}; verdicts hold "

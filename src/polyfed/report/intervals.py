@@ -13,7 +13,8 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
-MOST = 100  # splits that are asked for at most
+MOST = 100  # splits, or times as many samples, that are asked for at most
+HEAVY = 12.0  # kurtosis of errors (3 if they are normal) from which on their tails are heavy: see `variance`
 EPSILON = 1e-12  # gains of several seeds that differ by a smaller share are the same but for rounding
 
 
@@ -28,6 +29,7 @@ class Spread:
     ids: np.ndarray | None = None  # the samples
     parts: np.ndarray | None = None  # each sample's part of the gain
     rare: bool = False  # most of the variance is from samples that are alone in their class
+    whole: bool = False  # luck that all training sets share decides: Nadeau and Bengio's term is taken whole
 
     @property
     def gain(self) -> float:
@@ -69,8 +71,8 @@ def spread(
     # half a sample gained and half a sample lost (Agresti and Min, Biometrics 61, 2005): methods that never disagree
     # are no certainty; with guesses, half a sample in every class
     sampling += span**2 * (half if guesses else _half_a_sample(times))
-    # a sample alone in its class shows nothing of its own chance: it may move the score by its class's whole part
-    bound = float((span * alone / len(values)) @ (span * alone / len(values)))
+    # a sample alone in its class shows nothing of its own chance: it may be off by half its class's part of the range
+    bound = float(alone @ alone) * (span / (2 * len(values))) ** 2
     freedom *= (1 + bound / sampling) ** 2 if bound else 1.0
     return Spread(means, float(sampling + bound), freedom, ids=ids, parts=gap, rare=bool(bound > sampling))
 
@@ -105,24 +107,27 @@ def _by_class(tested: np.ndarray, classes: np.ndarray, of_two: int) -> tuple[flo
     return most, alone, half
 
 
-def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
-    """The spread of the unweighted mean over sites; `means` [S] is needed if a site was not tested in every split."""
+def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None, weights: np.ndarray | None = None) -> Spread:
+    """The spread of the mean over sites, unweighted or by `weights` [sites]; `means` [S] is needed if a site was not
+    tested in every split."""
+    n, w = len(sites), np.ones(len(sites)) if weights is None else weights
+    w = w / w.sum()
     if means is None:
-        means = np.asarray(np.mean([s.means for s in sites], axis=0))
-    n, floor = len(sites), math.hypot(*(s.floor for s in sites)) / len(sites)
+        means = np.asarray(np.tensordot(w, [s.means for s in sites], 1))
+    floor, whole = math.hypot(*(w * [s.floor for s in sites])), any(s.whole for s in sites)
     if any(s.sampling is None for s in sites):
-        return Spread(means, floor=floor)
-    each = np.array([s.sampling for s in sites], dtype=float)
+        return Spread(means, floor=floor, whole=whole)
+    each = w**2 * [s.sampling for s in sites]
     freedom = each.sum() ** 2 / (each**2 / [s.freedom for s in sites]).sum() if each.sum() > 0 else math.inf
-    sampling = float(each.sum()) / n**2
+    sampling = float(each.sum())
     ids = [s.ids for s in sites if s.ids is not None]
     # a sample that several sites test is one: its parts are summed before they are squared
     if len(ids) == n and len(distinct := np.unique(every := np.concatenate(ids))) < len(every):
-        parts = np.concatenate([s.parts for s in sites if s.parts is not None]) / n
+        parts = np.concatenate([k * s.parts for k, s in zip(w, sites, strict=True) if s.parts is not None])
         shared = np.bincount(distinct.searchsorted(every), parts)
         sampling += max(0.0, float(shared @ shared - parts @ parts))
         freedom = min(freedom, _freedom(shared))
-    return Spread(means, sampling, float(freedom), floor=floor, rare=any(s.rare for s in sites))
+    return Spread(means, sampling, float(freedom), floor=floor, rare=any(s.rare for s in sites), whole=whole)
 
 
 def variance(spread: Spread, share: float | None) -> tuple[float, float]:
@@ -132,7 +137,8 @@ def variance(spread: Spread, share: float | None) -> tuple[float, float]:
     is that of the training set used.
     """
     # a + s^2 max(1/S, f/(1 - f)/3), s^2 the variance of the S gains: the second term is that of S independent gains and
-    # stops falling where more splits only repeat the same training samples; benchmarks/coverage.py chose this
+    # stops falling where more splits only repeat the same training samples; benchmarks/coverage.py chose this. With
+    # heavy tails or at one site of two methods that train on everybody's samples, luck in training is most of it.
     splits, a = len(spread.means), spread.sampling
     if splits < 2:
         return (math.nan, math.nan) if a is None or (not a and spread.gain) else (a, spread.freedom)
@@ -142,7 +148,7 @@ def variance(spread: Spread, share: float | None) -> tuple[float, float]:
     shared = 0.0 if share is None else share / (1 - share)
     if a is None:  # Nadeau and Bengio, Machine Learning 52 (2003)
         return between * (1 / splits + shared) or math.nan, splits - 1.0
-    b = between * max(1 / splits, shared / 3)
+    b = between * (1 / splits + shared if spread.whole else max(1 / splits, shared / 3))
     if not a + b and spread.gain:
         return math.nan, math.nan
     scale = a**2 / spread.freedom + b**2 / (splits - 1)
@@ -196,7 +202,7 @@ class Needed:
     """Effort to see a gain."""
 
     splits: int | None  # of the same samples; None: no number is enough
-    times: float  # as many samples, with the splits there are
+    times: float  # as many samples, with the splits there are; infinite beyond a hundred
 
 
 def needed(spread: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
@@ -207,4 +213,5 @@ def needed(spread: Spread, share: float | None, gain: float, comparisons: int = 
         return None
     # the variance shrinks in proportion to more samples; splits of a fixed test set are training seeds
     splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(spread, share, k, comparisons))
-    return Needed(splits if 1 < now and splits <= MOST else None, max(1.0, (here / gain) ** 2))
+    times = max(1.0, (here / gain) ** 2)
+    return Needed(splits if 1 < now and splits <= MOST else None, times if times <= MOST else math.inf)

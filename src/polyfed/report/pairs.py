@@ -9,6 +9,7 @@ import numpy as np
 from polyfed.metrics.metric import Metric
 from polyfed.report import intervals
 from polyfed.report.intervals import Spread
+from polyfed.report.words import listed
 from polyfed.runs.numbers import Added
 
 LARGE = 0.2  # of the unit of `Evidence`: an interval that cannot tell such a gain from none says nothing
@@ -27,11 +28,13 @@ class Interval:
     clear: bool = False  # differs from zero, jointly over all clients where they are judged together
     enough: str = ""  # more data that would do for a verdict, where the interval is too wide
     why: str = ""  # the reason, as a verdict, where there is no interval
+    same: bool = False  # known to be smaller than what is printed can show: no verdict, however clear
 
     @property
     def sign(self) -> int | None:
         """+1 or -1 for a clear gain or loss, 0 for an unclear one, None without an interval or with too wide a one."""
-        return None if self.enough or not self.known else int(np.sign(self.mean)) if self.clear else 0
+        clear = self.clear and not self.same
+        return None if self.enough or not self.known else int(np.sign(self.mean)) if clear else 0
 
     @property
     def word(self) -> str:
@@ -57,6 +60,7 @@ class Evidence:
     # which no splits of these patients show (docs/verdicts.md). It has an interval for these trained models alone, from
     # one split or a fixed test set.
     common: bool = False
+    step: float = 0.0  # the smallest gain that printed figures show
 
     def interval(self, comparisons: int = 1) -> Interval:
         """95 % over all `comparisons` together (Bonferroni), within what is possible for the metric."""
@@ -67,8 +71,10 @@ class Evidence:
         half = intervals.half_width(var, freedom, comparisons)
         p = intervals.p_value(gain, var, freedom, comparisons)
         low, high = max(gain - half, -self.range), min(gain + half, self.range)
-        enough = self._enough(comparisons) if abs(gain) <= half and half > LARGE * self.unit else ""
-        return Interval(gain, low, high, splits, p, clear=abs(gain) > half, enough=enough)
+        clear = abs(gain) > half
+        enough = self._enough(comparisons) if not clear and half > LARGE * self.unit else ""
+        same = abs(gain) < self.step and (clear or max(-low, high) < self.step)
+        return Interval(gain, low, high, splits, p, clear=clear, enough=enough, same=same)
 
     @property
     def why(self) -> str:
@@ -91,7 +97,9 @@ class Evidence:
         need = intervals.needed(self.spread, self.share, LARGE * self.unit, comparisons)
         if need is None:
             return "more seeds"
-        return f"{need.splits} seeds" if need.splits else f"about {round_up(self.samples * need.times):,} samples"
+        if need.splits:
+            return f"{need.splits} seeds"
+        return f"about {round_up(self.samples * need.times):,} samples" if math.isfinite(need.times) else OTHERS
 
 
 def round_up(number: float) -> int:
@@ -145,6 +153,7 @@ def reason(why: str) -> str:
     return why.partition("(")[2].removesuffix(")")
 
 
+OTHERS = "more than a hundred times as many samples: not with such sites"
 FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
@@ -180,7 +189,7 @@ def verdict(
     if all(s is None for s in signs):
         shown = sorted(gains.values(), key=lambda g: -g.mean if math.isfinite(g.mean) else math.inf)  # the best first
         enough = [g.enough for g in shown if g.enough]
-        text = f"{FEW}; {enough[0]} would do" if enough else shown[0].why
+        text = f"{FEW}; it would take {enough[0]}" if enough else shown[0].why
         return Verdict(None, text, best, gains, reference)
     clear = [x for x in others if gains[x].sign == 1]
     choice = max(clear, key=lambda x: gains[x].mean) if clear else reference if all(s == -1 for s in signs) else None
@@ -190,6 +199,11 @@ def verdict(
         common = max(simpler, key=lambda x: gains[x].mean)
         if against(choice, common).interval().sign != 1:
             choice = common
+    losing = [x for x in others if gains[x].sign == -1]
+    if choice is None and losing:
+        rest = listed([x for x in (_words(reference, roles), *others) if x not in losing]).replace(" and ", " or ")
+        lose = f"{listed(losing)} {'loses' if len(losing) == 1 else 'lose'}"
+        return Verdict(None, f"{rest} ({lose})", best, gains, reference)
     return Verdict(choice, _words(choice, roles), best, gains, reference)
 
 
@@ -259,12 +273,12 @@ def floor(metric: Metric, share: float, total: int) -> float:
     return 0.5 * span / max(round(share * total), 1)
 
 
-def together(sites: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
-    """Evidence on the unweighted mean over clients; `means` [S] is needed where some lack a value in a split."""
-    whole = intervals.mean_spread([e.spread for e in sites], means)
+def together(sites: Sequence[Evidence], means: np.ndarray | None = None, weights: np.ndarray | None = None) -> Evidence:
+    """Evidence on the mean over clients, see `mean_spread`; `means` [S] where some lack a value in a split."""
+    whole = intervals.mean_spread([e.spread for e in sites], means, weights)
     drawn = [e.share for e in sites if e.share is not None]
     share = float(np.mean(drawn)) if drawn else None
-    return Evidence(whole, share, sum(e.samples for e in sites), sites[0].unit, sites[0].range)
+    return Evidence(whole, share, sum(e.samples for e in sites), sites[0].unit, sites[0].range, step=sites[0].step)
 
 
 def jointly(gains: Sequence[Interval]) -> list[Interval]:

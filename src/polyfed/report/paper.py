@@ -11,7 +11,7 @@ from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.pairs import mean_of, sample_std
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import tally
+from polyfed.report.tables import tally, worst
 from polyfed.report.verdicts import ALONE, Study
 
 
@@ -43,7 +43,7 @@ def paper_table(studies: Sequence[Study]) -> Table:
         )
         for k in sorted(rank, key=lambda k: rank[k])
     ]
-    columns = ["method<"] + [c for s in studies for c in (words.Scale(s.metric).header, "worst client", *_gains(s))]
+    columns = ["method<"] + [c for s in studies for c in (words.Scale(s.metric).mean, "worst client", *_gains(s))]
     groups = [("", 1), *((n, 2 + len(_gains(s))) for s, n in zip(studies, names, strict=True))]
     return Table("Methods by data set", tuple(columns), tuple(rows), tuple(_notes(studies, names)), tuple(groups))
 
@@ -70,9 +70,9 @@ def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
         empty = [Cell("–", dict.fromkeys(keys[:2])), Cell("–", dict.fromkeys(keys[2:4]))]
         return [*empty, *[Cell("–", dict.fromkeys(keys[4:]))] * len(_gains(study))]
     mean = list(grids[label].per_seed().values())
-    worst = [_worst(row, metric) for row in grids[label].values]
+    least = [_worst(row, metric) for row in grids[label].bearing]
     cells = []
-    for values, two, best in ((mean, keys[:2], label == order[0] and len(order) > 1), (worst, keys[2:4], False)):
+    for values, two, best in ((mean, keys[:2], label == order[0] and len(order) > 1), (least, keys[2:4], False)):
         pair = (mean_of(values), sample_std(values))
         cells.append(Cell(scale.spread(*pair), dict(zip(two, pair, strict=True)), "best" if best else ""))
     first = study.verdicts.lead
@@ -86,7 +86,7 @@ def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
 
 def _worst(values: np.ndarray, metric: Metric) -> float:
     finite = values[np.isfinite(values)]
-    return float(finite[np.argmin(metric.merit(finite))]) if len(finite) else math.nan
+    return float(worst(finite, metric)) if len(finite) else math.nan
 
 
 def _notes(studies: Sequence[Study], names: Sequence[str]) -> list[str]:

@@ -73,7 +73,8 @@ def details(study: Study) -> list[str]:
         one, other = _level(study, first[0], seeds), f"{_short(study, first[1], seeds)} of {first[1]}"
         price = f"{first[0]} reaches {one} against {other}, over {_seeds(study, *first)}, and moves "
         price += f"{_bytes(study, first[0])} per client."
-        sentences = [price, *_harm(study, *first), *_personalised(study), *calibration(study, first[0])]
+        sentences = [price, *_weighted(study, *first, other=False), *_harm(study, *first)]
+        sentences += [*_personalised(study), *calibration(study, first[0])]
     return sentences + _compared(study) + caveats(study)
 
 
@@ -111,7 +112,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         if g is None or not math.isfinite(g.mean):
             each.append((math.nan, Line(name, "", v.text)))
             continue
-        text = _signed(g.mean, scale)
+        text = _gained(g, scale)
         if g.known:
             text += f" ({scale.range(g.low, g.high)}{f'; a verdict would take {g.enough}' if g.enough else ''})"
         else:
@@ -119,7 +120,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         other = None if v.choice in (None, method) else v.gains.get(v.choice)  # pyrefly: ignore[bad-argument-type]
         if other is not None:
             text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
-        if common and common != method and (h := harm[name]).high < 0:
+        if common and common != method and (h := harm[name]).high < 0 and not h.same:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
         each.append((g.mean, Line(name, g.word, text, g)))
     return each
@@ -144,18 +145,37 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
         head = "Federating does not pay with the best method here: "
     name = method if gain.sign == 1 or len(mean.gains) == 1 else f"{method}, the best shared method,"
     limits = f" (95 % interval {scale.range(gain.low, gain.high)})" if gain.known else ""
-    if scale.percent:
+    if gain.same:
+        gained = f"{study.split} {scale.name} is {scale.same} with {name} and with"
+    elif scale.percent:
         gained = f"{_signed(gain.mean, scale)} of {study.split} {scale.name} with {name} over"
     else:
         gained = f"{study.split} {scale.name} is {_signed(gain.mean, scale)} with {name} than with"
     gained = gained.replace("is no difference", "is no better")
-    return f"{head}{gained} the clients' own models{limits}. {_whom(study, method, own)}"
+    apart = "".join(_weighted(study, method, own, other=True))
+    return f"{head}{gained} the clients' own models{limits}. {apart}{_whom(study, method, own)}"
+
+
+def _weighted(study: Study, method: str, own: str, other: bool) -> list[str]:
+    """The mean in which every sample counts the same; `other`: where it says something else than that over clients."""
+    v, scale = study.verdicts, _scale(study)
+    mean, each = v.mean.gains[method], v.sample_gain(method, own, len(v.mean.gains))
+    if not each.known or len({v.shares[n][1] for n, k in study.tested.items() if k > 0}) < 2:
+        return []
+    if other != (each.sign != mean.sign or (each.sign and each.mean * mean.mean < 0)):
+        return []
+    if not other:
+        return [f"Weighted by samples it is {_difference(each, scale)}."]
+    worse = sum(v.shares[n][1] for n, g in v.gains(method, own).items() if g.mean < 0)
+    part = f"{100 * worse / sum(v.shares[n][1] for n in study.names):.0f} % of them are at clients that are worse off"
+    verdict = {1: "it pays", -1: "it does not pay", 0: "there is no clear difference"}.get(each.sign or 0)
+    return [f"Weighted by samples {verdict}: {_difference(each, scale)}; {part}. "]
 
 
 def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
     """The reason why the mean has no interval."""
     if gain.enough:
-        return f"{pairs.FEW.capitalize()} ({gain.enough} would do)"
+        return f"{pairs.FEW.capitalize()} (it would take {gain.enough})"
     alone = [n for n, e in study.verdicts.evidence(method, own)[0].items() if e.why == pairs.LONE]
     if alone:
         return f"{words.listed(alone)} {'has' if len(alone) == 1 else 'have'} one test sample, which shows no spread"
@@ -170,7 +190,7 @@ def _whom(study: Study, method: str, own: str) -> str:
     gains, up, down = _sides(study, method, own)
     counts = tally(gains.values())
     if counts is None:
-        some = next((f"{pairs.FEW}; for {n} {g.enough} would do" for n, g in gains.items() if g.enough), "")
+        some = next((f"{pairs.FEW}; for {n} it would take {g.enough}" for n, g in gains.items() if g.enough), "")
         why = some or next((pairs.reason(g.why) for g in gains.values()), "no results")
         return f"Which clients gain and lose cannot be said ({why})."
     if not up and not down:
@@ -198,7 +218,7 @@ def _harm(study: Study, method: str, own: str) -> list[str]:
         helps = f" and helps {len(up) if len(up) > 1 else up[0]}" if up else ""
         sentences.append(f"One common model ({common}) clearly harms {harms}{helps}.")
     worst = min((n for n in gains if gains[n].sign is not None), key=lambda n: gains[n].mean)
-    if gains[worst].high < 0 and not down:
+    if gains[worst].high < 0 and not down and not gains[worst].same:
         loss = _loss(gains[worst], _scale(study), "; clear by itself, but not jointly over all clients")
         sentences = [f"One common model ({common}) may cost {worst} {loss}."]
     return sentences
@@ -334,7 +354,8 @@ def _ranked(study: Study, labels: list[str]) -> str:
 def _single(study: Study, label: str) -> str:
     runs, scale = study.counted(label), _scale(study)
     rounds = round(float(np.mean([r.summary.rounds for r in runs])))
-    mean = {n: v for n, v in study.verdicts.grids[label].per_client().items() if math.isfinite(v)}
+    each = study.verdicts.grids[label].per_client()
+    mean = {n: each[n] for n in study.bearing if math.isfinite(each[n])}
     worst = min(mean, key=lambda n: study.metric.merit(mean[n])) if len(mean) > 1 else None
     low = f" (worst: {worst}, {scale.number(mean[worst])}{scale.unit})" if worst else ""
     text = (
@@ -366,7 +387,8 @@ def _seeds(study: Study, method: str, reference: str) -> str:
 
 
 def _level(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
-    return f"{_short(study, label, seeds)} {study.split} {_scale(study).name}"
+    short, name = _short(study, label, seeds), f"{study.split} {_scale(study).name}"
+    return f"{short} {name}" if study.metric.sign else f"a distance from {study.metric.aim:g} of {short} in {name}"
 
 
 def _short(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
@@ -377,7 +399,7 @@ def _short(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
 
 
 def _difference(gain: Interval, scale: words.Scale) -> str:
-    text = _signed(gain.mean, scale)
+    text = _gained(gain, scale)
     if not gain.known:
         return text
     return f"{text} (95 % interval {scale.range(gain.low, gain.high)})"
@@ -385,6 +407,10 @@ def _difference(gain: Interval, scale: words.Scale) -> str:
 
 def _scale(study: Study) -> words.Scale:
     return words.Scale(study.metric)
+
+
+def _gained(gain: Interval, scale: words.Scale) -> str:
+    return scale.same if gain.same else _signed(gain.mean, scale)
 
 
 def _signed(gain: float, scale: words.Scale) -> str:

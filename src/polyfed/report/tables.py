@@ -66,8 +66,8 @@ def compare_table(study: Study) -> Table:
     clustered = any(r.findings.clusters for r in study.runs)
     scored = any(r.findings.clusters and r.about.clusters for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
-    header = scale.header if study.split != "train" else f"{scale.header} in training"
-    columns = ["method<", header, *["clients"] * partial, "worst client", *(s.header for s in others)]
+    header = scale.mean if study.split != "train" else f"{scale.mean} in training"
+    columns = ["method<", header, *["clients"] * partial, "worst client", *(s.mean for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
@@ -78,7 +78,7 @@ def compare_table(study: Study) -> Table:
         if partial:
             counts, most = _having(study, runs, study.metric)
             cells.append(Cell(_over(study, runs, study.metric) or f"all {most}", {"clients": mean_of(counts)}))
-        cells.append(_worst(runs, scale))
+        cells.append(_worst(study, runs, scale))
         cells += [_further(study, runs, s) for s in others]
         if own is not None:
             cells.append(_gainers(study, label, own))
@@ -98,7 +98,7 @@ def compare_table(study: Study) -> Table:
 def _compare_notes(study: Study, own: str | None) -> list[str]:
     when = "best round by validation" if any(r.config.stop for r in study.runs) else "last round"
     score = f"{study.split.capitalize()} {words.Scale(study.metric).name}"
-    notes = [f"{score} at the {when}, unweighted mean over clients."]
+    notes = [f"{score} at the {when}, unweighted mean over {study.whom}."]
     for metric in study.metrics:
         if over := _partial(study, metric):
             notes.append(f"{words.Scale(metric).name}: over {over} clients; the others have none ({metric.lacks}).")
@@ -178,7 +178,7 @@ def _partial(study: Study, metric: Metric) -> str:
 def _further(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:
     """A metric other than the one that leads."""
     name = scale.metric.name
-    values = np.array([mean_of(r.values(metric=name).values()) for r in runs])
+    values = np.array([mean_of(study.levels(r, scale.metric)) for r in runs])
     mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {f"{name}_mean": mean, f"{name}_std": std})
 
@@ -191,7 +191,7 @@ def _method(study: Study, label: str) -> Cell:
 
 
 def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
-    values = [mean_of(r.values().values()) for r in study.counted(label)]
+    values = [mean_of(study.levels(r, study.metric)) for r in study.counted(label)]
     if not values:  # killed before it wrote its clients: take the last evaluation
         last = [
             r.summary.final[study.split].mean if study.split in r.summary.final else math.nan for r in study.of(label)
@@ -204,11 +204,15 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     return Cell(scale.spread(mean, std), raw, "best" if best else "")
 
 
-def _worst(runs: list[Numbers], scale: words.Scale) -> Cell:
-    scores = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
-    values = [min(v, key=scale.metric.merit) for v in scores if v]
+def _worst(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:
+    values = [worst(v, study.metric) for r in runs if (v := study.levels(r, study.metric))]
     mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
+
+
+def worst(levels: Iterable[float], metric: Metric) -> float:
+    """The worst of some scores, or of some distances from the best."""
+    return min(levels) if metric.sign > 0 else max(levels)
 
 
 def tally(gains: Iterable[Interval]) -> tuple[int, int, int] | None:

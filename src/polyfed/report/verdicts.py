@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from scipy.special import ndtri
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, closest
@@ -30,9 +31,11 @@ from polyfed.report.pairs import (
     together,
     verdict,
 )
+from polyfed.report.words import Scale
 from polyfed.runs.numbers import Added, Numbers
 
 ALONE = ("own", "yardstick")  # the roles of what a site has without the others
+LEAST = 10  # tested samples with which a client counts in the mean over clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,8 @@ class Grid:
     seeds: tuple[int, ...]
     names: tuple[str, ...]
     values: np.ndarray
+    counted: Sequence[bool] | None = None  # [clients] the mean is over these; None: all
+    aim: float | None = None  # the mean is of the distances from it
 
     def of(self, name: str) -> np.ndarray:
         """[seeds] one client's values."""
@@ -56,8 +61,14 @@ class Grid:
         return {n: mean_of(column) for n, column in zip(self.names, self.values.T, strict=True)}
 
     def per_seed(self) -> dict[int, float]:
-        """{seed: unweighted mean over clients}."""
-        return {s: mean_of(row) for s, row in zip(self.seeds, self.values, strict=True)}
+        """{seed: unweighted mean over the clients that count}."""
+        return {s: mean_of(row) for s, row in zip(self.seeds, self.bearing, strict=True)}
+
+    @property
+    def bearing(self) -> np.ndarray:
+        """[seeds, clients that count] values, or their distances from what is best."""
+        values = self.values if self.counted is None else self.values[:, list(self.counted)]
+        return values if self.aim is None else np.abs(values - self.aim)
 
     def mean(self) -> float:
         """Mean over clients, then over seeds."""
@@ -69,7 +80,7 @@ class Verdicts:
 
     def __init__(self, study: "Study"):
         self.study = study
-        self._evidence: dict[tuple[str, str], tuple[dict[str, Evidence], Evidence]] = {}
+        self._evidence: dict[tuple[str, str], tuple[dict[str, Evidence], Evidence, Evidence]] = {}
         self._gains: dict[tuple[str, str], dict[str, Interval]] = {}
 
     @cached_property
@@ -80,18 +91,21 @@ class Verdicts:
     @cached_property
     def grids(self) -> dict[str, Grid]:
         """{method: its results per seed and client}; results on training samples judge nothing and are left out."""
-        grids, names = {}, tuple(self.study.names)
+        grids, names, bearing = {}, tuple(self.study.names), self.study.bearing
+        counted, metric = None if len(bearing) == len(names) else [n in bearing for n in names], self.study.metric
         for label in self.study.labels if self.study.split != "train" else ():
             rows = {r.seed: r.values() for r in self.study.counted(label)}
             if rows:
                 table = [[row.get(n, math.nan) for n in names] for row in rows.values()]
-                grids[label] = Grid(tuple(rows), names, np.array(table, dtype=float))
+                grids[label] = Grid(
+                    tuple(rows), names, np.array(table, dtype=float), counted, None if metric.sign else metric.aim
+                )
         return grids
 
     @cached_property
     def merits(self) -> dict[str, Grid]:
         """`grids` with values of which more is better, whatever the metric."""
-        return {k: replace(g, values=self.study.metric.merit(g.values)) for k, g in self.grids.items()}
+        return {k: replace(g, values=self.study.metric.merit(g.values), aim=None) for k, g in self.grids.items()}
 
     @cached_property
     def means(self) -> dict[str, float]:
@@ -106,7 +120,7 @@ class Verdicts:
 
     @cached_property
     def mean(self) -> Verdict:
-        """The verdict for the unweighted mean over clients."""
+        """The verdict for the unweighted mean over the clients that count."""
         return verdict(self.means, self.roles, lambda one, other: self.evidence(one, other)[1])
 
     @cached_property
@@ -129,6 +143,14 @@ class Verdicts:
         shown = mean.choice if mean.choice in mean.gains else mean.shown
         return (shown, mean.reference) if shown and mean.reference else None
 
+    @cached_property
+    def best_by_chance(self) -> float:
+        """How far the best of the methods compared is ahead by chance if all are worth the same; NaN: unknown."""
+        rest = [self.evidence(k, self.lead[0])[1] for k in self.mean.gains if k != self.lead[0]] if self.lead else []
+        pair = mean_of(intervals.variance(e.spread, e.share)[0] for e in rest if len(e.spread.means))
+        best = float(ndtri((len(rest) + 0.625) / (len(rest) + 1.25)))  # the largest of normal numbers (Blom, 1958)
+        return best * math.sqrt(pair / 2)
+
     def choices(self) -> dict[str, int]:
         """Count the clients of each verdict, most frequent first."""
         texts = [v.text for v in self.clients.values()]
@@ -141,8 +163,20 @@ class Verdicts:
         return [s for s in self.grids[label].seeds if s in self.grids[reference].seeds]
 
     def mean_gain(self, label: str, reference: str, comparisons: int = 1) -> Interval:
-        """Gain of one method over another in the mean over clients, positive when better."""
+        """Gain of one method over another in the mean over the clients that count, positive when better."""
         return self.evidence(label, reference)[1].interval(comparisons)
+
+    def of(self, label: str, reference: str) -> str:
+        """What intervals are of: these trained "models", these training "sets" (all splits test the same samples), the
+        "procedure" on sets drawn anew, or "both" where only some clients' tests are given."""
+        given = {e.share is None for e in self.evidence(label, reference)[0].values() if len(e.spread.means)}
+        several = "both" if len(given) > 1 else "sets" if True in given else "procedure"
+        return several if len(self.paired(label, reference)) > 1 else "models"
+
+    def sample_gain(self, label: str, reference: str, comparisons: int = 1) -> Interval:
+        """`mean_gain` of all clients, each weighted by its samples."""
+        self.evidence(label, reference)
+        return self._evidence[label, reference][2].interval(comparisons)
 
     def gains(self, label: str, reference: str) -> dict[str, Interval]:
         """Gain of one method over another for every client, positive when better, jointly over the methods compared."""
@@ -164,14 +198,24 @@ class Verdicts:
         return None if needed is None else (SMALL * e.unit, needed.splits, needed.times)
 
     def evidence(self, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
-        """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
+        """(per client, for the mean over those that count) what is known of the gain of one method over another."""
         if (label, reference) not in self._evidence:
             sites, d = self._sites(label, reference)
-            measured = [e for e in sites.values() if len(e.spread.means)]
-            means = np.array([float(np.nanmean(row)) for row in d if np.isfinite(row).any()])
-            mean = together(measured, means) if measured else Evidence(Spread(means), None)
-            self._evidence[label, reference] = sites, mean
-        return self._evidence[label, reference]
+            mean = self._over(sites, d, [n in self.study.bearing for n in sites])
+            each = self._over(sites, d, [self.shares[n][1] for n in sites])
+            if self.roles[label] in SHARED and self.roles[reference] in SHARED:  # both have the same luck in training
+                sites = {n: replace(e, spread=replace(e.spread, whole=True)) for n, e in sites.items()}
+            self._evidence[label, reference] = sites, mean, each
+        return self._evidence[label, reference][:2]
+
+    def _over(self, sites: Mapping[str, Evidence], d: np.ndarray, weights: Sequence[int]) -> Evidence:
+        """Evidence on the mean over clients of gains d [seeds, clients], by weights [clients]."""
+        w = np.array(weights, dtype=float) * np.isfinite(d)  # [seeds, clients]
+        rows, there = w.any(1), w.any(0)
+        if not rows.any():
+            return Evidence(Spread(np.empty(0)), None)
+        means = (w * np.nan_to_num(d)).sum(1)[rows] / w.sum(1)[rows]
+        return together([e for e, k in zip(sites.values(), there.tolist(), strict=True) if k], means, w.max(0)[there])
 
     def _site(self, name: str, label: str, reference: str) -> Evidence:
         return self.evidence(label, reference)[0][name]
@@ -182,23 +226,40 @@ class Verdicts:
         one, other = (merits[k].values[[merits[k].seeds.index(s) for s in seeds]] for k in (label, reference))
         added = [self._added(label, reference, s) for s in seeds]
         common, d = self.roles[label] == self.roles[reference] == "common", one - other
-        sites, one_test = {}, self._one_test(seeds)
+        sites, one_test, step = {}, self._one_test(seeds), Scale(study.metric).step(self.level(reference))
+        heavy = self.tails(label, reference) > intervals.HEAVY
         for i, name in enumerate(study.names):
             parts = [a[name] for a in added if a is not None and name in a]
             whole = parts if len(parts) == len(seeds) else ()
-            sites[name] = evidence(
-                study.metric, d[:, i], whole, self._shares[name], self._unit(reference), study.redrawn, one_test, common
+            e = evidence(
+                study.metric, d[:, i], whole, self.shares[name], self._unit(reference), study.redrawn, one_test, common
             )
+            sites[name] = replace(e, step=step, spread=replace(e.spread, whole=heavy))
         return sites, d
+
+    def tails(self, label: str, reference: str) -> float:
+        """The kurtosis of both methods' errors, the smaller one: 3 if they are normal; NaN where they are not known."""
+        metric, found = self.study.metric, list[float]()
+        for k in (label, reference) if metric.kind == "numbers" and self.study.split == "test" else ():
+            each = [x for r in self.study.counted(k) for _, x in (r.added or {}).values()]
+            # squared errors from the terms of a root (to first order), of a share explained, of absolute errors
+            each = [(2 * x - x.mean()).clip(0) if metric.root else 1 - x if metric.sign > 0 else x**2 for x in each]
+            each = np.concatenate([x / x.mean() for x in each if x.mean() > 0] or [np.empty(0)])
+            found.append(float((each**2).mean()) if len(each) else math.nan)
+        return min(found, default=math.nan)
+
+    def level(self, reference: str) -> float:
+        """The size of the reference's values."""
+        values = self.grids[reference].values
+        return float(np.nanmean(np.abs(values))) if np.isfinite(values).any() else math.inf
 
     def _unit(self, reference: str) -> float:
         """The range of a bounded metric, else the reference's mean value."""
-        span, values = self.study.metric.span, self.grids[reference].values
-        level = np.nanmean(np.abs(values)) if np.isfinite(values).any() else math.inf
-        return span if math.isfinite(span) else float(level)
+        span = self.study.metric.span
+        return span if math.isfinite(span) else self.level(reference)
 
     @cached_property
-    def _shares(self) -> dict[str, tuple[float, int]]:
+    def shares(self) -> dict[str, tuple[float, int]]:
         """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
         shares: dict[str, tuple[float, int]] = {}
         for r in self.study.runs:
@@ -332,11 +393,48 @@ class Study:
         return list(dict.fromkeys(name for r in self.runs for name in r.about.names))
 
     @cached_property
+    def tested(self) -> dict[str, float]:
+        """{client: the samples that it is judged on (patients, where several rows are of one), mean over seeds}."""
+        drawn = [r.judged(self.split) for r in {r.seed: r for r in self.runs}.values()]
+        return {n: mean_of(d[n] for d in drawn if n in d) for n in self.names}
+
+    @cached_property
+    def bearing(self) -> tuple[str, ...]:
+        """The clients that the mean is over: those that test ten samples, whatever their scores. All, where fewer than
+        two do, or where those test less than half of all samples."""
+        able = tuple(n for n, k in self.tested.items() if k >= LEAST)
+        most = 2 * sum(self.tested[n] for n in able) >= sum(self.tested.values())
+        return able if len(able) > 1 and most else tuple(self.names)
+
+    @property
+    def whom(self) -> str:
+        """The clients that the mean is over: `clients`, or `4 of 5 clients`."""
+        return f"{len(self.bearing)} of {len(self.names)} clients" if self.needs else "clients"
+
+    @cached_property
+    def needs(self) -> dict[str, tuple[float, int]]:
+        """{client that the mean leaves out: (its tested samples, how many samples in all would test ten)}."""
+        left = {n: k for n, k in self.tested.items() if n not in self.bearing and k > 0}
+        return {n: (k, math.ceil(LEAST * self.verdicts.shares[n][1] / k)) for n, k in left.items()}
+
+    def levels(self, run: Numbers, metric: Metric) -> list[float]:
+        """A run's scores, of the clients that count and have one; for one that is best near a value, the distance."""
+        scores = [v for n, v in run.values(metric=metric.name).items() if n in self.bearing and math.isfinite(v)]
+        return scores if metric.sign else [abs(v - metric.aim) for v in scores]
+
+    @cached_property
     def redrawn(self) -> bool:
         """True where the partition was redrawn: clients of one name hold other data under another seed."""
         drawn = list({r.seed: r for r in self.runs}.values())
         total = [r.samples("train") + r.samples("validation") + r.samples("test") for r in drawn]
         if any(len(t) != len(total[0]) or (t != total[0]).any() for t in total):
             return True
-        shares = [labels / labels.sum(1, keepdims=True).clip(1) for r in drawn if (labels := r.labels) is not None]
-        return any(float(np.abs(s - shares[0]).sum(1).mean()) / 2 > 0.25 for s in shares)
+        labels = [r.labels for r in drawn if r.labels is not None]
+        return any(_apart(one, labels[0]) for one in labels[1:])
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> bool:
+    """True where counts [clients, classes] differ by more than splits of the same rows can (chi-square)."""
+    terms = (one - other) ** 2 / (one + other).clip(1)
+    many = np.count_nonzero(one + other)
+    return bool(terms.sum() > many + 6 * math.sqrt(2 * many))

@@ -6,6 +6,7 @@ from polyfed.metrics.metric import Metric
 
 MINUS = "−"
 
+DIGITS = {None: "four figures", 2: "two decimals", 3: "three decimals"}
 LEVELLED = "levelled"  # how a leg of a search ended that was trained for as many rounds as the other regime's best
 
 
@@ -56,14 +57,23 @@ class Scale:
         self.factor = 100.0 if self.percent else 1.0
         self.name = metric.title or metric.name
         self.header = f"{self.name}, %" if self.percent else self.name
+        self.mean = self.header  # of a mean over clients
         if not metric.sign:
             self.header += f" ({metric.aim:g} is best)"
+            self.mean += f": distance from {metric.aim:g}"
+        figures = "a tenth of a point" if self.percent else f"{DIGITS.get(metric.decimals)}"
+        self.same = f"the same to {figures}"  # of a gain below what is printed
         self.unit = " %" if self.percent else ""
         self.difference_unit = " points" if self.percent else ""
 
     def gained(self, split: str) -> str:
         """What a difference is of: `points of test accuracy`, or `test AUC`."""
         return f"{'points of ' * self.percent}{split} {self.name}"
+
+    def step(self, level: float) -> float:
+        """The smallest gain that shows: half a unit of the last figure that is printed, of values of such a size."""
+        figures = 3 - math.floor(math.log10(level)) if 0 < level < math.inf else math.inf
+        return 0.5 * 10.0 ** -(3 if self.percent else figures if self.metric.decimals is None else self.metric.decimals)
 
     def number(self, value: float) -> str:
         if not math.isfinite(value):

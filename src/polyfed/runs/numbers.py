@@ -115,6 +115,11 @@ class Numbers:
         groups = {name: whose[a:b] for name, a, b in zip(self.about.names, at, at[1:], strict=False)}
         return {name: clustered(*part, groups[name]) for name, part in parts.items()}
 
+    def judged(self, split: str) -> dict[str, int]:
+        """{client: its samples in a split}, as groups of test rows where those are known."""
+        added = (self.added if split == "test" else None) or {}
+        return {c.name: len(added[c.name][0]) if c.name in added else c.samples(split) for c in self.about.clients}
+
     @cached_property
     def probabilities(self) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
         """{client: ([m] the probability of the second of two classes, [m] whether it is true)} of its test samples;
