@@ -12,7 +12,6 @@ from polyfed.cli.given import collect
 from polyfed.cli.screen import stdout
 from polyfed.core.algorithm import Algorithm
 from polyfed.report import words
-from polyfed.report.privacy import sentences
 from polyfed.runs.build import Parts
 from polyfed.runs.config import defaults_for, resolve
 from polyfed.runs.ownership import config_of
@@ -20,6 +19,7 @@ from polyfed.runs.rehearsal import sending
 from polyfed.runs.trainer import prepare
 from polyfed_privacy.audit import audit as audited
 from polyfed_privacy.commands import Audit, Privacy
+from polyfed_privacy.cost import sentences
 from polyfed_privacy.price import price
 
 

@@ -13,13 +13,13 @@ from polyfed import report as reports
 from polyfed.base.errors import ConfigError
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.report.privacy import OPEN, label_of
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Cached, Comparison, config_of
 from polyfed.studies.jobs import Watch, execute, job_of
+from polyfed_privacy.cost import OPEN, label_of
 
 
 def price(

@@ -12,6 +12,7 @@ from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.report import summary, words
 from polyfed.report.table import Cell, Table
+from polyfed_papers.several import paper_table
 
 GAIN = {
     "local": [[0.70, 0.80, 0.90], [0.71, 0.79, 0.90], [0.70, 0.80, 0.89]],
@@ -258,7 +259,7 @@ def test_several_data_sets_make_one_table_for_a_paper(tmp_path):
             tmp_path / metric, values | ({"ditto": noisy([0.8] * 2, 3, 0.01, 2)} if k else {}), metric=metric
         )
         studies.append(report.read(tmp_path / metric))
-    table = report.paper_table(studies)
+    table = paper_table(studies)
     found = {r["method"]: r for r in rows(table.to("csv"))}
     for study, name in zip(studies, ("accuracy", "rmse"), strict=True):
         alone = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
@@ -273,4 +274,4 @@ def test_several_data_sets_make_one_table_for_a_paper(tmp_path):
     widths = {line.count("&") for line in text.splitlines() if "&" in line and "multicolumn" not in line}
     assert widths == {6}
     with pytest.raises(RunError, match="different data sets"):
-        report.paper_table(studies[:1] * 2)
+        paper_table(studies[:1] * 2)

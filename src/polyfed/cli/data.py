@@ -9,6 +9,7 @@ from rich.text import Text
 from polyfed import report
 from polyfed.base.errors import ConfigError
 from polyfed.base.part import CHECK
+from polyfed.base.plugins import sibling
 from polyfed.cli.commands import DataInspect, DataList
 from polyfed.cli.describe import package
 from polyfed.cli.given import collect
@@ -20,7 +21,6 @@ from polyfed.data.federation import Federation
 from polyfed.data.readers import files_of
 from polyfed.data.repairs import read
 from polyfed.data.tables import Table
-from polyfed.report.distributions import distribution_figure
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.numbers import described
@@ -65,12 +65,10 @@ def data_inspect(o: DataInspect) -> None:
         figure = report.partition_figure(report.Study([described(fed.describe())]))
         assert figure is not None
         say(f"picture: {report.save(figure, out)}")
-    if (
-        out is not None
-        and table is not None
-        and (drawn := distribution_figure(table.audit.parts, table.audit.flagged)) is not None
-    ):
-        say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
+    if out is not None and table is not None:
+        draw = sibling("polyfed_audit.figures", "the picture of columns").distribution_figure
+        if (drawn := draw(table.audit.parts, table.audit.flagged)) is not None:
+            say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
 
 def tables_of(experiment: Experiment) -> Table | None:

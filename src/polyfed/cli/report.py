@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polyfed import report as make
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.plugins import sibling
 from polyfed.cli.commands import Report
 from polyfed.cli.console import results, show_table, stdout
 from polyfed.cli.folders import kind
@@ -71,4 +72,4 @@ def _paper(runs: Sequence[Path]) -> Table:
         first = read(path)
         about = (first.first.about.dataset, first.first.about.partition, first.metric.name)
         groups.setdefault(tuple(map(str, about)), []).append(path)
-    return make.paper_table([read(paths) for paths in groups.values()])
+    return sibling("polyfed_papers.several", "--paper:").paper_table([read(paths) for paths in groups.values()])

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.base.lazy import attribute, homes
 from polyfed.report.clients import client_table, gain_table
-from polyfed.report.paper import paper_table
 from polyfed.report.read import read
 from polyfed.report.summary import answer
 from polyfed.report.table import Table
@@ -40,7 +39,6 @@ __all__ = [
     "gain_figure",
     "gain_table",
     "metric_figure",
-    "paper_table",
     "partition_figure",
     "read",
     "results",

@@ -9,8 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
-from polyfed.report.privacy import OPEN, epsilons, label_of, said
-from polyfed.report.style import INK, QUIET, canvas, hover, legend, legend_name, looks, styled
+from polyfed.report.style import QUIET, canvas, hover, legend, legend_name, looks, styled
 from polyfed.report.verdicts import Study
 from polyfed.runs.numbers import finite
 
@@ -77,30 +76,6 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
         if frame := _frame(list(curves.values())):
             axes.set_ylim(frame)
         legend(figure, axes, look)
-    return figure
-
-
-def privacy_figure(study: Study) -> Figure | None:
-    """The cost of each epsilon against no privacy: the mean over sites with its 95 % interval, a thin line per site."""
-    if not (levels := epsilons(study)):
-        return None
-    scale, place = words.Scale(study.metric), np.arange(len(levels))
-    means = [study.verdicts.mean_gain(label_of(e), OPEN) for e in levels]
-    with styled():
-        figure, (axes,) = canvas(height=3.2)
-        for name in study.names:
-            gains = [study.verdicts.gains(label_of(e), OPEN)[name].mean * scale.factor for e in levels]
-            axes.plot(place, gains, color=QUIET, linewidth=0.8, zorder=1)
-            axes.annotate(name, (place[-1], gains[-1]), (4, 0), textcoords="offset points", color=QUIET, va="center")
-        mean, low, high = (np.array([getattr(g, k) for g in means]) * scale.factor for k in ("mean", "low", "high"))
-        axes.plot(place, mean, color=INK, linewidth=1.6, zorder=3, marker="o")
-        axes.vlines(place, low, high, color=INK, linewidth=1.2, zorder=2)
-        hover(axes, [*place], [*mean], [said(e, g, scale) for e, g in zip(levels, means, strict=True)])
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_xticks(place, [f"{e:g}" for e in levels])
-        axes.set_xlim(-0.3, len(levels) - 0.5)
-        axes.set_xlabel("epsilon")
-        axes.set_ylabel(f"against no privacy, {'points' if scale.percent else scale.name}")
     return figure
 
 

@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.base.part import CHECK
+from polyfed.base.plugins import sibling
 from polyfed.report import words
 from polyfed.report.caveats import brier_scores
 from polyfed.report.clients import client_table, gain_table
-from polyfed.report.curves import BANDS, metric_figure, privacy_figure
-from polyfed.report.distributions import distribution_figure
+from polyfed.report.curves import BANDS, metric_figure
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
 from polyfed.report.forest import Row, chart, said
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
@@ -291,8 +291,10 @@ def _figures(study: Study) -> list[Drawing]:
             how = "Too few seeds or samples for intervals."
         how += _missing(study, *first)
         figures.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
-    against = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
-    figures.append(("privacy", privacy_figure(study), "What does privacy cost?", against))
+    if any(label.startswith("epsilon-") for label in study.labels):
+        how = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
+        drawn = sibling("polyfed_privacy.cost", "the figure of privacy").privacy_figure(study)
+        figures.append(("privacy", drawn, "What does privacy cost?", how))
     figures += _of_probabilities(study)
     figures += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
@@ -382,7 +384,9 @@ def _data_figure(study: Study) -> list[Drawing]:
     columns, flagged = {n: a.sites for n, a in audit.items()}, {n: a.flagged for n, a in audit.items()}
     which = "Numbers: median, the middle half and the middle nine tenths; values: shares of rows. In orange: sites of "
     which += f"which the notes above say \u201c{CHECK.rstrip(': ')}\u201d."
-    drawn.append(("audit", distribution_figure(columns, flagged, across=2), "Columns that differ between sites", which))
+    if audit:
+        figure = sibling("polyfed_audit.figures", "the audit's figure").distribution_figure(columns, flagged, across=2)
+        drawn.append(("audit", figure, "Columns that differ between sites", which))
     return [Drawing(name, figure, title, text) for name, figure, title, text in drawn if figure is not None]
 
 

@@ -178,7 +178,7 @@ def _partial(study: Study, metric: Metric) -> str:
 def _further(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:
     """A metric other than the one that leads."""
     name = scale.metric.name
-    values = np.array([mean_of(study.levels(r, scale.metric)) for r in runs])
+    values = np.array([mean_of(study.verdicts.levels(r, scale.metric)) for r in runs])
     mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {f"{name}_mean": mean, f"{name}_std": std})
 
@@ -191,7 +191,7 @@ def _method(study: Study, label: str) -> Cell:
 
 
 def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
-    values = [mean_of(study.levels(r, study.metric)) for r in study.counted(label)]
+    values = [mean_of(study.verdicts.levels(r, study.metric)) for r in study.counted(label)]
     if not values:  # killed before it wrote its clients: take the last evaluation
         last = [
             r.summary.final[study.split].mean if study.split in r.summary.final else math.nan for r in study.of(label)
@@ -205,7 +205,7 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
 
 
 def _worst(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:
-    values = [worst(v, study.metric) for r in runs if (v := study.levels(r, study.metric))]
+    values = [worst(v, study.metric) for r in runs if (v := study.verdicts.levels(r, study.metric))]
     mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
 

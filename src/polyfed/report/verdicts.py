@@ -102,6 +102,11 @@ class Verdicts:
                 )
         return grids
 
+    def levels(self, run: Numbers, metric: Metric) -> list[float]:
+        """A run's scores, of the clients that count and have one; for one that is best near a value, the distance."""
+        scores = [v for n, v in run.values(metric=metric.name).items() if n in self.study.bearing and math.isfinite(v)]
+        return scores if metric.sign else [abs(v - metric.aim) for v in scores]
+
     @cached_property
     def merits(self) -> dict[str, Grid]:
         """`grids` with values of which more is better, whatever the metric."""
@@ -211,11 +216,11 @@ class Verdicts:
     def _over(self, sites: Mapping[str, Evidence], d: np.ndarray, weights: Sequence[int]) -> Evidence:
         """Evidence on the mean over clients of gains d [seeds, clients], by weights [clients]."""
         w = np.array(weights, dtype=float) * np.isfinite(d)  # [seeds, clients]
-        rows, there = w.any(1), w.any(0)
+        rows, there = w.any(1), w.max(0, initial=0.0)
         if not rows.any():
             return Evidence(Spread(np.empty(0)), None)
         means = (w * np.nan_to_num(d)).sum(1)[rows] / w.sum(1)[rows]
-        return together([e for e, k in zip(sites.values(), there.tolist(), strict=True) if k], means, w.max(0)[there])
+        return together([e for e, k in zip(sites.values(), there, strict=True) if k], means, there[there > 0])
 
     def _site(self, name: str, label: str, reference: str) -> Evidence:
         return self.evidence(label, reference)[0][name]
@@ -416,11 +421,6 @@ class Study:
         """{client that the mean leaves out: (its tested samples, how many samples in all would test ten)}."""
         left = {n: k for n, k in self.tested.items() if n not in self.bearing and k > 0}
         return {n: (k, math.ceil(LEAST * self.verdicts.shares[n][1] / k)) for n, k in left.items()}
-
-    def levels(self, run: Numbers, metric: Metric) -> list[float]:
-        """A run's scores, of the clients that count and have one; for one that is best near a value, the distance."""
-        scores = [v for n, v in run.values(metric=metric.name).items() if n in self.bearing and math.isfinite(v)]
-        return scores if metric.sign else [abs(v - metric.aim) for v in scores]
 
     @cached_property
     def redrawn(self) -> bool:
