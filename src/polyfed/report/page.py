@@ -114,7 +114,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
         ("Methods", table(compare_table(study), "methods")),
         ("Figures", f'<div class="figures">{figures}</div>{"" if beside else FILES}' if figures else ""),
         ("Costs", table(cost_table(study), "costs")),
-        ("The data", f'<div class="figures"><div>{table(_data(study), "data")}</div>{data}</div>'),
+        ("The data", f'<div class="beside facts">{table(_data(study), "data")}{data}</div>'),
         ("Privacy", _privacy(study)),
         ("Settings", _settings(study)),
     ]
