@@ -219,9 +219,9 @@ class Said(NamedTuple):
         return self
 
     def line(self, status: int | tuple[int, ...], *facts: str) -> None:
-        """It has failed with this status, or one of these, and with a line that holds the facts."""
+        """It has failed with this status, or one of these, and with a line, or a list, that holds the facts."""
         assert self.status in (status if isinstance(status, tuple) else (status,)), self
-        assert self.err.count("\n") == 1, self.err
+        assert sum(not line.startswith("  - ") for line in self.err.splitlines()) == 1, self.err
         assert all(fact in self.err for fact in facts), self.err
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from polyfed.base.errors import ConfigError, DataError, closest
+from polyfed.base.errors import ConfigError, DataError, Faults, closest
 from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
 from polyfed.cli.late import late
@@ -20,7 +20,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.repairs import read
 from polyfed.data.tables import ROWS, Table, check_sites
 from polyfed.face import Run
-from polyfed.runs.config import Where, read_table
+from polyfed.runs.config import Where, merge, read_table, read_toml, table_of
 from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
 from polyfed_clinical.commands import Regress
@@ -29,7 +29,18 @@ from polyfed_clinical.summary import ClinicalFit
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 # settings of [columns] that a regression has, and those of them that change what cells are
-DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels", "encoding", "site", "limits", "missing-target")
+DESCRIBED = (
+    "drop",
+    "numbers",
+    "categories",
+    "gaps",
+    "labels",
+    "categories",
+    "encoding",
+    "site",
+    "limits",
+    "missing-target",
+)
 READING = ("encoding", "site", "limits", "missing-target", "gaps")
 
 
@@ -53,8 +64,11 @@ def regress(o: Regress) -> None:
 
 def _fitted(o: Regress) -> ClinicalFit:
     """The regression that the options ask for, of a folder of files or of a named data set."""
-    data, model, typed = o.data, o.model, collect(o)
+    data, typed = o.data, collect(o)
     given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
+    if data.endswith(".toml"):
+        data, typed, given = _of_file(Path(data), typed, given)
+    model = o.model or ("cox" if o.data.endswith(".toml") and given["time"] is not None else "logistic")
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
     if o.ties is not None and model != "cox":
@@ -86,6 +100,25 @@ def _fitted(o: Regress) -> ClinicalFit:
         which = next((name for name, value in options.items() if value), takes[0])
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     return fit(federation(data, dealt), model, missing=missing, **how)
+
+
+def _of_file(
+    file: Path, typed: Mapping[str, Any], given: Mapping[str, str | None]
+) -> tuple[str, dict[str, Any], dict[str, str | None]]:
+    """(data, settings, outcome) of an experiment file, below what is typed: how its rows are read, and no training."""
+    table = read_toml(file)
+    where = Where(file, table, {})
+    read_table(Columns, columns := table_of(table.get("columns", {}), "columns", where), where)
+    named = table_of(table.get("data", {}), "data", where)
+    if not isinstance(named.get("name"), str):
+        raise ConfigError(f"{file}: data.name: missing; regress needs the folder of the sites' files")
+    apart = [columns[key] for key in ("group", "weights") if key in columns]
+    outcome = {key: columns.get(key) for key in ("target", "time", "event")} if not any(given.values()) else {}
+    both = merge({key: value for key, value in columns.items() if key in DESCRIBED}, typed.get("columns", {}))
+    both["drop"] = [*both.get("drop", []), *apart]
+    dealt = {key: named[key] for key in ("dir", "partition", "clients") if key in named} | typed.get("data", {})
+    tables = {"columns": both} | ({"data": dealt} if dealt else {})
+    return named["name"], {**typed, **tables}, {**given, **outcome}
 
 
 def _one_of(option: str, value: str | None, choices: Sequence[str]) -> str | None:
@@ -185,7 +218,7 @@ def tables(
         table = surveyed()
     table.advice = "--missing complete leaves such rows out"
     if problems := table.problems():
-        raise DataError(f"{folder}: {'; '.join(problems)}")
+        raise Faults(str(folder), problems)
     each = zip(sheets, table.targets(), strict=True)
     sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in each]
     about = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"

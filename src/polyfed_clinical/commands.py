@@ -17,8 +17,10 @@ class Regress(Experiment, takes=TAKES, module="command"):
     polyfed regress hospitals/ --target died --missing complete --per age=10 --spline bmi=4 --cluster patient[/dim]
     """
 
-    data: str = argument("A folder of CSV or npz files, a data set, or the folder of a run.")
-    model: str = option("logistic, poisson, linear or cox (stratified by site).", "logistic")
+    data: str = argument(
+        "A folder of CSV or npz files, an experiment file (.toml), a data set, or the folder of a run."
+    )
+    model: str | None = option("logistic (default), poisson, linear or cox (stratified by site).")
     target: str | None = option("Target column of CSV files; else the last.", None, "COLUMN")
     exposure: str | None = option("Column of exposures, for poisson.", None, "COLUMN")
     time: str | None = option("Column of times, for cox.", None, "COLUMN")

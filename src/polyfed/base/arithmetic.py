@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from polyfed.base.errors import ConfigError
+from polyfed.base.plugins import sibling
 from polyfed.base.text import nfc
-from polyfed.base.units import change
 from polyfed.base.values import shown
 
 SIGNS: dict[type, Any] = {
@@ -57,12 +57,18 @@ def arithmetic(text: str, column: str = "") -> Formula:
 
     Raises ConfigError, in one line, for anything else.
     """
-    units = change(text, column)
-    read = _Syntax(text if units is None else str(units), ARITHMETIC, column)
+    read = _Syntax(plain(text, column), ARITHMETIC, column)
     value = read.number(read.tree)
     if not read.names:
         raise read.wrong
     return Formula(text, tuple(read.names), value)
+
+
+def plain(text: str, column: str) -> str:
+    """A change of units as arithmetic of x; other arithmetic as it is."""
+    if "->" not in text and "→" not in text:
+        return text
+    return str(sibling("polyfed_audit.changes", f"units: {shown(text)}").change(text, column))
 
 
 def condition(text: str) -> Formula:
@@ -157,8 +163,8 @@ def affine(text: str, column: str = "") -> bool:
     """True for arithmetic that is a x + b of few constants: a change of units, which no value is singled out by."""
     from numpy.polynomial import Polynomial  # slow to import
 
-    formula, units = arithmetic(text, column), change(text, column)
-    tree = _Syntax(text if units is None else str(units), ARITHMETIC, column).tree
+    formula = arithmetic(text, column)
+    tree = _Syntax(plain(text, column), ARITHMETIC, column).tree
     numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     if formula.names != (OWN,) or len(numbers) > FEW:
         return False

@@ -1,6 +1,7 @@
 """Errors that a user can act on, in one line: what, where, what was found and what was expected."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class PolyfedError(Exception):
@@ -30,6 +31,26 @@ class DataError(PolyfedError):
         super().__init__(line)
         if column:
             self.outside = f"{self.outside}, column {column!r}"
+
+
+class Fault(str):
+    """One line on what stands in the way, and what in the table [columns] would mend it."""
+
+    repair: Mapping[str, Any]
+
+    def __new__(cls, line: str, repair: Mapping[str, Any] | None = None) -> "Fault":
+        fault = super().__new__(cls, line)
+        fault.repair = repair or {}
+        return fault
+
+
+class Faults(DataError):
+    """All that stands in the way of using some files; a terminal shows it as a list."""
+
+    def __init__(self, where: str, faults: Sequence[str]):
+        self.where, self.faults = where, faults
+        alone = all(fault.startswith(where) for fault in faults)
+        super().__init__(f"{'' if alone else f'{where}: '}{'; '.join(faults)}")
 
 
 class ModelError(PolyfedError):

@@ -1,5 +1,7 @@
 """One column at one site in counts and quantiles: what a site says to the audit, a folder keeps and a report draws."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -60,9 +62,33 @@ class Flag(NamedTuple):
     site: str
     column: str | None
     text: str
+    repair: Mapping[str, Any] = MappingProxyType({})  # what would go into the table [columns]
 
     def __str__(self) -> str:
-        return f"{self.site}: {self.text}"
+        """The finding, and its repair as an experiment file has it."""
+        return pasted(f"{self.site}: {self.text}", self.repair)
+
+
+def pasted(text: str, repair: Mapping[str, Any]) -> str:
+    """A finding, and its repair as an experiment file has it."""
+    lines = [f"{key} = {toml(value)}" for key, value in repair.items() if key != "site"]
+    for site, columns in repair.get("site", {}).items():
+        listed = ", ".join(f"{toml_key(key)} = {toml(value)}" for key, value in columns.items())
+        lines.append(f"[columns.site.{toml_key(site)}] {listed}")
+    between = "" if not lines else " " if text.endswith("?") else "; "
+    return f"{text}{between}{'; '.join(lines)}"
+
+
+def toml_key(name: str) -> str:
+    """A key as TOML has it."""
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def toml(value: Any) -> str:
+    """A text, a list or a table in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{toml_key(k)} = {toml(v)}' for k, v in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 class Audit(NamedTuple):

@@ -25,7 +25,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_games": ("coalitions",),
     "polyfed_members": ("admit", "leave"),
     "polyfed_privacy": ("privacy", "audit"),
-    "polyfed_audit": (),
+    "polyfed_audit": ("data repair",),
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_ray": (),
     "polyfed_estimators": (),

@@ -21,7 +21,7 @@ import typer
 
 from polyfed import __version__
 from polyfed.base import plugins
-from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.errors import ConfigError, Faults, PolyfedError, closest, printable
 from polyfed.cli import commands, portable
 from polyfed.cli.options import Command, callback, word
 from polyfed.runs import stop
@@ -146,6 +146,10 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         userfile = sys.modules.get("polyfed.runs.userfile")  # without it there are no mistakes of the user's own
         if userfile and (mistake := userfile.blamed(e)) is not None:
             return _say(str(mistake), 1)
+        if isinstance(e, Faults) and len(e.faults) > 1:
+            listed = "".join(f"\n  - {printable(fault)}" for fault in e.faults)
+            print(f"polyfed: {printable(e.where)}: {len(e.faults)} faults{listed}", file=sys.stderr)
+            return 1
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         return _say(

@@ -7,7 +7,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from polyfed import report
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, Fault, Faults
 from polyfed.base.part import CHECK
 from polyfed.base.plugins import sibling
 from polyfed.cli.commands import DataInspect, DataList
@@ -15,12 +15,11 @@ from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
-from polyfed.data.csv_files import survey
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.readers import files_of
-from polyfed.data.repairs import read
-from polyfed.data.tables import Table
+from polyfed.data.repairs import read_all
+from polyfed.data.tables import Table, surveyed
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.numbers import described
@@ -51,10 +50,13 @@ def data_inspect(o: DataInspect) -> None:
     if out is not None:
         spare(out, Path(experiment.data.name))
     parts = Parts(experiment)
-    if (table := tables_of(experiment)) is not None:
+    table, faults = tables_of(experiment)
+    if table is not None:
         stdout.print(columns_of(table), "", *([sites_of(table), ""] if 1 < len(table.sheets) <= SITES else []))
         for flag in table.audit.flags:
             stdout.print(Text(f"! {flag}", "red"), soft_wrap=True)
+    if faults:
+        raise Faults(experiment.data.name, faults)
     fed = parts.federation(experiment.seeds[0])
     say(_headline(fed))
     stdout.print(table_of(fed))
@@ -71,16 +73,16 @@ def data_inspect(o: DataInspect) -> None:
             say(f"picture: {report.save(drawn, out.with_stem(f'{out.stem}-columns'))}")
 
 
-def tables_of(experiment: Experiment) -> Table | None:
-    """The CSV files of an experiment on a folder of them, read but not judged."""
+def tables_of(experiment: Experiment) -> tuple[Table | None, list[Fault]]:
+    """The CSV files of an experiment on a folder of them, and all that stands in the way of using them."""
     place = Path(experiment.data.name)
     if LOADERS.knows(experiment.data.name) or not place.exists():
-        return None
+        return None, []
     paths = files_of(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):
-        return None
-    sheets = [read(path, experiment.columns) for path in paths]
-    return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
+        return None, []
+    sheets, faults = read_all(paths, experiment.columns)
+    return surveyed(sheets, experiment.columns, faults)
 
 
 def columns_of(table: Table) -> Grid:

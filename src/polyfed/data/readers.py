@@ -35,6 +35,14 @@ APPLE = b"\x00\x05\x16\x07"  # first bytes of a ._file
 HEAD = 100  # rows that tell a header from a row of data
 
 
+class NotUTF8(DataError):
+    """A text file in another encoding, `guess` or another one."""
+
+    def __init__(self, line: str, raw: bytes):
+        super().__init__(line)
+        self.guess = "utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "cp1252"
+
+
 def read_bytes(path: str | Path) -> bytes:
     """The content of a file, unzipped if it begins as gzip. Raises DataError for a zip bomb, too."""
     try:
@@ -204,7 +212,7 @@ def _decoded(path: str | Path, encoding: str | None) -> str:
             raise DataError(f"{path}: {EXPECTED}") from None
         if encoding is None:
             then = "save it as one (in Excel: CSV UTF-8), or name its encoding, as in --encoding cp1252"
-            raise DataError(f"{path}: not a text file in UTF-8; {then}") from None
+            raise NotUTF8(f"{path}: not a text file in UTF-8; {then}", raw) from None
     try:
         return raw.removeprefix(codecs.BOM_UTF8).decode(encoding).removeprefix("\ufeff")
     except UnicodeError:

@@ -13,11 +13,12 @@ import numpy as np
 
 from polyfed.base.arithmetic import OWN, Formula, arithmetic, condition
 from polyfed.base.columns import DROP_ROWS, ENCODING, MISSING, RENAME, Columns, Repairs, together
-from polyfed.base.errors import DataError
+from polyfed.base.errors import DataError, Fault
+from polyfed.base.part import pasted
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
 from polyfed.data.csv_files import IMAGE, LABEL, LIMIT, Sheet, Texts, canonical, cell
-from polyfed.data.readers import number, pictures, read_cells
+from polyfed.data.readers import NotUTF8, number, pictures, read_cells
 
 WHOLE = (ENCODING, RENAME, MISSING, DROP_ROWS)  # repairs that are of no one column
 
@@ -36,6 +37,26 @@ def read(
     header, lines, cells, delimiter = read_cells(path, ",;\t", encoding, columns.image)
     sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter, least=least)
     return targeted(repaired(sheet, columns.site, name, columns.limits, columns.gaps), columns)
+
+
+def read_all(paths: Sequence[Path], columns: Columns) -> tuple[list[Sheet], list[Fault]]:
+    """The files that can be read, and what is wrong with the others; an encoding is guessed, to find what else is."""
+    sheets, faults = list[Sheet](), list[Fault]()
+    for path in paths:
+        how = columns
+        while True:
+            try:
+                sheets.append(read(path, how))
+                break
+            except NotUTF8 as e:
+                name, encoding = nfc(path.stem), {ENCODING: e.guess}
+                repair = {"site": {name: encoding}}
+                faults.append(Fault(pasted(str(e), repair), repair))
+                how = replace(columns, site={**columns.site, name: {**columns.site.get(name, {}), **encoding}})
+            except DataError as e:
+                faults.append(Fault(str(e)))
+                break
+    return sheets, faults
 
 
 def _pictures(folder: Path) -> Sheet:

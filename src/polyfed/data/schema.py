@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfed.base.columns import ARRAYS, CLASSES, NEXT, Columns, for_site
-from polyfed.base.errors import DataError, closest
+from polyfed.base.errors import DataError, Faults, closest
 from polyfed.compute.split import Split
 from polyfed.data import moments, readers
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places
@@ -289,7 +289,7 @@ def _table(schemas: Mapping[str, Csv], columns: Columns) -> Settled:
     sheets: list[Sheet] = []
     for site, s in schemas.items():
         names = [c for c in (s.columns if columns.raw is None else s.used) if c not in columns.apart]
-        sheets.append(Sheet(f"site {site!r}", [], {name: [] for name in names}))
+        sheets.append(Sheet(f"site {site!r}", [], {name: [] for name in names}, client=site))
     if columns.target is None and columns.task != NEXT:
         first, target = next((site, s.target) for site, s in schemas.items())
         for site, s in schemas.items():
@@ -312,7 +312,7 @@ def _table(schemas: Mapping[str, Csv], columns: Columns) -> Settled:
     if silent := _silent(table, parts):
         raise DataError(silent[0])
     if problems := table.problems():
-        raise DataError("; ".join(problems))
+        raise Faults("the sites' files", problems)
     settled, _ = table.settled({"all sites": _values(table)})
     prepared, weighted = settled.preparation, any(s.weighted for s in schemas.values())
     assert prepared is not None

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from polyfed.base.arguments import checked
-from polyfed.base.columns import CLASSES, DEFAULTS, EVERY, NEXT, Columns
-from polyfed.base.errors import ConfigError, DataError, closest, few
-from polyfed.base.part import CHECK, Audit
+from polyfed.base.arithmetic import word
+from polyfed.base.columns import CLASSES, DEFAULTS, DROP_ROWS, EVERY, NEXT, Columns
+from polyfed.base.errors import ConfigError, DataError, Fault, Faults, closest, few
+from polyfed.base.part import CHECK, Audit, pasted
 from polyfed.base.plugins import sibling
 from polyfed.base.text import nfc
 from polyfed.data.csv_files import USABLE, Column, Sheet, declared, sheet_of, survey
@@ -21,7 +22,7 @@ from polyfed.data.federation import AIM, READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation, Settled
 from polyfed.data.prepare import POOLED
 from polyfed.data.raw import Text, raw_of
-from polyfed.data.repairs import read, repaired, targeted
+from polyfed.data.repairs import read_all, repaired, targeted
 
 ROWS = "another value in every row, so it numbers or names the rows (columns.numbers or categories takes it in)"
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
@@ -34,19 +35,34 @@ NAMING = (
 
 def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
     """The files as a data set that `partition` prepares; a `single` file is of no client in particular."""
-    return dataset_of([read(path, columns) for path in paths], columns, single)
+    sheets, faults = read_all(paths, columns)
+    return judged(sheets, columns, faults, str(paths[0].parent if len(paths) > 1 else paths[0])).dataset(single)
 
 
-def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Dataset:
-    """The sites' rows as a data set, as for `load_tables`."""
-    for sheet in sheets:
-        if not sheet.lines:
-            raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
-    surveyed = survey(sheets, columns)
-    table = Table(sheets, surveyed, columns)
-    if problems := table.problems():
-        raise DataError(f"{table.where}: {'; '.join(problems)}")
-    return table.dataset(single)
+def judged(sheets: Sequence[Sheet], columns: Columns, faults: Sequence[Fault] = (), where: str = "") -> "Table":
+    """The table of some sheets. Raises Faults for all that stands in its way, `faults` of reading them among it."""
+    table, found = surveyed(sheets, columns, faults)
+    if found or table is None:
+        raise Faults(where if table is None else table.where, found)
+    return table
+
+
+def surveyed(
+    sheets: Sequence[Sheet], columns: Columns, faults: Sequence[Fault] = ()
+) -> tuple["Table | None", list[Fault]]:
+    """The table of those sheets that have rows, if any, and all that stands in its way, by file."""
+    empty = "found a header and no rows, so {!r} has no training samples"
+    faults = [*faults, *(Fault(f"{s.where}: {empty.format(s.name)}") for s in sheets if not s.lines)]
+    there, table = [sheet for sheet in sheets if sheet.lines], None
+    try:
+        table = Table(there, survey(there, columns), columns) if there else None
+    except DataError:
+        if not faults:  # else a column may be in a file that cannot be read
+            raise
+    found, names = [*faults, *(table.problems() if table else ())], [Path(s.where).name for s in sheets]
+    files = [fault.partition(": ")[0] for fault in found]
+    place = [next((k for k, name in enumerate(names) if name in file), len(names)) for file in files]
+    return table, [found[k] for k in sorted(range(len(found)), key=place.__getitem__)]
 
 
 def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
@@ -89,7 +105,7 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
         sheet = sheet_of(frame, f"client {name!r}", name, columns.drop, columns.image)
         whole = repaired(sheet, columns.site, name, columns.limits, columns.gaps)
         sheets.append(targeted(whole, columns))
-    data = dataset_of(sheets, columns, single=False)
+    data = judged(sheets, columns).dataset(single=False)
     return replace(data, name="frames", group_names=who).partition(**options)
 
 
@@ -169,8 +185,8 @@ class Table:
             return f"{len(column.values)} inputs, one per value{gap}"
         return f"input{gap}"
 
-    def problems(self) -> list[str]:
-        """List what stands in the way, a part of a line each."""
+    def problems(self) -> list[Fault]:
+        """List what stands in the way, a line each, and what would mend it."""
         lines = [line for name in self.outcome for line in self._of_target(self.survey[name])]
         lines += [line for c in self.inputs for line in self._of_input(c)]
         if drop := [c.name for c in self.inputs if c.kind not in USABLE]:
@@ -178,15 +194,18 @@ class Table:
             lines.append(f"leave columns out with drop = [{listed}] in [columns], or --drop {','.join(drop)}")
         if not self.inputs and self.columns.raw is None:
             lines.append("found no column to learn from, expected one or more beside the target")
-        return lines
+        return [line if isinstance(line, Fault) else Fault(line) for line in lines]
+
+    def _lacking(self, c: Column, role: str = "") -> Iterator[str]:
+        """Sites without a column; whether they have it under another name, a package beside the core says."""
+        try:
+            yield from sibling("polyfed_audit.names", "names of columns:").lacking(self, c, role)
+        except ConfigError:
+            yield from (sheet.lacks(c.name, role) for sheet in c.lacking)
 
     def _of_input(self, c: Column) -> Iterator[str]:
         if c.lacking:
-            has = next(s for s in self.sheets if c.name in s.columns)
-            files = ", ".join(Path(s.where).name for s in c.lacking)
-            then = "add it there (empty cells are gaps), or drop it"
-            near = closest(c.name, c.lacking[0].columns)
-            yield f"{files}: no column {c.name!r}{near}, which {Path(has.where).name} has; {then}"
+            yield from self._lacking(c)
         if c.kind not in USABLE:
             held, semicolon, then = c.hint.partition(";")
             yield f"column {c.name!r} holds {held}{_odd(c)}{semicolon and ','}{then}"
@@ -200,24 +219,25 @@ class Table:
         if task == NEXT and not c.lacking:  # a text of no token is found where it is read
             return
         if c.lacking:
-            yield from (sheet.lacks(c.name, ", the target") for sheet in c.lacking)
+            yield from self._lacking(c, ", the target")
         elif c.gap:
             where, cell = c.gap
             line = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
             then = (
                 ', as missing-target = "drop" does)' if self.columns.outcome else "); name another column with --target"
             )
-            yield f"{line}{then}"
+            yield Fault(f"{line}{then}", {"missing-target": "drop"} if self.columns.outcome else None)
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
                 if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
                     cell = sheet.columns[c.name][wrong[0]]
                     near = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
                     yield f"{sheet.at(wrong[0], c.name)}: found {cell[:40]!r}{near}"
-                    return
         elif task in ("regression", "survival") and c.odd is not None:
             expected = EVENT if c.name == self.columns.event else "a number"
             yield f"{c.odd[0]}: found {c.odd[1]!r}, expected {expected}"
+        elif task == "survival":
+            yield from self._impossible(c)
         elif task == "binary" and len(c.values) != 2:
             yield f"target {c.name!r}: found {len(c.values)} different values ({c.shown}), expected two"
         elif c.kind == "constant" and task in ("auto", *CLASSES) and (c.range is None or c.whole):
@@ -228,6 +248,20 @@ class Table:
         elif (classes := self.labels) is not None and self.columns.classes not in (None, len(classes)):
             expected = f"{self.columns.classes}, as columns.classes says"
             yield f"target {c.name!r}: found {len(classes)} classes ({c.shown}), expected {expected}"
+
+    def _impossible(self, c: Column) -> Iterator[Fault]:
+        """Times below 0, and events that are not 0 or 1, by site."""
+        event = c.name == self.columns.event
+        for sheet in self.sheets:
+            values = sheet.numbers(c.name)
+            wrong = ~np.isin(values, (0, 1)) if event else values < 0
+            if wrong.any():
+                row, rows = int(wrong.argmax()), f"{wrong.sum()} of {len(values)} rows"
+                how: dict[str, Any] = {c.name: {"1": "0", "2": "1"}} if event else {DROP_ROWS: f"{word(c.name)} < 0"}
+                repair = {"site": {sheet.name: how}} if not event or np.isin(values, (1, 2)).all() else {}
+                expected = EVENT if event else "a time of 0 or more"
+                line = f"{sheet.at(row, c.name)}: found {values[row]:g}, expected {expected} ({rows})"
+                yield Fault(pasted(line, repair), repair)
 
     @property
     def labels(self) -> list[str] | None:
@@ -331,13 +365,6 @@ class Table:
         time, event = sheet.numbers(self.columns.time), sheet.numbers(self.columns.event)
         if self.columns.labels is not None:
             event = sheet.positions(self.columns.event, self.columns.labels).astype(np.float64)
-        for values, name, wrong, expected in (
-            (time, self.columns.time, time < 0, "a time of 0 or more"),
-            (event, self.columns.event, ~np.isin(event, (0, 1)), EVENT),
-        ):
-            if wrong.any():
-                row = int(np.flatnonzero(wrong)[0])
-                raise DataError(f"{sheet.at(row, name)}: found {values[row]:g}, expected {expected}")
         return np.stack([time, event], 1)
 
     def notes(self, prepared: Preparation, classes: int | None) -> tuple[str, ...]:

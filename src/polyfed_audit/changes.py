@@ -63,14 +63,14 @@ class Change(NamedTuple):
         return f"x * {self.scale!r}" + (f" + {self.shift!r}" if self.shift else "")
 
 
-def change(text: str, column: str) -> Change | None:
-    """The change that a repair of a column names, as "mg/dl -> mmol/l"; None where it has no arrow.
+def change(text: str, column: str) -> Change:
+    """The change that a repair of a column names, as "mg/dl -> mmol/l".
 
     Raises ConfigError for a unit that is not known, for two that measure different things, and for a mass and an amount
     of a substance that is not known.
     """
     if (match := ARROW.fullmatch(nfc(text).strip())) is None:
-        return None
+        raise ConfigError(f"found {shown(text)}, expected two units, such as lb -> kg")
     before, after, substance = match.groups()
     (kind, *a), (other, *b) = _unit(before), _unit(after)
     if {kind, other} == {"share", "amount/amount"} and "a1c" in (substance or column).casefold():
