@@ -139,7 +139,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             rows = [-1.4] * (len(names) > 1)  # of the mean, a diamond
             tint = {1: GREEN, -1: VERMILLION}.get(overall.sign or 0, INK)
             ends = [[scale.factor * x] * len(rows) for x in (overall.low, overall.high, overall.mean)]
-            axes.hlines(rows, *ends[:2], color=tint, linewidth=1.8, zorder=2)
+            axes.hlines(rows, ends[0], ends[1], color=tint, linewidth=1.8, zorder=2)
             axes.scatter(ends[2], rows, marker="D", s=34, color=tint, zorder=3)
             hover(axes, ends[2], rows, [f"mean over clients: {said(overall, scale)}"] * len(rows))
             cut = ((left, "<", spans & (low < left)), (right, ">", spans & (high > right)))
