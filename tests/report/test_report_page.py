@@ -302,6 +302,7 @@ def test_no_interval_is_cut_without_an_arrow_and_that_of_the_mean_never(tmp_path
     for k in range(60):
         n, half = int(rng.integers(1, 9)), 10.0 ** rng.uniform(-3, 0 if k % 2 else -1.5, 9)
         gains = [Interval(m, m - h, m + h, 3) for m, h in zip(rng.normal(0, 0.02, n), half, strict=False)]
+        gains.append(Interval(0.9, 0.8, 1.0, 3, clear=True))  # all of it may lie beyond the axis
         mean = Interval(0.01, 0.01 - 20 * half[-1], 0.01 + half[-1], 3)
         left, right = forest.limits(gains, [mean])
         assert left < mean.low < mean.high < right

@@ -141,13 +141,13 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             ends = [[scale.factor * x] * len(rows) for x in (overall.low, overall.high, overall.mean)]
             axes.hlines(rows, ends[0], ends[1], color=tint, linewidth=1.8, zorder=2)
             axes.scatter(ends[2], rows, marker="D", s=34, color=tint, zorder=3)
-            hover(axes, ends[2], rows, [f"mean over clients: {said(overall, scale)}"] * len(rows))
+            hover(axes, ends[2], rows, [f"mean over {study.whom}: {said(overall, scale)}"] * len(rows))
             cut = ((left, "<", spans & (low < left)), (right, ">", spans & (high > right)))
             for end, arrow, beyond in cut:
                 axes.plot(np.full(beyond.sum(), end), place[beyond], arrow, color=QUIET, markersize=5, clip_on=False)
             if any(beyond.any() for *_, beyond in cut):
                 text += "\nan arrow: the interval goes on"
-            axes.set_yticks(np.r_[rows, place], [*(["mean over clients"] * len(rows)), *map(short, names)])
+            axes.set_yticks(np.r_[rows, place], [*([f"mean over {study.whom}"] * len(rows)), *map(short, names)])
             axes.set_ylim(min(rows, default=0) - 0.7, len(names) - 0.3)
             verdicts = axes.secondary_yaxis("right")  # beside each interval
             verdicts.set_yticks(np.r_[rows, place], [overall.word] * len(rows) + [gains[n].word for n in names])

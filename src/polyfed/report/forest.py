@@ -43,7 +43,7 @@ def limits(gains: Sequence[Interval], whole: Sequence[Interval] = ()) -> tuple[f
     ends = [(g.low, g.high) if g.known else (g.mean, g.mean) for g in gains if math.isfinite(g.mean)]
     kept = [x for g in whole for x in (g.mean, g.low, g.high) if math.isfinite(x)]
     reach = CUT * float(np.median([max(map(abs, pair)) for pair in ends] or [0.0]))
-    reach = max([reach, *map(abs, kept), *(abs(g.mean) for g in gains if math.isfinite(g.mean)), 1e-12])
+    reach = max([reach, *map(abs, kept), 1e-12])
     low, high = (f([0.0, *kept, *(x for pair in ends for x in pair)]) for f in (min, max))
     low, high = max(low, -reach), min(high, reach)
     pad = 0.04 * (high - low or 1.0)
@@ -65,12 +65,13 @@ def chart(rows: Sequence[Row], scale: words.Scale, axis: str, ends: tuple[float,
         g, bar = r.gain, ""
         if math.isfinite(g.mean):
             low, high = (g.low, g.high) if g.known else (g.mean, g.mean)
-            bar = f'<line class="bar" x1="{at(max(low, left))}" x2="{at(min(high, right))}" y1="50%" y2="50%"/>'
+            one, two = (at(min(max(x, left), right)) for x in (low, high))
+            bar = f'<line class="bar" x1="{one}" x2="{two}" y1="50%" y2="50%"/>'
             for beyond, end, tip in ((low < left, left, "M-5 0 4-5V5z"), (high > right, right, "M5 0-4-5V5z")):
                 cut |= beyond
                 bar += f'<svg x="{at(end)}" y="50%"><path class="cut" d="{tip}"/></svg>' if beyond else ""
             shape = '<path d="M-6 0 0-6 6 0 0 6z"/>' if r.whole else '<circle r="4.5"/>'
-            bar += f'<svg x="{at(min(max(g.mean, left), right))}" y="50%">{shape}</svg>'
+            bar += f'<svg x="{at(g.mean)}" y="50%">{shape}</svg>' if left <= g.mean <= right else ""
         lines.append(
             f'<li class="{r.mark}{" whole" * r.whole}"><b>{escape(r.name)}</b><span>{escape(r.word)}</span>'
             f'<svg aria-hidden="true">{grid}{bar}</svg><i>{escape(r.text)}</i></li>'

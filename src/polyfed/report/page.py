@@ -193,9 +193,11 @@ def sites(study: Study, ends: tuple[float, float] | None = None, order: Sequence
     if not clients or first is None:
         return ""
     none, scale, mean = Interval(math.nan, math.nan, math.nan, 0), words.Scale(study.metric), study.verdicts.mean
-    rows = [Row(x.name, x.verdict, x.gain or none, x.text) for x in clients]
+    rows = [
+        Row(x.name, x.verdict, x.gain or none, x.text + "; not in the mean" * (x.name in study.needs)) for x in clients
+    ]
     gain = mean.gains[first[0]]
-    rows.append(Row("mean over clients", gain.word, gain, said(gain, scale), whole=True))
+    rows.append(Row(f"mean over {study.whom}", gain.word, gain, said(gain, scale), whole=True))
     return chart(rows, scale, f"{scale.gained(study.split)}, positive: better than {first[1]}", ends)
 
 
