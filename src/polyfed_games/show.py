@@ -215,7 +215,7 @@ def figure(gains: Gains) -> Figure:
     scale, m, n = words.Scale(gains.metric), gains.matrix.to_numpy(float), len(gains.names)
     most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
     clear = {(r["client"], r["from"]): r["clear"] for r in gains.help.to_dict("records")}
-    colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP])
+    colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP], N=257)  # zero is in the middle
     with styled():
         picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
         told = np.array([[clear.get((i, j), False) for j in gains.names] for i in gains.names], dtype=bool)

@@ -32,7 +32,7 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
     clear = pd.read_csv(tmp_path / "c/coalitions-help.csv").clear
     (cells, *bar) = Coalitions.open(tmp_path / "c").figure().axes
     shown = cells.images[0].to_rgba(cells.images[0].get_array())
-    coloured = np.ptp(shown[..., :3].astype(float), axis=2) > 0.02
+    coloured = np.ptp(shown[..., :3].astype(float), axis=2) > 0.03
     assert (coloured.sum(), bool(bar)) == (clear.sum(), clear.any()), "a matrix with no clear cell is grey"
     assert all(word in page for word in ("Who helps whom", "What each client should do", "<svg", names[0]))
     assert len(json.loads(saved)["help"]) == before.count("\n") - 1 == 6
