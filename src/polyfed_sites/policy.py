@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 import numpy as np
 import torch
 
-from polyfed.base.arithmetic import affine, arithmetic
-from polyfed.base.columns import DROP_ROWS, ENCODING, read_by, together
+from polyfed.base.arithmetic import OWN, affine, arithmetic, condition
+from polyfed.base.columns import DROP_ROWS, ENCODING, RENAME, Repairs, conditions, together
 from polyfed.base.errors import Forbidden
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, setting
@@ -188,7 +188,7 @@ class Policy(Table):
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
         repairs = together(c.site, about.site)
-        named = [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories, *read_by(repairs)]
+        named = [*c.outcome, c.weights, c.raw, *c.numbers, *c.categories, *_read_by(repairs)]
         self.among("columns", named, "the column")
         self.counts(rarest)
         for name, how in repairs.items():
@@ -274,6 +274,17 @@ class Policy(Table):
     def words(self) -> str:
         """The settings in one line, for the operator's text."""
         return ", ".join(f"{key} {_said(value)}" for key, value in self.dump().items())
+
+
+def _read_by(repairs: Repairs) -> set[str]:
+    """The columns of a file that its repairs read beside those that they repair."""
+    formulas = [
+        arithmetic(how, name)
+        for name, how in repairs.items()
+        if isinstance(how, str) and name not in (ENCODING, DROP_ROWS)
+    ]
+    formulas += [condition(text) for text in conditions(repairs.get(DROP_ROWS, ()))]
+    return {*repairs.get(RENAME, ()), *(name for f in formulas for name in f.names)} - {OWN}
 
 
 def _said(value: Any) -> str:

@@ -15,6 +15,7 @@ from polyfed.data.csv_files import sheet_of
 from polyfed.data.preparation import Preparation
 from polyfed.data.prepare import Cut
 from polyfed.data.repairs import repaired
+from polyfed.data.schema import File
 from polyfed.runs.numbers import clustered
 
 
@@ -234,6 +235,13 @@ def test_a_repaired_folder_is_read_in_as_the_clean_one(seed, tmp_path):
         assert torch.allclose(mine.x, theirs.x, rtol=0, atol=1e-6)
     assert "rows left out by drop-rows: faro 2" in messy.meta["notes"]
     assert "repaired at every site: bmi = weight / height ** 2" in messy.meta["notes"]
+    columns = {k: Columns(target="event", site=every | more) for k, more in (("clean", {}), ("messy", repairs))}
+    for site in rows:  # and over the network it says the same of its file
+        mine, theirs = (
+            File(tmp_path / k, site, c, Cut(0, 0.2, 0.0), least=3).schema()
+            for k, c in ((f"{kind}/{site}.csv", of) for kind, of in columns.items())
+        )
+        assert mine == theirs, site
     back = Preparation.read(messy.meta["preparation"], "here")
     for site in rows:
         new = pd.read_csv(tmp_path / "messy" / f"{site}.csv", encoding="latin-1") if site != "aarhus" else rows[site]

@@ -200,3 +200,24 @@ def test_scores_have_the_digits_of_the_policy_and_no_more():
     scores = {"a": 0.123456789123456789, "b": 98765.4321, "c": 0.0}
     for digits in (1, 4, 17):
         assert Policy(digits=digits).rounded(scores) == {k: float(f"{v:.{digits}g}") for k, v in scores.items()}
+
+
+@pytest.mark.parametrize(
+    ("repairs", "key", "where"),
+    [
+        ({"rename": {"diagnosis": "pressure"}}, "columns", {}),  # no way around the columns that a site lets out
+        ({"pressure": "x + diagnosis"}, "columns", {}),
+        ({"drop-rows": "diagnosis == 'x'"}, "columns", {}),
+        ({"rename": {"age": "pressure", "pressure": "age"}, "missing": ["bmi"]}, "", {}),
+        ({"pressure": "kPa -> mmHg", "age": "days -> years"}, "", {}),
+        ({"pressure": "x ** 2"}, "least_count", {}),
+        ({"bmi": "age / pressure ** 2"}, "", {}),
+        ({"bmi": "age / pressure ** 2"}, "least_count", {"read": False}),
+    ],
+)
+@pytest.mark.parametrize("site", ["its own", "*"])
+def test_what_a_repair_reads_is_held_against_the_policy(site, repairs, key, where, agreed_to):
+    policy = replace(OPEN, least_count=5, columns=["age", "pressure", "outcome"])
+    name = agreed_to["about"].site if site != "*" else site
+    columns = replace(agreed_to["join"].columns, target="outcome", site={name: repairs})
+    assert refused(policy, agreed_to, join={"columns": columns}, **where) == key

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from polyfed.base.arithmetic import OWN, arithmetic, condition
+from polyfed.base.arithmetic import arithmetic, condition
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import Configured, is_mapping, setting, settings_of
 from polyfed.base.text import nfc
@@ -226,17 +226,6 @@ def together(site: Mapping[str, Repairs], name: str) -> dict[str, Any]:
 def conditions(repair: str | Sequence[str]) -> list[str]:
     """Conditions of drop-rows."""
     return [repair] if isinstance(repair, str) else [*repair]
-
-
-def read_by(repairs: Repairs) -> set[str]:
-    """The columns of a file that its repairs read beside those that they repair."""
-    formulas = [
-        arithmetic(how, name)
-        for name, how in repairs.items()
-        if isinstance(how, str) and name not in (ENCODING, DROP_ROWS)
-    ]
-    formulas += [condition(text) for text in conditions(repairs.get(DROP_ROWS, ()))]
-    return {*repairs.get(RENAME, ()), *(name for f in formulas for name in f.names)} - {OWN}
 
 
 def _nfc(value: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
-from polyfed.base.columns import together
+from polyfed.base.columns import MISSING, together
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
 from polyfed.base.text import nfc
@@ -195,6 +195,7 @@ def _followed(by: Predictor, x: Tensor, sheet: Sheet) -> pd.DataFrame:
 def _remarks(prep: Preparation, client: str, codes: np.ndarray, sheet: Sheet) -> Iterator[tuple[str, bool]]:
     """Lines on gaps, categories and ranges by column, and whether the rows are unlike all training rows."""
     at, n, numbers = prep.at(client), len(codes), [i.name for i in prep.inputs if i.values is None]
+    lacking = together(prep.repairs, client).get(MISSING, ())
     ends = dict(zip(numbers, zip(at.low or (), at.high or (), strict=True), strict=False))
     for k, (column, x) in enumerate(zip(prep.inputs, codes.T, strict=False)):
         if gaps := int(np.isnan(x).sum()):
@@ -205,7 +206,7 @@ def _remarks(prep: Preparation, client: str, codes: np.ndarray, sheet: Sheet) ->
             )
             share = at.gaps[k] if at.gaps and column.gap else float(column.gap)
             then = "" if share == 1 else f"; training rows had {f'{share:.1%}' if column.gap else 'none'} there"
-            more = gaps > n * share + 4 * math.sqrt(n * share) + 4  # beyond chance
+            more = gaps > n * share + 4 * math.sqrt(n * share) + 4 and column.name not in lacking  # beyond chance
             yield f"{column.name}: {gaps} of {n} are missing, {how}{then}", more or not column.gap
         if column.values is not None and (unseen := x == UNSEEN).any():
             cells = sheet.columns[column.name]
