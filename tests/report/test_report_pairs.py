@@ -501,7 +501,7 @@ def test_heavy_tails_take_the_whole_term_and_advise_a_robust_loss(tmp_path):
             sites, mean = study.verdicts.evidence("fedavg", "local")
             assert {e.spread.whole for e in (*sites.values(), mean)} == {gross}
             text = report.answer(study)
-            assert ("a robust loss" in text, "MAE may still be too short" in text) == (gross, gross and cure)
+            assert ("a robust loss" in text, "of MAE they may be too short" in text) == (gross, gross and cure)
     plain = Spread(np.array([1.0, 2.0, 4.0]), 0.5, 20.0)
     whole = intervals.variance(Spread(plain.means, 0.5, 20.0, whole=True), 0.25)
     assert whole[0] == pytest.approx(0.5 + plain.means.var(ddof=1) * (1 / 3 + 1 / 3))

@@ -59,7 +59,7 @@ def _page(studies: dict[str, Study]) -> str:
     note = f"Gain in {scale.gained(first.split)}; {'; '.join(lead)}. Differences between the reports are not tested."
     parts = [
         ("Site by site", table(_told("Site by site", studies, each, note), "sites")),
-        ("Methods", table(_told("Method by method", studies, means, f"{scale.header}, mean over clients."), "methods")),
+        ("Methods", table(_told("Method by method", studies, means, f"{scale.mean}, mean over clients."), "methods")),
         ("What differs", differing({k: s.of(s.labels[0])[0].config.table() for k, s in studies.items()})),
     ]
     told = f"{words.count(len(studies), 'report')}; the charts share one axis"

@@ -105,7 +105,7 @@ def _tails(study: Study, method: str, reference: str) -> list[str]:
     text = "A few errors are far larger than the rest, and intervals are longer for it"
     if study.metric.sign < 0 and not study.metric.root:
         text += (
-            f"; those of {words.Scale(study.metric).name} may still be too short (in simulations 89 % held the truth)"
+            f"; of {words.Scale(study.metric).name} they may be too short (85 to 90 % held the truth in simulations)"
         )
     return [f"{text}. If these are errors of the data, correct them, or train with a robust loss."]
 

@@ -301,7 +301,12 @@ def _figures(study: Study) -> list[Drawing]:
     figures += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
         ("spread", spread_figure(study), "Spread over clients", dots),
-        ("rounds", metric_figure(study), f"{metric} over rounds", f"Mean over clients; {seeds}.{start}"),
+        (
+            "rounds",
+            metric_figure(study),
+            f"{metric} over rounds",
+            f"Mean over {'all ' if study.needs else ''}clients; {seeds}.{start}",
+        ),
         (
             "bytes",
             metric_figure(study, "bytes"),

@@ -197,13 +197,11 @@ def verdict(
     simpler = [x for x in clear if roles[x] == "common"]
     if choice is not None and roles[choice] == "personalised" and simpler:
         common = max(simpler, key=lambda x: gains[x].mean)
-        if against(choice, common).interval().sign != 1:
-            choice = common
+        choice = choice if against(choice, common).interval().sign == 1 else common
     losing = [x for x in others if gains[x].sign == -1]
     if choice is None and losing:
         rest = listed([x for x in (_words(reference, roles), *others) if x not in losing]).replace(" and ", " or ")
-        lose = f"{listed(losing)} {'loses' if len(losing) == 1 else 'lose'}"
-        return Verdict(None, f"{rest} ({lose})", best, gains, reference)
+        return Verdict(None, f"{rest} ({listed(losing)} lose{'s' * (len(losing) == 1)})", best, gains, reference)
     return Verdict(choice, _words(choice, roles), best, gains, reference)
 
 
