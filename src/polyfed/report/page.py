@@ -293,11 +293,7 @@ def _figures(study: Study) -> list[Drawing]:
             how = "Too few seeds or samples for intervals."
         how += _missing(study, *first)
         figures.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
-    if any(label.startswith("epsilon-") for label in study.labels):
-        how = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
-        drawn = sibling("polyfed_privacy.cost", "the figure of privacy").privacy_figure(study)
-        figures.append(("privacy", drawn, "What does privacy cost?", how))
-    figures += _of_probabilities(study)
+    figures += [*_of_privacy(study), *_of_probabilities(study)]
     figures += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
         ("spread", spread_figure(study), "Spread over clients", dots),
@@ -320,6 +316,14 @@ def _figures(study: Study) -> list[Drawing]:
         if run is not None:
             figures.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
     return [Drawing(name, figure, title, text) for name, figure, title, text in figures if figure is not None]
+
+
+def _of_privacy(study: Study) -> list[tuple[str, Figure | None, str, str]]:
+    if not any(label.startswith("epsilon-") for label in study.labels):
+        return []
+    how = "Difference to the run without privacy: mean over sites with its paired 95 % interval, and each site."
+    drawn = sibling("polyfed_privacy.cost", "the figure of privacy").privacy_figure(study)
+    return [("privacy", drawn, "What does privacy cost?", how)]
 
 
 def _of_probabilities(study: Study) -> list[tuple[str, Figure | None, str, str]]:
