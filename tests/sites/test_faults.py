@@ -171,7 +171,7 @@ JOINING = {
 
 @pytest.mark.parametrize(("corrupt", "when", "top", "said"), JOINING.values(), ids=JOINING)
 def test_a_site_that_says_what_cannot_be_before_the_first_round_is_named(corrupt, when, top, said, tmp_path):
-    file, _, sites = study(tmp_path, columns=POOLED, **top)
+    file, _, sites = study(tmp_path, columns=f'{POOLED}\nmissing = "median"', **top)
     with pytest.raises(PolyfedError, match=rf"\(riga: .*{said}"):
         at_sites(file, sites, from_riga(sites, when, corrupt))
 
