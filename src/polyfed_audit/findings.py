@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from polyfed.base.columns import Columns
+from polyfed.base.columns import RENAME, Columns
 from polyfed.base.part import Audit, Flag, Parts
 from polyfed.data.csv_files import FEW, USABLE
 from polyfed.data.tables import Table
 from polyfed_audit.codes import codes, odd, piled
+from polyfed_audit.coding import exchanged, few, turned
 from polyfed_audit.outcome import rates, telling
 from polyfed_audit.parts import parts_of
 from polyfed_audit.rows import copied, doubled, repeated
@@ -25,6 +26,9 @@ def audit(table: Table) -> Audit:
     raised += copied(sheets, [i.name for i in (*inputs, *outcome)], c.gaps)
     if c.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW:
         raised += telling(sheets, inputs, outcome[-1], c.gaps)
+    if c.task not in ("regression", "survival") and len(outcome[-1].values) == 2:
+        known = {(f.site, f.column) for f in raised}
+        raised += [f for f in turned(sheets, inputs, outcome[-1]) if (f.site, f.column) not in known]
     return Audit(parts, raised)
 
 
@@ -42,4 +46,7 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
             limits = [] if name in columns.limits else [*piled(name, at)]
             raised += strange or [*units(name, at), *limits]
             raised += [] if strange or name not in outcome else rates(name, at)
-    return raised
+            raised += few(name, at) if name in outcome[-1:] else []
+    swapped = [*exchanged({name: at for name, at in parts.items() if name not in apart})]
+    known = {(f.site, name) for f in swapped for name in f.repair["site"][f.site][RENAME]}
+    return [f for f in raised if (f.site, f.column) not in known] + swapped

@@ -12,7 +12,7 @@ from polyfed_audit.codes import RARE
 from polyfed_audit.rows import coded
 from polyfed_audit.units import DEVIATIONS
 
-ALONE = 0.99  # AUC of a column that tells the outcome alone
+ALONE = 0.97  # AUC of a column that tells the outcome alone
 ODDS = 20.0  # least odds ratio of an outcome
 
 
