@@ -15,7 +15,7 @@ from polyfed.data.preparation import Preparation
 from polyfed.data.raw import Text
 from polyfed.data.readers import files_of
 from polyfed.data.repairs import read
-from polyfed.data.tables import text_ids, weights_of, whose_of
+from polyfed.data.tables import split_of, text_ids, weights_of
 from polyfed.runs.config import Where, read_table
 from polyfed.runs.result import Result
 from polyfed.runs.training import Columns
@@ -78,8 +78,10 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
         counts = [len(sheet.lines) for sheet in sheets]
         x = np.concatenate([prep.codes(sheet) for sheet in sheets])
         y = np.concatenate([prep.targets(sheet, target) for sheet in sheets])
-        for key, column, read_rows in (("weights", columns.weights, weights_of), ("whose", columns.group, whose_of)):
-            more[key] = None if column is None else np.concatenate([read_rows(sheet, column) for sheet in sheets])
+        more["weights"] = (w := columns.weights) and np.concatenate([weights_of(sheet, w) for sheet in sheets])
+        cuts = [split_of(sheet, columns, prep.target) for sheet in sheets]
+        for key, name in (("whose", "whose"), ("strata", "strata"), ("parts", "given")):
+            more[key] = None if cuts[0][name] is None else np.concatenate([cut[name] for cut in cuts])
     data = Dataset(
         "newcomers", x, y, classes=old.classes, groups=np.repeat(np.arange(len(sheets)), counts),
         group_names=tuple(sheet.name for sheet in sheets), preparation=prep, **more,

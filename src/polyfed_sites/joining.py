@@ -119,6 +119,7 @@ class Joined:
     def cut(self) -> str:
         """What decides the parts of the rows, in words."""
         join, by = self.join, "" if self.join.columns.group is None else f", by {self.join.columns.group}"
+        by += "" if join.columns.split is None else f", split {join.columns.split}"
         return f"[data] seed = {join.cut}, test-fraction = {join.test:g}, validation-fraction = {join.validation:g}{by}"
 
     def hold(self, e: Experiment) -> None:

@@ -271,7 +271,7 @@ def test_texts_that_are_all_different_at_every_site_identify_rows(tmp_path):
     assert pf.data.load(wards).partition(seed=0).meta["inputs"][1:] == [f"ward={v}" for v in "wxyz"]
 
 
-@pytest.mark.parametrize("name", ["south.tsv", "south.TAB", "south.csv.gz", "south.xlsx", "south.parquet", "south.sav"])
+@pytest.mark.parametrize("name", ["south.tsv", "south.TAB", "south.csv.gz", "south.ods", "south.feather", "south.sav"])
 @pytest.mark.parametrize("way", [pf.data.load, pf.Federation.from_folder])
 def test_files_of_data_that_would_be_passed_over_are_named(tmp_path, refused, name, way):
     folder = saved(tmp_path / "d", {"north": {"w": ["a", "b"] * 6}})
@@ -284,18 +284,20 @@ def test_files_of_data_that_would_be_passed_over_are_named(tmp_path, refused, na
 
 
 def test_one_file_in_a_format_that_is_not_read_is_refused_with_the_way_in(tmp_path, refused):
-    file = tmp_path / "north.parquet"
+    file = tmp_path / "north.feather"
     file.write_bytes(b"PAR1\x15\xffPAR1")
     ways = (pf.data.load, lambda f: pf.Federation.from_files([f]), lambda f: pf.data.load(f, target="y"), read)
     for way in ways:
-        with refused(f"{file}: expected a file ending in .csv or .npz; in Python, pf.data.from_frames takes"):
+        with refused(
+            f"{file}: expected a file ending in .csv, .parquet, .xlsx or .npz; in Python, pf.data.from_frames takes"
+        ):
             way(file)
 
 
 def test_a_folder_with_both_kinds_of_files_is_refused(tmp_path, refused):
     folder = saved(tmp_path / "d", {"north": {"w": ["a", "b"] * 6}})
     np.savez(folder / "south.npz", x=np.eye(4), y=np.arange(4) % 2)
-    with refused("found north.csv and south.npz, expected CSV files alone or npz files alone"):
+    with refused("found north.csv and south.npz, expected tables alone or npz files alone"):
         pf.data.load(folder)
 
 

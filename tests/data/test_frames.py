@@ -38,7 +38,7 @@ def test_frames_are_prepared_as_their_csv_files_are(tmp_path):
     ("made", "given", "said"),
     [
         ({}, {}, "frames: found none, expected one for each client"),
-        ({"a": [[1, 2]]}, {}, "client 'a': found a list, expected a pandas DataFrame"),
+        ({"a": [[1, 2]]}, {}, "client 'a': found a list, expected a DataFrame of pandas or polars, or an Arrow table"),
         (frames(), {"target": "il"}, r"no column 'il', which columns.target names \(did you mean 'ill'\?\)"),
         (frames(), {"site": {"west": {}}}, "columns.site: found repairs of 'west'"),
         ({"a": pd.DataFrame({"x": [1], "y": [""]})}, {}, "client 'a', line 2, column 'y': found '', expected a target"),

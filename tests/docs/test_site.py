@@ -37,7 +37,7 @@ from polyfed_sites.policy import Policy
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 WALKS = [
-    "index.md", "authors.md", "released.md", "scores.md", "clinical.md", "how-to/tools.md",
+    "index.md", "authors.md", "released.md", "scores.md", "clinical.md", "how-to/tables.md", "how-to/tools.md",
     *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md")),
 ]  # fmt: skip
 BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)

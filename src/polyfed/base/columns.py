@@ -23,7 +23,8 @@ NEXT = "next-token"  # the task of a language model
 ENCODING, RENAME, MISSING, DROP_ROWS = "encoding", "rename", "missing", "drop-rows"
 EVERY = "*"  # whose repairs are for all sites
 Repairs = Mapping[str, Any]  # a site's
-ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
+STRATIFIED = "stratified"  # a split by classes
+ARRAYS = ("task", "classes", "standardise", "split")  # what is for npz files too
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,19 @@ class Columns(Configured):
     weights: str | None = setting(
         None, doc="Column of sample weights: how much a row counts in its client's training loss. Default: all alike."
     )
+    by: str | None = setting(
+        None, doc="Column that says whose site a row is of, where one table, or the rows of a query, holds all sites."
+    )
+    query: str | None = setting(None, doc="What to ask a database for, in SQL, where data.name is its URL.")
+    split: str | None = setting(
+        None,
+        doc="Column whose cells say train, validation or test; or stratified: a share of each class is held out, by "
+        "test-fraction. Default: rows are held out at random.",
+    )
+    test_file: str | None = setting(
+        None,
+        doc="Table of test rows for all clients, or folder with a table for each, whose own rows are all trained on.",
+    )
     drop: NAMES = setting(factory=list, doc="Columns to leave out.")
     numbers: NAMES = setting(factory=list, doc="Columns that must be numbers.")
     categories: NAMES | VALUES = setting(
@@ -112,7 +126,7 @@ class Columns(Configured):
     def __post_init__(self) -> None:
         super().__post_init__()
         for f in fields(self):
-            if f.name != "tokenizer":  # a path
+            if f.name not in ("tokenizer", "test_file"):  # paths
                 object.__setattr__(self, f.name, _nfc(getattr(self, f.name)))
         self.require(self.labels is None or len(set(self.labels)) == len(self.labels) > 1, "labels", "distinct classes")
         two = self.task == "binary"
@@ -135,6 +149,9 @@ class Columns(Configured):
         self.require((self.text is None) == (self.tokenizer is None), "tokenizer", "one with a column text, else none")
         self.require(self.text is None or self.image is None, "image", "none, with a column text")
         self._check_tokens()
+        self.require(self.by is None or self.by not in {*self.outcome, *self.apart}, "by", "a column of its own")
+        self.require(self.parts is None or self.parts not in self.outcome, "split", "another column than the target")
+        self.require(self.parts is None or self.test_file is None, "test_file", "none, with a column for split")
         for key in ("text", "image"):
             value = getattr(self, key)
             self.require(value is None or not survival, key, "none, for task = survival")
@@ -194,7 +211,12 @@ class Columns(Configured):
     @property
     def apart(self) -> set[str]:
         """The columns that are neither inputs nor the target."""
-        return {name for name in (*self.drop, self.weights, self.group) if name is not None}
+        return {name for name in (*self.drop, self.weights, self.group, self.parts) if name is not None}
+
+    @property
+    def parts(self) -> str | None:
+        """The column that says which part a row is of."""
+        return None if self.split == STRATIFIED else self.split
 
     @property
     def kind(self) -> str:

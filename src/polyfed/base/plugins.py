@@ -29,6 +29,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_ray": (),
     "polyfed_estimators": (),
+    "polyfed_tables": (),
 }
 
 

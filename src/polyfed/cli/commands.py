@@ -144,8 +144,9 @@ class DataList(Command, group="data"):
 class DataInspect(
     Experiment,
     group="data",
-    takes=("target", "standardise", "drop", "weights", "encoding", "partition", "clients", "data_dir", "seed", "set"),
-):
+    takes=("target", "site", "query", "split", "test_file", "standardise", "drop", "weights", "encoding", "partition",
+           "clients", "data_dir", "seed", "set"),
+):  # fmt: skip
     """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
 
     [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]

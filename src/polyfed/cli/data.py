@@ -15,11 +15,10 @@ from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
-from polyfed.data.datasets import LOADERS
+from polyfed.data.datasets import LOADERS, tables_at
 from polyfed.data.federation import Federation
-from polyfed.data.readers import files_of
-from polyfed.data.repairs import read_all
-from polyfed.data.tables import Table, surveyed
+from polyfed.data.readers import is_url
+from polyfed.data.tables import Table, sheets_of, surveyed
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.numbers import described
@@ -75,14 +74,13 @@ def data_inspect(o: DataInspect) -> None:
 
 def tables_of(experiment: Experiment) -> tuple[Table | None, list[Fault]]:
     """The CSV files of an experiment on a folder of them, and all that stands in the way of using them."""
-    place = Path(experiment.data.name)
-    if LOADERS.knows(experiment.data.name) or not place.exists():
+    place = experiment.data.name
+    if LOADERS.knows(place) or not (is_url(place) or Path(place).exists()):
         return None, []
-    paths = files_of(place)
-    if not all(p.suffix.lower() == ".csv" for p in paths):
+    if (found := tables_at(place, experiment.columns)) is None:
         return None, []
-    sheets, faults = read_all(paths, experiment.columns)
-    return surveyed(sheets, experiment.columns, faults)
+    sheets, faults = sheets_of(*found)
+    return surveyed(sheets, found[1], faults)
 
 
 def columns_of(table: Table) -> Grid:

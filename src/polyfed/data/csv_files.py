@@ -15,6 +15,7 @@ import numpy as np
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError, closest
+from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
 from polyfed.data.readers import GAPS, LARGEST, floats, headless, number
@@ -22,6 +23,7 @@ from polyfed.data.said import Cells
 
 FEW = 20  # distinct texts that a column of categories may have without being declared
 HEAD = 1000  # rows of which some repeat a text, where a long column holds one twice
+MIDNIGHT = " 00:00:00"  # of times that are dates
 IMAGE, LABEL = "image", "label"  # columns that folders of images make
 MANY = 10  # rows of a site whose texts, all distinct at every site, identify them
 MONTHS = "january february march april may june july august september october november december"
@@ -267,7 +269,7 @@ class Sheet:
 
 
 def sheet_of(
-    frame: object, where: str = "rows", client: str = "", unread: Collection[str] = (), files: str | None = None
+    frame: Any, where: str = "rows", client: str = "", unread: Collection[str] = (), files: str | None = None
 ) -> Sheet:
     """The rows of a DataFrame, or of a Hugging Face data set, as they would be read from a file.
 
@@ -277,7 +279,7 @@ def sheet_of(
 
     frame = _in_pandas(frame)
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
+        frame = sibling("polyfed_tables.readers", f"{where}: a {type(frame).__name__}").frame(frame, where)
     names = [nfc(str(c)) for c in frame.columns]
     if len(set(names)) < len(names):
         raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
@@ -285,7 +287,8 @@ def sheet_of(
     orders: dict[str, tuple[str, ...]] = {}
     for k, name in enumerate(names):
         column = frame.iloc[:, k]
-        cells = column.tolist()
+        short = column.dtype in ("float32", "float16")  # whose numbers have fewer digits
+        cells = [*column.to_numpy()] if short else column.tolist()
         if (row := next((i for i, v in enumerate(cells) if hasattr(v, "__len__") and not isinstance(v, str)), -1)) >= 0:
             if name not in unread:
                 problem = f"found a {type(cells[row]).__name__}, expected a number, a text or a gap"
@@ -294,6 +297,10 @@ def sheet_of(
                 )
             cells = [""] * len(cells)
         text[name] = ["" if pd.isna(v) else _text(v) for v in cells]
+        if all(t == "" or t.endswith(MIDNIGHT) for t in text[name]) and any(
+            isinstance(v, datetime.date) for v in cells
+        ):
+            text[name] = [t.removesuffix(MIDNIGHT) for t in text[name]]
         if name != files:
             text[name] = [*map(nfc, text[name])]
         if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:

@@ -68,6 +68,10 @@ class Dataset:
         [N] weights of samples in their client's training loss; see `Federation.from_arrays`.
     whose : array or None
         [N] group of each sample, such as its patient: no split divides a group.
+    strata : array or None
+        [N] class of each sample, of each of which a share is held out.
+    parts : array or None
+        [N] the part that each sample is of: 0 training, 1 validation, 2 test; nothing is then held out for tests.
     texts : list of array or None
         [N] the ids of each text, which `preparation` makes rows of; x is then unused.
     tokens : int or None
@@ -95,6 +99,8 @@ class Dataset:
     preparation: Preparation | None = None
     weights: np.ndarray | None = None
     whose: np.ndarray | None = None
+    strata: np.ndarray | None = None
+    parts: np.ndarray | None = None
     texts: Sequence[np.ndarray] | None = None
     tokens: int | None = None
 
@@ -161,21 +167,25 @@ class Dataset:
         dealt, everyone, kept = data._dealt(how, clients, seed, min_samples, without)
         names, notes = tuple(everyone[i] for i in kept), [*self.notes, *dealt.notes]
 
-        own = test in ("own", "merged")
-        cut = prepare.Cut(seed, test_fraction, fraction)
-        indices, uneven = cut.each(names, dealt.indices, own, times=data.times, whose=data.whose)
+        said = data.parts is not None
+        own = said or test in ("own", "merged")
+        cut, by = (
+            prepare.Cut(seed, test_fraction, fraction),
+            {k: getattr(data, k) for k in ("times", "whose", "strata")},
+        )
+        indices, uneven = cut.each(names, dealt.indices, own, given=data.parts, **by)
         if test in ("ratio", "ratio-floor"):
             floor = test == "ratio-floor"
             indices["test"], short = self._by_ratio(dealt.indices, names, test_samples, seed, floor)
             notes += [short] if short else []
-        elif test == "given":
+        elif test == "given" and not said:
             indices["test"] = [np.flatnonzero(self.test_groups == i) for i in kept]
         elif not own:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
             indices["test"] = how.assign(self._source(official=True), len(everyone), other, 1).among(kept).indices
         parts, prepared = data._prepared(indices, dealt, names, seed, official=not own)
         notes += [*uneven, *([WEIGHTED] if self.weights is not None else [])]
-        amount = f":{test_fraction:g}" if own else f":{test_samples}" if "ratio" in test else ""
+        amount = "" if said else f":{test_fraction:g}" if own else f":{test_samples}" if "ratio" in test else ""
         meta = {
             **self.meta, **prepared, "dataset": self.name, "options": dict(self.options), "partition": str(how),
             "seed": int(seed), "test": f"{test}{amount}", "notes": notes,
@@ -233,6 +243,10 @@ class Dataset:
         return parts, {"preparation": prepared.dump(), "inputs": prepared.names}
 
     def _test_mode(self, test: str | None, how: Partitioner) -> str:
+        if self.parts is not None:
+            if test in (None, "given"):
+                return "given"
+            raise DataError(f"test={test!r}: {self.name} says itself which rows are for testing, use test='given'")
         natural = isinstance(how, Natural) and self.test_groups is not None
         official = self.x_test is not None
         if test is None:

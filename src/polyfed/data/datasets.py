@@ -20,7 +20,8 @@ from polyfed.data import prepare, readers
 from polyfed.data.csv_files import IMAGE, LABEL
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
-from polyfed.data.tables import check_sites, load_tables
+from polyfed.data.readers import is_url
+from polyfed.data.tables import load_tables
 
 # the registry
 
@@ -101,7 +102,7 @@ def load(
     text = str(name)
     if not LOADERS.knows(text) and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):
         columns = _columns(text, _snake(options), DataError)
-        return replace(_folder(Path(text), columns, without), options=columns.given)
+        return replace(_place(text, columns, without), options=columns.given)
     loader = LOADERS.find(text)
     checked = _options(loader, options, text)
     with plugins.blamed(LOADERS.origin(text), f"data.name: {text}", DataError):
@@ -138,21 +139,30 @@ def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedEr
     return Columns(**given)
 
 
-def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Dataset:
-    """The CSV or npz files of a folder, one client each, or of one file."""
-    pictures = readers.picture_folders(path)
-    there = pictures or readers.files_of(path)
+def tables_at(place: str, columns: Columns) -> tuple[Sequence[Path | str], Columns] | None:
+    """The tables at a path or a URL, and what their columns are; None for arrays."""
+    pictures = [] if is_url(place) else readers.picture_folders(Path(place))
     if pictures:
-        columns = replace(columns, image=columns.image or IMAGE, target=columns.target or LABEL)
-    gone = {*map(nfc, without)}
+        return pictures, replace(columns, image=columns.image or IMAGE, target=columns.target or LABEL)
+    paths = [place] if is_url(place) else readers.files_of(Path(place))
+    return None if any(Path(path).suffix.lower() == ".npz" for path in paths) else (paths, columns)
+
+
+def _place(place: str, columns: Columns, without: Sequence[str] = ()) -> Dataset:
+    """The tables or npz files of a folder, one client each, or of one file; or the rows of a query."""
+    if (found := tables_at(place, columns)) is not None:
+        return load_tables(*found, len(found[0]) == 1 and columns.by is None, without)
+    path = Path(place)
+    there, gone = readers.files_of(path), {*map(nfc, without)}
     paths, single = [p for p in there if nfc(p.stem) not in gone], len(there) == 1
     if not paths:
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
-    if pictures or all(p.suffix.lower() == ".csv" for p in paths):
-        check_sites(columns, [p.stem for p in there])
-        return load_tables(paths, columns, single)
     if wrong := [key for key in columns.given if key not in ARRAYS]:
-        raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for CSV files alone")
+        raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for tables alone")
+    if columns.parts is not None:
+        raise ConfigError(
+            f"columns.split: found {columns.parts!r}, expected stratified or none for {path}, which holds arrays"
+        )
     clients = readers.read_clients(paths)
     tests = [c.test for c in clients if c.test is not None] or None
     # from_arrays finds what is wrong with the values and names the client
@@ -170,6 +180,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
         tokens=checked.tokens,
         notes=checked.notes,
         standardise=None if columns.standardise == "none" else columns.standardise,
+        strata=None if columns.split is None else checked.train.y.numpy(),
         meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
         groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
         group_names=None if single else checked.names,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
+from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
 from polyfed.base.values import shown
@@ -396,7 +397,8 @@ class Federation:
         ----------
         train : sequence of Dataset
             One torch data set per client, each item an (input, target) pair or a dict; or a Hugging Face data set.
-            Labels with names (a ClassLabel; `classes` of a torch data set) are matched by name, in their order.
+            Labels with names (a ClassLabel; `classes` of a torch data set) are matched by name, in their order. A
+            DataLoader stands for its data set, if it has no sampler and no collate_fn of its own.
         test, validation : sequence of Dataset or None
             One entry per client; None for a client without any.
         input, target : str or None
@@ -451,8 +453,8 @@ class Federation:
         """
         files = [Path(path) for path in paths]
         kinds = {file.suffix.lower() for file in files}
-        if len(kinds) == 1 and (read := READERS.get(min(kinds))) is not None:
-            return read(files, target, task, **options)
+        if kinds and kinds <= READERS.keys():
+            return READERS[min(kinds)](files, target, task, **options)
         if target is not None and kinds <= {".npz"}:
             raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
         return of_arrays(files, target, task, **options)
@@ -480,12 +482,14 @@ class Federation:
             The federation, with its samples in memory.
         """
         paths = readers.client_files(path)
-        if any(file.suffix.lower() != ".csv" for file in paths):
+        if any(file.suffix.lower() == ".npz" for file in paths):
             options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
         return cls.from_files(paths, target, task, **options)
 
 
-READERS: dict[str, Callable[..., Federation]] = {}  # of files that hold more than numbers, by ending; `tables` adds CSV
+READERS: dict[
+    str, Callable[..., Federation]
+] = {}  # of files that hold more than numbers, by ending; `tables` adds some
 
 
 def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
@@ -934,9 +938,11 @@ def _keyed(item: Mapping[str, Any], keys: tuple[str | None, str | None], where: 
 
 
 def _materialise(dataset: Any, name: str, split: str, keys: tuple[str | None, str | None]) -> Any:
-    """(x, y) of a torch data set, or of one of dicts with these keys, or None."""
+    """(x, y) of a torch data set, of a DataLoader's, or of one of dicts with these keys, or None."""
     if dataset is None:
         return None
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        dataset = sibling("polyfed_tables.readers", "a DataLoader").items(dataset, f"client {name!r}, {split}")
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors
     xs: list[Tensor] = []

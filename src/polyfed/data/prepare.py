@@ -17,6 +17,7 @@ POOLED = (
     "sums to the others"
 )
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO, NOISE = 11, 12, 13, 14, 15, 16  # purposes of the draws
+GIVEN = ("train", "validation", "test")  # numbers of parts, where rows say theirs
 PURPOSES = {"test": TEST, "validation": VALIDATION}
 
 
@@ -44,16 +45,30 @@ def positions(given: Iterable[SupportsInt], n: int, subject: str) -> list[int]:
 
 
 def held_out(
-    n: int, fraction: float, rng: np.random.Generator, times: np.ndarray | None = None, whose: np.ndarray | None = None
+    n: int,
+    fraction: float,
+    rng: np.random.Generator,
+    times: np.ndarray | None = None,
+    whose: np.ndarray | None = None,
+    strata: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions of `n` samples in (kept, held), ascending, at least one kept, and one held if n >= 2 and fraction > 0.
 
-    Draws at random; with `times` [n] the latest are held, equal times together; with `whose` [n] groups are drawn.
+    Draws at random; with `times` [n] the latest are held, equal times together; with `whose` [n] groups are drawn. With
+    `strata` [n] all this holds in each stratum, so that one of a single sample, or group, stays whole.
     """
     if whose is not None:
-        groups, at = np.unique(whose, return_inverse=True)
-        kept = np.isin(at, held_out(len(groups), fraction, rng)[0])
+        groups, first, at = np.unique(whose, return_index=True, return_inverse=True)
+        of = None if strata is None else strata[first]
+        if strata is not None and of is not None and (strata != of[at]).any():
+            raise DataError('split = "stratified" cannot hold: the rows of one group are of several classes')
+        kept = np.isin(at, held_out(len(groups), fraction, rng, strata=of)[0])
         return np.flatnonzero(kept), np.flatnonzero(~kept)
+    if strata is not None:
+        rows = [np.flatnonzero(strata == k) for k in np.unique(strata)]
+        out = [at[held_out(len(at), fraction, rng)[1]] for at in rows]
+        held = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *out]))
+        return np.setdiff1d(np.arange(n), held, assume_unique=True), held
     count = 0 if fraction == 0 or n < 2 else min(max(1, round(n * fraction)), n - 1)
     if times is None:
         held = np.sort(rng.permutation(n)[:count])
@@ -91,13 +106,26 @@ class Cut:
         return [("test", self.test)] * held + [("validation", self.validation)] * (self.validation > 0)
 
     def of(
-        self, n: int, name: str, held: bool = True, times: np.ndarray | None = None, whose: np.ndarray | None = None
+        self, n: int, name: str, held: bool = True, given: np.ndarray | None = None, **by: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """The rows of each part, of `n`, by `held_out`; test rows only if `held`."""
+        """The rows of each part, of `n`, by `held_out`, or as `given` [n]; test rows only if `held`.
+
+        by: times, whose and strata [n]
+        """
         train, parts = np.arange(n), {"test": np.zeros(0, dtype=np.int64)}
-        for part, fraction in self._steps(held):
-            some = (None if of is None else of[train] for of in (times, whose))
-            kept, out = held_out(len(train), fraction, keyed(self.seed, PURPOSES[part], name), *some)
+        if given is not None:
+            train, *rest = (np.flatnonzero(given == k) for k in range(len(GIVEN)))
+            parts = {part: rows for part, rows in zip(GIVEN[1:], rest, strict=True) if len(rows) or part == "test"}
+            if not len(train):
+                raise DataError(f"client {name!r}: no row is for training, expected some")
+        for part, fraction in self._steps(held and given is None):
+            if part != "test" and part in parts:
+                continue
+            some = {key: None if of is None else of[train] for key, of in by.items()}
+            try:
+                kept, out = held_out(len(train), fraction, keyed(self.seed, PURPOSES[part], name), **some)
+            except DataError as e:
+                raise DataError(f"client {name!r}: {e}") from None
             parts[part], train = train[out], train[kept]
         return {"train": train} | {part: parts[part] for part in ("validation", "test") if part in parts}
 
@@ -109,9 +137,10 @@ class Cut:
         for name, mine in zip(names, rows, strict=True):
             some = {key: None if of is None else of[mine] for key, of in columns.items()}
             cuts.append({part: mine[at] for part, at in self.of(len(mine), name, held, **some).items()})
-        parts = {part: [cut[part] for cut in cuts] for part in cuts[0]}
+        there = [part for part in GIVEN if any(part in cut for cut in cuts)]
+        parts = {part: [cut.get(part, np.zeros(0, dtype=np.int64)) for cut in cuts] for part in there}
         counts, notes = np.array([*map(len, rows)]), list[str]()
-        for part, fraction in self._steps(held):
+        for part, fraction in self._steps(held) if columns.get("given") is None else ():
             out = np.array([*map(len, parts[part])])
             notes += uneven(names, counts.tolist(), out.tolist(), fraction, part)
             counts = counts - out

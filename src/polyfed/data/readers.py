@@ -20,9 +20,13 @@ from polyfed.base.errors import DataError, few
 from polyfed.base.text import nfc
 
 OTHER = (  # files of data that are not read
-    ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
+    ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xls", ".ods", ".feather", ".sav", ".dta", ".sas7bdat",
 )  # fmt: skip
-EXPECTED = "expected a file ending in .csv or .npz; in Python, pf.data.from_frames takes what pandas reads"
+MORE = (".parquet", ".xlsx")  # tables that the package polyfed_tables reads
+TABLES = (".csv", *MORE)
+EXPECTED = (
+    "expected a file ending in .csv, .parquet, .xlsx or .npz; in Python, pf.data.from_frames takes what pandas reads"
+)
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
 BLANKS = ' \t\f\v\x1c\x1d\x1e\x1f"'  # one of which a file of ASCII has where a cell has a blank at an end
@@ -239,11 +243,24 @@ class ClientFile:
     test: tuple[np.ndarray, np.ndarray] | None = None
 
 
+def is_url(place: str | Path) -> bool:
+    """True for the URL of a database."""
+    return isinstance(place, str) and "://" in place
+
+
+def located(place: str, folder: Path = Path()) -> str:
+    """A path in full, seen from a folder; of a URL that of a file of SQLite."""
+    head, scheme, rest = place.rpartition("sqlite:///")
+    if is_url(place) and not scheme:
+        return place
+    return head + scheme + str((folder / Path(rest).expanduser()).resolve())
+
+
 def files_of(place: Path) -> list[Path]:
     """The one CSV or npz file that a path names, or those of a folder, by name. Raises DataError as `client_files`."""
     if not place.is_file():
         return client_files(place)
-    if place.suffix.lower() not in (".csv", ".npz"):
+    if place.suffix.lower() not in (*TABLES, ".npz"):
         raise DataError(f"{place}: {EXPECTED}")
     return [place]
 
@@ -289,16 +306,14 @@ def client_files(path: str | Path) -> list[Path]:
         raise DataError(f"{folder}: no such folder")
     there = [f for f in inside(folder) if f.is_file()]
     if other := [f.name for f in there if f.name.lower().endswith(OTHER)]:
-        expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz; "
+        expected = "each site's file as .csv (cells parted by commas, semicolons or tabs), .parquet, .xlsx or .npz; "
         expected += "in Python, pf.data.from_frames takes what pandas reads"
         raise DataError(f"{folder}: found {few(other)}, expected {expected}")
-    files = [f for f in there if f.suffix.lower() in (".csv", ".npz")]
+    files = [f for f in there if f.suffix.lower() in (*TABLES, ".npz")]
     if not files:
         raise DataError(f"{folder}: found no CSV or npz file, expected one per client")
-    if strange := next((f for f in files if f.suffix.lower() != files[0].suffix.lower()), None):
-        raise DataError(
-            f"{folder}: found {files[0].name} and {strange.name}, expected CSV files alone or npz files alone"
-        )
+    if strange := [f.name for f in files if (f.suffix.lower() == ".npz") != (files[0].suffix.lower() == ".npz")]:
+        raise DataError(f"{folder}: found {files[0].name} and {strange[0]}, expected tables alone or npz files alone")
     return files
 
 

@@ -13,33 +13,63 @@ import numpy as np
 
 from polyfed.base.arithmetic import OWN, Formula, arithmetic, condition
 from polyfed.base.columns import DROP_ROWS, ENCODING, MISSING, RENAME, Columns, Repairs, together
-from polyfed.base.errors import DataError, Fault
+from polyfed.base.errors import ConfigError, DataError, Fault
 from polyfed.base.part import pasted
+from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
-from polyfed.data.csv_files import IMAGE, LABEL, LIMIT, Sheet, Texts, canonical, cell
-from polyfed.data.readers import NotUTF8, number, pictures, read_cells
+from polyfed.data.csv_files import IMAGE, LABEL, LIMIT, Sheet, Texts, canonical, cell, sheet_of, spelt
+from polyfed.data.readers import MORE, NotUTF8, number, pictures, read_cells
 
 WHOLE = (ENCODING, RENAME, MISSING, DROP_ROWS)  # repairs that are of no one column
 
 
 def read(
-    path: Path,
+    path: Path | str,
     columns: Columns = Columns(),  # noqa: B008  (immutable)
     site: str | None = None,
     least: int = 1,
 ) -> Sheet:
     """A repaired file; commas, semicolons or tabs part its cells, whichever its first line has most of."""
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         return _pictures(path)
-    name = nfc(path.stem if site is None else site)
-    encoding = together(columns.site, name).get(ENCODING, columns.encoding)
-    header, lines, cells, delimiter = read_cells(path, ",;\t", encoding, columns.image)
-    sheet = Sheet(str(path), lines, dict(zip(header, cells, strict=True)), delimiter, least=least)
+    name = nfc(Path(path).stem if site is None else site)
+    sheet = plain(path, columns, together(columns.site, name).get(ENCODING, columns.encoding))
+    return mended(replace(sheet, least=least), columns, name)
+
+
+def plain(place: Path | str, columns: Columns, encoding: str | None = None) -> Sheet:
+    """The table of a file, or what the query finds in the database of a URL, as it comes."""
+    if isinstance(place, str):
+        if columns.query is None:
+            raise ConfigError("columns.query: found none, expected what to ask the database, as in select * from t")
+        where, frame = sibling("polyfed_tables.readers", "data.name: a database").query(place, columns.query)
+        return sheet_of(frame, where)
+    if place.suffix.lower() in MORE:
+        frame = sibling("polyfed_tables.readers", f"{place}:").read(place)
+        return replace(sheet_of(frame, str(place), files=columns.image), lines=[2 + k for k in frame.index])
+    header, lines, cells, delimiter = read_cells(place, ",;\t", encoding, columns.image)
+    return Sheet(str(place), lines, dict(zip(header, cells, strict=True)), delimiter)
+
+
+def mended(sheet: Sheet, columns: Columns, name: str) -> Sheet:
+    """The rows of the site `name`, repaired, those without a target dropped where these are."""
     return targeted(repaired(sheet, columns.site, name, columns.limits, columns.gaps), columns)
 
 
-def read_all(paths: Sequence[Path], columns: Columns) -> tuple[list[Sheet], list[Fault]]:
+def by_site(sheet: Sheet, columns: Columns) -> list[Sheet]:
+    """The repaired rows of each site that a column names; sites by size for numbers, else by the alphabet."""
+    column = columns.by or ""
+    sheet.need(column, ", the sites")
+    if (gone := sheet.missing(column)).any():
+        raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected the row's site", column)
+    names = spelt(sheet.texts(column).all)
+    at, rest = sheet.positions(column, names), {n: cells for n, cells in sheet.columns.items() if n != column}
+    sites = [replace(sheet, columns=rest, client=name).only(np.flatnonzero(at == k)) for k, name in enumerate(names)]
+    return [mended(site, columns, site.name) for site in sites]
+
+
+def read_all(paths: Sequence[Path | str], columns: Columns) -> tuple[list[Sheet], list[Fault]]:
     """The files that can be read, and what is wrong with the others; an encoding is guessed, to find what else is."""
     sheets, faults = list[Sheet](), list[Fault]()
     for path in paths:
@@ -49,7 +79,7 @@ def read_all(paths: Sequence[Path], columns: Columns) -> tuple[list[Sheet], list
                 sheets.append(read(path, how))
                 break
             except NotUTF8 as e:
-                name, encoding = nfc(path.stem), {ENCODING: e.guess}
+                name, encoding = nfc(Path(path).stem), {ENCODING: e.guess}
                 repair = {"site": {name: encoding}}
                 faults.append(Fault(pasted(str(e), repair), repair))
                 how = replace(columns, site={**columns.site, name: {**columns.site.get(name, {}), **encoding}})

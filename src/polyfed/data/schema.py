@@ -24,7 +24,7 @@ from polyfed.data.prepare import Cut
 from polyfed.data.raw import Text, raw_of, read_by
 from polyfed.data.repairs import read
 from polyfed.data.said import Column, Csv, Dropped, Npz, facts
-from polyfed.data.tables import Table, text_ids, weights_of, whose_of
+from polyfed.data.tables import Table, split_of, text_ids, weights_of
 
 
 class File:
@@ -42,7 +42,8 @@ class File:
             self.test = None if arrays.test is None else self._pair(arrays.test, "test")
             if not len(self.train[0]):
                 raise DataError(f"client {name!r} has no training samples")
-            self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
+            strata = None if columns.split is None else self.train[1].numpy()
+            self.rows = cut.of(len(self.train[0]), name, held=self.test is None, strata=strata)
         else:
             if path.is_dir():
                 _check_folder(path, columns)
@@ -52,8 +53,9 @@ class File:
                 self.sheet = dataclasses.replace(self.sheet, columns=kept)
             if not self.sheet.lines:
                 raise DataError(f"client {name!r} has no training samples")
-            whose = None if columns.group is None else whose_of(self.sheet, columns.group)
-            self.rows = cut.of(len(self.sheet.lines), name, whose=whose)
+            left = [key for key in self.sheet.columns if key not in columns.apart]
+            self.outcome = columns.target or (left[-1] if left else "")
+            self.rows = cut.of(len(self.sheet.lines), name, **split_of(self.sheet, columns, self.outcome))
             if columns.task == NEXT:
                 self.language = self._language(self.sheet)
 
@@ -86,8 +88,7 @@ class File:
         """The site's own description of it."""
         if self.sheet is None:
             return self._arrays()
-        left = [name for name in self.sheet.columns if name not in self.columns.apart]
-        outcome = self.columns.target or (left[-1] if left else "")
+        outcome = self.outcome
         if self.language is not None:
             outcome = self.language[0].target
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
@@ -307,7 +308,8 @@ def _table(schemas: Mapping[str, Csv], columns: Columns) -> Settled:
     }
     limits = [name for name in columns.limits if name in survey]
     left = {"drop": [], "weights": None, "group": None, "site": {}, "limits": limits}
-    table = Table(sheets, survey, dataclasses.replace(columns, **left))
+    split = columns.split if columns.parts is None else None
+    table = Table(sheets, survey, dataclasses.replace(columns, split=split, **left))
     table.where = "the sites' files"
     if silent := _silent(table, parts):
         raise DataError(silent[0])

@@ -11,32 +11,78 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.arithmetic import word
-from polyfed.base.columns import CLASSES, DEFAULTS, DROP_ROWS, EVERY, NEXT, Columns
+from polyfed.base.columns import CLASSES, DEFAULTS, DROP_ROWS, EVERY, NEXT, STRATIFIED, Columns
 from polyfed.base.errors import ConfigError, DataError, Fault, Faults, closest, few
 from polyfed.base.part import CHECK, Audit, pasted
 from polyfed.base.plugins import sibling
+from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
 from polyfed.data.csv_files import USABLE, Column, Sheet, declared, sheet_of, survey
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import AIM, READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation, Settled
-from polyfed.data.prepare import POOLED
+from polyfed.data.prepare import GIVEN, POOLED
 from polyfed.data.raw import Text, raw_of
-from polyfed.data.repairs import read_all, repaired, targeted
+from polyfed.data.readers import TABLES, files_of, is_url
+from polyfed.data.repairs import by_site, mended, plain, read, read_all
 
 ROWS = "another value in every row, so it numbers or names the rows (columns.numbers or categories takes it in)"
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
+PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2, "testing": 2}
 EVENT = "1 (it happened) or 0 (censored)"
 NAMING = (
-    "drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits", "text", "image",
+    "drop", "numbers", "categories", "target", "time", "event", "weights", "group", "split", "limits", "text", "image",
 )  # fmt: skip
 
 
-def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
+def sheets_of(
+    paths: Sequence[Path | str], columns: Columns, without: Sequence[str] = ()
+) -> tuple[list[Sheet], list[Fault]]:
+    """The sites' tables and what is wrong with others, as `read_all` has it; or one table by its column of sites.
+
+    Files of sites in `without` are not opened.
+    """
+    stems, gone = [nfc(Path(path).stem) for path in paths], {*map(nfc, without)}
+    if columns.query is not None and not is_url(paths[0]):
+        raise ConfigError(f"columns.query: has no effect on {paths[0]}, which is no URL of a database")
+    faults = list[Fault]()
+    if columns.by is None:
+        check_sites(columns, [*stems, *tests_of(columns)])
+        sheets, faults = read_all([p for p, name in zip(paths, stems, strict=True) if name not in gone], columns)
+    elif len(paths) > 1:
+        raise ConfigError(f"columns.by: found {len(paths)} files, expected one table with the rows of all sites")
+    else:
+        sheets = by_site(plain(paths[0], columns), columns)
+        check_sites(columns, [*(s.name for s in sheets), *tests_of(columns)])
+        sheets = [s for s in sheets if s.name not in gone]
+    if not (sheets or faults):
+        raise DataError(f"{Path(paths[0]).parent}: every client is left out, expected at least one to stay")
+    return sheets, faults
+
+
+def tests_of(columns: Columns) -> dict[str, Path]:
+    """The files of `test_file` by name."""
+    return {} if columns.test_file is None else {nfc(p.stem): p for p in files_of(Path(columns.test_file))}
+
+
+def tests_for(sheets: Sequence[Sheet], columns: Columns) -> list[Sheet]:
+    """What `test_file` has for each site, in the columns that some site has: one table for all, or each its own."""
+    there, each = tests_of(columns), columns.test_file is not None and Path(columns.test_file).is_dir()
+    if each and (lack := [s.name for s in sheets if s.name not in there]):
+        found = f"found no table of {few(lack)}, expected one of each site"
+        raise DataError(f"columns.test-file: {columns.test_file}: {found}")
+    tests = [read(path, columns) for path in ([there[s.name] for s in sheets] if each else there.values())]
+    if empty := [test.where for test in tests if not test.lines]:
+        raise DataError(f"columns.test-file: {empty[0]}: found a header and no rows")
+    known = {name for sheet in sheets for name in sheet.columns}
+    return [replace(test, columns={n: cells for n, cells in test.columns.items() if n in known}) for test in tests]
+
+
+def load_tables(paths: Sequence[Path | str], columns: Columns, single: bool, without: Sequence[str] = ()) -> Dataset:
     """The files as a data set that `partition` prepares; a `single` file is of no client in particular."""
-    sheets, faults = read_all(paths, columns)
-    return judged(sheets, columns, faults, str(paths[0].parent if len(paths) > 1 else paths[0])).dataset(single)
+    sheets, faults = sheets_of(paths, columns, without)
+    return judged(sheets, columns, faults, str(Path(paths[0]).parent if len(paths) > 1 else paths[0])).dataset(single)
 
 
 def judged(sheets: Sequence[Sheet], columns: Columns, faults: Sequence[Fault] = (), where: str = "") -> "Table":
@@ -55,7 +101,9 @@ def surveyed(
     faults = [*faults, *(Fault(f"{s.where}: {empty.format(s.name)}") for s in sheets if not s.lines)]
     there, table = [sheet for sheet in sheets if sheet.lines], None
     try:
-        table = Table(there, survey(there, columns), columns) if there else None
+        tests = tests_for(there, columns)
+        each = tests * (len(there) // max(len(tests), 1))
+        table = Table(there, survey([*there, *tests], columns), columns, each) if there else None
     except DataError:
         if not faults:  # else a column may be in a file that cannot be read
             raise
@@ -65,24 +113,26 @@ def surveyed(
     return table, [found[k] for k in sorted(range(len(found)), key=place.__getitem__)]
 
 
-def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
-    """A federation from one CSV file per client; the options are those of `Federation.from_files`."""
-    who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
-    columns = _asked(target, task, options, [path.stem for path in paths])
-    return replace(load_tables(paths, columns, single=False), group_names=who).partition(**options)
+def from_tables(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
+    """A federation from one table per client, or one by its column of sites; options as of `Federation.from_files`."""
+    names, columns = options.pop("names", None), _asked(target, task, options)
+    data = load_tables(paths, columns, single=False)
+    there = data.group_names or ()
+    return replace(data, group_names=names_of(names or there, len(there))).partition(**options)
 
 
-READERS[".csv"] = from_csv
+READERS |= dict.fromkeys(TABLES, from_tables)
 
 
 @checked
-def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
-    """A federation from one DataFrame per client, prepared as CSV files are.
+def from_frames(frames: Any, target: str | None = None, task: str = "auto", **options: Any) -> Federation:
+    """A federation from one DataFrame per client, or from one with a column of sites, prepared as CSV files are.
 
     Parameters
     ----------
-    frames : mapping
-        Each client's name and its DataFrame or Hugging Face data set: numbers, texts and gaps, columns matched by name.
+    frames : mapping or table
+        Each client's name and its table, columns matched by name: a DataFrame of pandas or polars, a Table of pyarrow
+        or what else speaks Arrow, or a Hugging Face data set. Or one table, with `site="COLUMN"` (or `by`).
     target : str or None
         Target column; None: the last one of the first frame.
     task : str
@@ -96,25 +146,28 @@ def from_frames(frames: Mapping[str, Any], target: str | None = None, task: str 
     Federation
         The federation, with its samples in memory.
     """
-    who = names_of([*frames], len(frames))
-    if not who:
+    if isinstance(options.get("site"), str):
+        options["by"] = options.pop("site")
+    columns, several = _asked(target, task, options), is_mapping(frames)
+    if several != (columns.by is None):
+        found, then = ("tables by name", "one table, for by") if several else ("one table", 'site="COLUMN" beside it')
+        raise ConfigError(f"frames: found {found}, expected {then}")
+    if several and not frames:
         raise DataError("frames: found none, expected one for each client")
-    columns = _asked(target, task, options, who)
-    sheets: list[Sheet] = []
-    for name, frame in zip(who, frames.values(), strict=True):
-        sheet = sheet_of(frame, f"client {name!r}", name, columns.drop, columns.image)
-        whole = repaired(sheet, columns.site, name, columns.limits, columns.gaps)
-        sheets.append(targeted(whole, columns))
-    data = judged(sheets, columns).dataset(single=False)
-    return replace(data, name="frames", group_names=who).partition(**options)
+    if several:
+        each = zip(who := names_of([*frames], len(frames)), frames.values(), strict=True)
+        check_sites(columns, [*who, *tests_of(columns)])
+        sheets = [mended(sheet_of(f, f"client {n!r}", n, columns.drop, columns.image), columns, n) for n, f in each]
+    else:
+        sheets = by_site(sheet_of(frames, "rows", "", columns.drop, columns.image), columns)
+        check_sites(columns, [*(s.name for s in sheets), *tests_of(columns)])
+    return replace(judged(sheets, columns).dataset(single=False), name="frames").partition(**options)
 
 
-def _asked(target: str | None, task: str, options: dict[str, Any], sites: Sequence[str]) -> Columns:
-    """The table [columns] for these sites; its keys are taken out of the options."""
+def _asked(target: str | None, task: str, options: dict[str, Any]) -> Columns:
+    """The table [columns]; its keys are taken out of the options."""
     given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
-    columns = Columns(target=target, task=task, **given)  # pyrefly: ignore[bad-argument-type]
-    check_sites(columns, sites)
-    return columns
+    return Columns(target=target, task=task, **given)  # pyrefly: ignore[bad-argument-type]
 
 
 def check_sites(columns: Columns, names: Sequence[str]) -> None:
@@ -131,9 +184,13 @@ class Table:
 
     advice = 'missing = "median" fills gaps'  # to those whose data have some
 
-    def __init__(self, sheets: Sequence[Sheet], surveyed: Mapping[str, Column], columns: Columns):
+    def __init__(
+        self, sheets: Sequence[Sheet], surveyed: Mapping[str, Column], columns: Columns, tests: Sequence[Sheet] = ()
+    ):
         self.sheets, self.survey, self.columns = sheets, surveyed, columns
-        self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
+        self.every = [*sheets, *tests]  # of each site those to train on, then those it is tested on, where some are
+        one = len({sheet.where for sheet in sheets}) == 1
+        self.where = sheets[0].where if one else str(Path(sheets[0].where).parent)
         left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
         if columns.task == "tokens":
@@ -141,6 +198,8 @@ class Table:
         for key in NAMING:
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
+                if key == "split" and name == STRATIFIED:
+                    continue
                 if name not in surveyed:
                     hint = f"{closest(name, surveyed)}; the files have {', '.join(surveyed)}"
                     raise DataError(f"{self.where}: no column {name!r}, which columns.{key} names{hint}")
@@ -167,6 +226,8 @@ class Table:
             return "weight of the row in training"
         if column.name == self.columns.group:
             return "whose the row is: no split parts rows of one"
+        if column.name == self.columns.parts:
+            return "says which rows are for training, validation and test"
         if column.name in self.outcome:
             which = "time" if self.columns.time == column.name else "event"
             return which if self.columns.task == "survival" else "target"
@@ -228,7 +289,7 @@ class Table:
             )
             yield Fault(f"{line}{then}", {"missing-target": "drop"} if self.columns.outcome else None)
         elif labels is not None and c.name != self.columns.time:
-            for sheet in self.sheets:
+            for sheet in self.every:
                 if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
                     cell = sheet.columns[c.name][wrong[0]]
                     near = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
@@ -311,6 +372,8 @@ class Table:
             names=[*targets], classes=len(labels) if labels else c.classes, test_fraction=0.0, task=c.kind,
         )  # fmt: skip
         classes, numbered = checked.classes, checked.meta.get("labels")
+        if classes is None and c.split == STRATIFIED:
+            raise ConfigError("columns.split: found stratified, expected a column or none for a regression")
         if labels is None and classes is not None:
             labels = [str(v) for v in numbered or range(classes)]
         prepared = blank if labels is None else replace(blank, labels=tuple(labels))
@@ -323,13 +386,17 @@ class Table:
     def dataset(self, single: bool) -> Dataset:
         """The data set; a `single` file is of no client in particular. Raises DataError for wrong targets."""
         blank, c = self.preparation(), self.columns
-        texts = [text_ids(s, blank.raw) for s in self.sheets] if isinstance(blank.raw, Text) and blank.tokens else None
+        if single and len(self.every) > 1:
+            raise ConfigError("columns.test-file: found one, expected a table for each site, or columns.by")
+        texts = [text_ids(s, blank.raw) for s in self.every] if isinstance(blank.raw, Text) and blank.tokens else None
         # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
-        codes = [*map(blank.codes, self.sheets)] if texts is None else [np.zeros((len(of), 1)) for of in texts]
-        names = [sheet.name for sheet in self.sheets]
+        codes = [*map(blank.codes, self.every)] if texts is None else [np.zeros((len(of), 1)) for of in texts]
+        names, sizes = [sheet.name for sheet in self.sheets], [len(sheet.lines) for sheet in self.every]
         if len(set(names)) < len(names):
             raise DataError(f"{self.where}: two files are called {next(n for n in names if names.count(n) > 1)!r}")
-        settled, y = self.settled({} if texts else dict(zip(names, self.targets(), strict=True)))
+        who = [*names, *(f"{name}, test" for name in names)][: len(sizes)]
+        settled, y = self.settled({} if texts else dict(zip(who, self.targets(), strict=True)))
+        by = self._cut(sizes)
         meta: dict[str, Any] = {"columns": [i.name for i in blank.inputs] if c.raw is None else [c.raw]}
         meta |= {} if settled.numbered is None else {"labels": [*settled.numbered]}
         meta |= {"audit": kept} if (kept := self.audit.kept) else {}
@@ -340,24 +407,41 @@ class Table:
             classes=settled.classes,
             notes=settled.notes,
             meta=meta,
-            weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.sheets]),
-            groups=None if single else np.repeat(np.arange(len(codes)), [*map(len, codes)]),
+            weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.every]),
+            groups=None if single else np.repeat(np.arange(len(sizes)) % len(names), sizes),
             group_names=None if single else names_of(names, len(names)),
             preparation=settled.preparation,
-            whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
+            whose=by["whose"],
+            strata=by["strata"],
+            parts=by["given"],
             texts=None if texts is None else [*chain.from_iterable(texts)],
             tokens=settled.tokens,
         )
 
+    def _cut(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """What `split_of` says of all rows."""
+        cuts, n = [split_of(s, self.columns, self.outcome[-1]) for s in self.every], len(self.sheets)
+        for k, cut in enumerate(cuts) if len(cuts) > n else ():
+            cut["given"] = np.full(sizes[k], GIVEN.index("test" if k >= n else "train"))
+        for sheet, test in zip(self.sheets, self.every[n:], strict=False):
+            keys = [
+                {*map(s.texts(g).key, s.texts(g).all)} for s in (sheet, test) if (g := self.columns.group) is not None
+            ]
+            if keys and (both := keys[0] & keys[1]):
+                raise DataError(
+                    f"{test.where}: found {min(both)!r}, whose rows {sheet.name} trains on", self.columns.group or ""
+                )
+        return {key: None if cuts[0][key] is None else np.concatenate([cut[key] for cut in cuts]) for key in cuts[0]}
+
     def targets(self) -> list[np.ndarray]:
-        """The targets of every site; of classes that are texts their positions."""
+        """The targets of every table; of classes that are texts their positions."""
         c, columns, labels = self.survey[self.outcome[-1]], self.columns, self.labels
         if columns.task == "survival":
-            return [self._survival(sheet) for sheet in self.sheets]
+            return [self._survival(sheet) for sheet in self.every]
         if labels is not None:
-            return [s.positions(c.name, labels) for s in self.sheets]
+            return [s.positions(c.name, labels) for s in self.every]
         whole = c.whole and columns.task != "regression"
-        return [s.numbers(c.name).astype(np.int64 if whole else np.float64, copy=False) for s in self.sheets]
+        return [s.numbers(c.name).astype(np.int64 if whole else np.float64, copy=False) for s in self.every]
 
     def _survival(self, sheet: Sheet) -> np.ndarray:
         assert self.columns.time is not None
@@ -452,13 +536,31 @@ def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
     return f"repaired at {'every site' if site == EVERY else site}: {repairs}"
 
 
-def whose_of(sheet: Sheet, column: str) -> np.ndarray:
+def whose_of(sheet: Sheet, column: str, role: str = "the groups", expected: str = "whose the row is") -> np.ndarray:
     """[N] the number of each row's group within its site, cells matched as labels are: 00001 and 1 are one group."""
-    sheet.need(column, ", the groups")
+    sheet.need(column, f", {role}")
     if (gone := sheet.missing(column)).any():
-        raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
+        raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected {expected}", column)
     texts, groups = sheet.texts(column), dict[str, int]()
     return np.array([groups.setdefault(texts.key(t), len(groups)) for t in texts.all], dtype=np.int64)[texts.at]
+
+
+def split_of(sheet: Sheet, columns: Columns, outcome: str) -> dict[str, Any]:
+    """What decides the parts of a site's rows, [N] each: whose they are, their class, the part that they are given."""
+    strata = whose_of(sheet, outcome, "the classes", "a class") if columns.split == STRATIFIED else None
+    whose = None if columns.group is None else whose_of(sheet, columns.group)
+    if (column := columns.parts) is None:
+        return {"whose": whose, "strata": strata, "given": None}
+    sheet.need(column, ", the split")
+    texts = sheet.texts(column)
+    given = np.array([PARTS.get(text.lower(), -1) for text in texts.all])[texts.at]
+    if (wrong := given < 0).any():
+        row = int(wrong.argmax())
+        found = f"found {sheet.columns[column][row][:40]!r}, expected {', '.join(GIVEN)}"
+        raise DataError(f"{sheet.at(row, column)}: {found}", column)
+    if whose is not None and len({*zip(whose.tolist(), given.tolist(), strict=True)}) > whose.max() + 1:
+        raise DataError(f"{sheet.where}: rows of one {columns.group} are in several parts of {column}", column)
+    return {"whose": whose, "strata": strata, "given": given}
 
 
 def _odd(c: Column) -> str:

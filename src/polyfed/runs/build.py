@@ -16,6 +16,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
+from polyfed.data.readers import located
 from polyfed.models.backbone import digest_of, is_half
 from polyfed.models.start import under
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
@@ -132,7 +133,7 @@ class Parts:
         local_steps_of(e.settings.local_steps, fed.names)  # what only the data can tell is said before a run begins
         augmentation(e.settings.augment, fed.input_shape)
         test = str(fed.meta["test"]).partition(":")[0]
-        name = e.data.name if LOADERS.knows(e.data.name) else str(Path(e.data.name).resolve())
+        name = e.data.name if LOADERS.knows(e.data.name) else located(e.data.name)
         data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)  # pyrefly: ignore[bad-argument-type]
         model = backed(e.model)
         if model.file is not None:

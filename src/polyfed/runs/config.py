@@ -25,6 +25,7 @@ from polyfed.base.text import parse, plain, value_of
 from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.data.datasets import LOADERS
+from polyfed.data.readers import is_url, located
 from polyfed.models import MODELS
 from polyfed.runs.packages import installed, packages
 from polyfed.runs.released import each_as_released
@@ -223,11 +224,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     tables = [content.get(key) for key in ("data", "columns", "model", "algorithm")]
     listed = content.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
-        for key in ("dir", "file", "backbone", "tokenizer", "name"):
+        for key in ("dir", "file", "backbone", "tokenizer", "test-file", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
-                if key != "name" or ("/" in table[key] and os.path.exists(place)):
-                    table[key] = str(place.resolve())
+                if key != "name" or ("/" in table[key] and (os.path.exists(place) or is_url(table[key]))):
+                    table[key] = located(table[key], path.parent)
     if is_table(schedule := content.get("schedule")) and "delays" in schedule:
         schedule["delays"] = delays_at(schedule["delays"], path.parent)
     return content
@@ -314,8 +315,8 @@ def resolve(
             raise ConfigError(f"{where('data.dir')}: has no effect on {data.name}, which is a path")
         data = dataclasses.replace(data, dir=_absolute(data.dir))
     columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
-    if columns.tokenizer is not None:
-        columns = dataclasses.replace(columns, tokenizer=_absolute(columns.tokenizer))
+    tokenizer, test_file = (None if p is None else _absolute(p) for p in (columns.tokenizer, columns.test_file))
+    columns = dataclasses.replace(columns, tokenizer=tokenizer, test_file=test_file)
     model = model_of(table_of(layers.get("model", {}), "model", where), where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     for m in chosen:
