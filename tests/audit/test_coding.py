@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.tables import surveyed
@@ -71,3 +72,18 @@ def test_a_site_of_one_class_and_one_of_few_rows_are_named():
     assert [s for s in said if s.startswith("lyon: died is 0 in all")]
     assert [s for s in said if s.startswith("turin: 9 rows")]
     assert len(said) == 2
+
+
+def test_the_answer_asks_where_the_common_model_ranks_a_clients_rows_the_other_way_round(tmp_path):
+    for seed, site in ((0, "kiel"), (1, None)):
+        tables = hospitals(seed)
+        if site:
+            tables[site]["died"] = 1 - tables[site]["died"]
+        fed = pf.data.from_frames(tables, "died", test_fraction=0.3)
+        model = pf.models.build("linear", fed.input_shape, fed.outputs)
+        methods = [pf.Local(lr=0.1), pf.FedAvg(lr=0.1)]
+        pf.compare(model, fed, methods, seeds=1, rounds=30, out=tmp_path / f"{seed}", report=False)
+        said = pf.report.answer(pf.report.read(tmp_path / f"{seed}"))
+        assert said.count("Check the outcome of") == (site is not None)
+        if site:
+            assert '[columns.site.kiel] died = {0 = "1", 1 = "0"}' in said

@@ -2,9 +2,14 @@
 
 import math
 
+from scipy.stats import rankdata
+
+from polyfed.base.part import pasted
 from polyfed.report import pairs, words
 from polyfed.report.intervals import HEAVY
 from polyfed.report.verdicts import LEAST, Study
+
+ERRORS = 2.0  # standard errors from an AUC of a half: of a common model below, of an own one above
 
 
 def brier_scores(study: Study, label: str) -> dict[int, float]:
@@ -39,7 +44,7 @@ def calibration(study: Study, method: str) -> list[str]:
 
 
 def caveats(study: Study) -> list[str]:
-    lines, first = [], study.verdicts.lead
+    lines, first = _turned(study), study.verdicts.lead
     if len(study.seeds) == 1 and first is None:
         lines.append("One seed: no spread can be given.")
     lacking = _lacking(study)
@@ -65,6 +70,47 @@ def caveats(study: Study) -> list[str]:
     if partial:
         lines.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
     return lines
+
+
+def _turned(study: Study) -> list[str]:
+    """Ask about classes where the common model ranks a client's samples the other way round, and its own does not."""
+    common, own = ([k for k in study.labels if study.role(k) == of] for of in ("common", "own"))
+    ranked = {k: _ranking(study, k) for k in (*common, *own)}
+    about, lines = study.first.about, list[str]()
+    classes = (about.preparation or {}).get("labels") or ()
+    for name in study.names:
+        both = [[ranked[k][name] for k in of if name in ranked[k]] for of in (common, own)]
+        sure = ERRORS if both[1] else ERRORS + 1
+        if not both[0] or any(auc + sure * error >= 0.5 for auc, error in both[0]):
+            continue
+        if any(auc - ERRORS * error <= 0.5 for auc, error in both[1]):
+            continue
+        said = f"the common model has an AUC of {both[0][0][0]:.2f} there"
+        said += f", its own {both[1][0][0]:.2f}" if both[1] else ""
+        target = (about.preparation or {}).get("target")
+        swap = (
+            {"site": {name: {target: dict(zip(classes, reversed(classes), strict=True))}}} if len(classes) == 2 else {}
+        )
+        lines.append(pasted(f"Check the outcome of {name}: {said}; are its classes coded the other way round?", swap))
+    return lines
+
+
+def _ranking(study: Study, label: str) -> dict[str, tuple[float, float]]:
+    """{client: (AUC, its standard error near a half from one test set)}, means over seeds, of two classes; where no
+    probabilities are known, as from real sites, as if a fifth of the samples were of the rarer class.
+    """
+    each: dict[str, list[tuple[float, float]]] = {}
+    for run in study.counted(label):
+        if not run.probabilities and "auc" in {m.name for m in study.metrics}:
+            for name, auc in run.values(metric="auc").items():
+                if math.isfinite(auc) and study.tested.get(name, 0):
+                    each.setdefault(name, []).append((auc, 0.72 / math.sqrt(study.tested[name])))
+        for name, (p, y) in run.probabilities.items():
+            n, m = int(y.sum()), int((~y).sum())
+            if n and m:
+                auc = (rankdata(p)[y].sum() - n * (n + 1) / 2) / (n * m)
+                each.setdefault(name, []).append((float(auc), math.sqrt((n + m + 1) / (12 * n * m))))
+    return {name: (pairs.mean_of(a for a, _ in of), pairs.mean_of(e for _, e in of)) for name, of in each.items()}
 
 
 def _stopped(study: Study) -> list[str]:
