@@ -1,10 +1,9 @@
 """Codes: values of a site that no other one writes, numbers that stand for a gap, limits of detection."""
 
-import json
 import math
-import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -46,10 +45,12 @@ def codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
         if len(values_at) == 2 and (total, site) > (elsewhere, max(values_at)):
             continue  # said of the smaller one
         has, lacks = few([t[:20] for t in own]), few([t[:20] for t in lacking])
-        table = ", ".join(f'"{a}" = "{b}"' for a, b in pairs.items())
-        then = f"; the same? {site_key(site)} {name} = {{{table}}}" if pairs else ""
-        finding = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}{then}"
-        yield Flag(site, name, finding)
+        finding = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}"
+        yield (
+            Flag(site, name, f"{finding}; the same?", at_site(site, name, pairs))
+            if pairs
+            else Flag(site, name, finding)
+        )
 
 
 def _paired(own: Mapping[str, int], lacking: Mapping[str, int]) -> dict[str, str]:
@@ -89,8 +90,8 @@ def odd(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
                 continue  # an ordinary number elsewhere
             if not others and len(at) > 1 and p.distinct <= CODED:
                 continue  # one of a few codes that all sites have
-            then = f'a code for a gap? gaps = ["{text}"] makes it one'
-            yield Flag(site, name, f"{name} is {text} in {rows} of {p.there} rows, far from all its others; {then}")
+            then = "far from all its others; a code for a gap?"
+            yield Flag(site, name, f"{name} is {text} in {rows} of {p.there} rows, {then}", {"gaps": [text]})
         if p.distinct == 1 and p.quantiles is not None and p.there >= LEAST:
             value = p.quantiles[2]
             text = f"{value:g}"
@@ -119,6 +120,6 @@ def piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
                 yield Flag(site, name, f"{text}{share:.0%} of theirs: a limit of detection?")
 
 
-def site_key(site: str) -> str:
-    """The table of a site's repairs, as it is written in an experiment file."""
-    return f"[columns.site.{site if re.fullmatch('[A-Za-z0-9_-]+', site) else json.dumps(site, ensure_ascii=False)}]"
+def at_site(site: str, key: str, value: Any) -> dict[str, Any]:
+    """A repair of one site."""
+    return {"site": {site: {key: value}}}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from polyfed.base.columns import RENAME, Columns
-from polyfed.base.part import Audit, Flag, Parts
+from polyfed.base.part import EVERY, Audit, Flag, Parts
 from polyfed.data.csv_files import FEW, USABLE
 from polyfed.data.tables import Table
 from polyfed_audit.codes import codes, odd, piled
@@ -41,12 +41,12 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
         if name in apart:
             continue
         raised += odd(name, at)
-        if len(at) > 1:
-            strange = [*codes(name, at)]
-            limits = [] if name in columns.limits else [*piled(name, at)]
-            raised += strange or [*units(name, at), *limits]
-            raised += [] if strange or name not in outcome else rates(name, at)
-            raised += few(name, at) if name in outcome[-1:] else []
+        strange = [*codes(name, at)]
+        raised += strange or ([] if name in columns.limits else piled(name, at))
+        raised += [] if strange or name not in outcome else rates(name, at)
+        raised += few(name, at) if name in outcome[-1:] else []
+    seen = {f.column for f in raised if f.site != EVERY}
+    raised += units({name: at for name, at in parts.items() if name not in apart and name not in seen})
     swapped = [*exchanged({name: at for name, at in parts.items() if name not in apart})]
     known = {(f.site, name) for f in swapped for name in f.repair["site"][f.site][RENAME]}
     return [f for f in raised if (f.site, f.column) not in known] + swapped

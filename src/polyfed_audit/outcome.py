@@ -36,7 +36,7 @@ def telling(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, g
                 rule += f"{', ' * bool(rule)}{text} is {classes[k]} in every row"
         if rule:
             warning = f"{c.name} alone predicts {target.name} ({rule}); if it is known only after the outcome, drop it"
-            flags.append(Flag(EVERY, c.name, warning))
+            flags.append(Flag(EVERY, c.name, warning, {"drop": [c.name]}))
     return flags
 
 

@@ -17,7 +17,7 @@ def repeated(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     for site, p in at.items():
         if p.repeats >= max(2, REPEATED * p.there) and p.distinct > FEW:
             text = f"{p.distinct} different values of {name} in {p.there} rows, so rows repeat patients"
-            yield Flag(site, name, f'{text}; group = "{name}" keeps them together')
+            yield Flag(site, name, text, {"group": name})
 
 
 def doubled(sheets: Sequence[Sheet], columns: Columns) -> list[Flag]:

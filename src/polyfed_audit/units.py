@@ -1,68 +1,136 @@
-"""Units: a site whose numbers are a factor times those of the others, and which units would explain it."""
+"""Units: a site whose numbers are a factor times those of the others, and the unit that explains it.
+
+Hospitals differ too: how far the second of a site's other columns lies from other sites says how strange its patients
+are, and a factor counts only beyond that. A unit explains every quartile within the medians' error, or is not proposed.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 
-from polyfed.base.part import Flag, Part
-from polyfed_audit.codes import site_key
+from polyfed.base.errors import ConfigError
+from polyfed.base.part import Flag, Part, Parts
+from polyfed_audit.changes import Change, change
+from polyfed_audit.codes import at_site
 from polyfed_audit.parts import LEAST
 
-FACTOR, DEVIATIONS, WIDTHS = 1.8, 5.0, 2.0  # least ratio of medians; its logarithm in errors, in widths of the column
+FACTOR, DEVIATIONS, WIDTHS = 1.8, 5.0, 4.0  # least ratio of medians; its logarithm in errors, in a site's strangeness
+NAMED = 3.0  # the same of a unit's own factor, where a unit explains it
+LIKE, NEAR = 0.5, 0.1  # widths that like sites differ by, and least error of a unit's factor
+SHARE = 0.12  # of the logarithm of the factor of a unit of such columns, that may be left
+POWERS = [
+    (f"x {sign} {k}", Change(k**power)) for k in (10, 1000) for sign, power in (("/", -1), ("*", 1))
+]  # of any column
+UNITS = {  # units that are mixed, by parts of the names of their columns
+    "gluc gluk glc sugar zucker lact lakt chol ldl hdl trig urea harnstoff bun calc kalz magn phos": "mg/dl mmol/l",
+    "crea krea bili uric urate harnsäure": "mg/dl µmol/l",
+    "hb hgb haemoglobin hemoglobin hämoglobin": "g/l g/dl mmol/l",
+    "alb protein eiweiss eiweiß": "g/l g/dl",
+    "crp": "mg/l mg/dl",
+    "a1c": "% mmol/mol",
+    "vitd vit_d vitamin_d vitamind 25oh": "ng/ml nmol/l",
+    "iron eisen ferrum": "µg/dl µmol/l",
+    "press trestbps sbp dbp rr_ pco2 po2": "mmHg kPa",
+    "temp fever fieber": "°C °F",
+    "weight gewicht mass wt kg": "kg lb g",
+    "height waist length size grösse größe hip": "cm m in mm",
+    "age alter": "years months days",
+    "time day tage dauer duration surv follow month monat week woche year jahr stay los": "days weeks months years h",
+    "share fraction sat spo2 percent hematocrit hct": "% 1",
+}
 
 
-class Units(NamedTuple):
-    """Units in which one site's numbers are `factor` times another's; `of` lists parts of the names of such columns."""
+class Shift(NamedTuple):
+    """A column's distance between a site and the others, in logarithms of medians."""
 
-    factor: float
-    words: str
-    of: tuple[str, ...]
+    by: float
+    error: float  # of the medians
+    wide: float  # the column's deviation
+    mine: Sequence[float]
+    theirs: Sequence[float]
+    whose: str
+    units: tuple[str, Change] | None  # that explain it, as a repair
 
+    @property
+    def strange(self) -> float:
+        """Widths that no unit explains."""
+        return abs(self.by - (self.left if self.units else 0.0)) / math.hypot(self.wide, self.error)
 
-UNITS = (
-    Units(18.02, "mg/dl and mmol/l of glucose", ("gluc", "gluk", "glc", "sugar", "zucker")),
-    Units(88.4, "µmol/l and mg/dl of creatinine", ("crea", "krea")),
-    Units(38.67, "mg/dl and mmol/l of cholesterol", ("chol", "ldl", "hdl")),
-    Units(88.57, "mg/dl and mmol/l of triglycerides", ("trig",)),
-    Units(17.1, "µmol/l and mg/dl of bilirubin", ("bili",)),
-    Units(7.501, "mmHg and kPa", ("press", "trestbps", "bp", "pco2", "po2")),
-    Units(1 / 0.4536, "lb and kg", ("weight", "gewicht", "mass")),
-    Units(2.54, "cm and inches", ("height", "waist", "length", "size", "grösse", "größe")),
-    Units(100.0, "cm and m, or per cent and shares", ("height", "share", "fraction", "hba1c", "sat")),
-    Units(10.0, "g/l and g/dl, or mm and cm", ()),
-    Units(12.0, "months and years", ("age", "alter", "month", "duration", "year")),
-    Units(365.25, "days and years", ("age", "alter", "day", "duration", "time", "survival")),
-    Units(1000.0, "thousands and units, or g and kg", ()),
-)
+    @property
+    def left(self) -> float:
+        """The logarithm of the units' factor."""
+        scale, shift = self.units[1] if self.units else Change(1.0)
+        return math.log(self.mine[2] / (scale * self.mine[2] + shift))
 
 
-def units(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
+def units(parts: Parts) -> Iterator[Flag]:
+    """Sites whose numbers are in other units."""
+    shifts = {name: dict(_shifts(name, at)) for name, at in parts.items()}
+    for name, at in shifts.items():
+        for site, s in at.items():
+            others = sorted(o[site].strange for n, o in shifts.items() if n != name and site in o)
+            like = max(LIKE, others[-2] if len(others) > 1 else 0.0) * s.wide
+            apart = s.mine[1] > s.theirs[3] or s.mine[3] < s.theirs[1]
+            least = max(DEVIATIONS * s.error, (NAMED if s.units else WIDTHS) * like, 0 if s.units else math.log(FACTOR))
+            if not apart or abs(s.left if s.units else s.by) < least:
+                continue
+            if s.whose != "other sites" and s.by < 0:
+                continue  # said of the other one
+            times = f"{math.exp(abs(s.by)):.3g} times" if s.by > 0 else f"1/{math.exp(abs(s.by)):.3g} of"
+            text = f"the median of {name} is {s.mine[2]:.4g}, {times} that of {s.whose} ({s.theirs[2]:.4g})"
+            if s.units is None:
+                yield Flag(site, name, f"{text}, in other units?")
+            else:
+                a, arrow, b = s.units[0].partition(" -> ")
+                then = f", as {a} in place of {b} would" if arrow else ", in other units?"
+                yield Flag(site, name, f"{text}{then}", at_site(site, name, s.units[0]))
+
+
+def _shifts(name: str, at: Mapping[str, Part]) -> Iterator[tuple[str, Shift]]:
     sites = {s: p for s, p in at.items() if p.quantiles and p.quantiles[0] > 0 and p.there >= LEAST and p.distinct > 2}
     of = {s: p.quantiles for s, p in sites.items() if p.quantiles}
-    medians, errors = {s: q[2] for s, q in of.items()}, {s: _error(q, sites[s].there) for s, q in of.items()}
+    errors = {s: _error(q, sites[s].there) for s, q in of.items()}
     for site, mine in of.items():
-        others = sorted((s for s in sites if s != site), key=lambda s: medians[s])
+        others = sorted((s for s in of if s != site), key=lambda s: of[s][2])
         if not others:
             continue
         like = others[(len(others) - 1) // 2]
-        theirs = of[like]
-        ratio = math.log(mine[2] / theirs[2])
-        error = math.hypot(errors[site], errors[like])
-        if len(others) > 2:
-            error = math.hypot(error, _scatter([math.log(medians[s]) for s in others]))
-        apart = mine[1] > theirs[3] or mine[3] < theirs[1]
+        theirs, error = of[like], math.hypot(errors[site], errors[like])
         wide = max(math.log(q[3] / q[1]) / 1.349 for q in (mine, theirs))
-        if not apart or abs(ratio) < max(math.log(FACTOR), DEVIATIONS * error, WIDTHS * wide):
-            continue
-        if len(others) == 1 and ratio < 0:
-            continue  # said of the other one
-        times = f"{math.exp(abs(ratio)):.3g} times" if ratio > 0 else f"1/{math.exp(abs(ratio)):.3g} of"
-        whose = "other sites" if len(others) > 1 else like
-        fitting = _fitting(name, site, mine, theirs, abs(ratio), error, ratio > 0)
-        text = f"the median of {name} is {mine[2]:.4g}, {times} that of {whose} ({theirs[2]:.4g}){fitting}"
-        yield Flag(site, name, text)
+        scatter = _scatter([math.log(of[s][2]) for s in others]) if len(others) > 2 else 0.0
+        by, whose = math.log(mine[2] / theirs[2]), "other sites" if len(others) > 1 else like
+        near = min(max(NEAR, 3 * math.hypot(error, scatter)), 0.22)
+        yield site, Shift(by, math.hypot(error, scatter), wide, mine, theirs, whose, _units(name, mine, theirs, near))
+
+
+def _units(name: str, mine: Sequence[float], theirs: Sequence[float], near: float) -> tuple[str, Change] | None:
+    """The change of units after which a site's quartiles are the others'; of any column a power of ten."""
+    listed = [units.split() for words, units in UNITS.items() if any(word in name.casefold() for word in words.split())]
+    named = [(f"{a} -> {b}", _change(a, b, name)) for units in listed for a, b in permutations(units, 2)]
+    wide = math.log(theirs[3] / theirs[1])
+    for changes in (named, POWERS):
+        fitting = list[tuple[float, str, Change]]()
+        for text, c in changes:
+            new = [] if c is None else [c.scale * v + c.shift for v in mine[1:4]]
+            if c is None or min(new) <= 0:
+                continue
+            off = [abs(math.log(v / t)) for v, t in zip(new, theirs[1:4], strict=True)]
+            most = max(near, SHARE * abs(math.log(new[1] / mine[2]))) if changes is named else NEAR
+            if off[1] < most and max(off) < most + wide / 4:
+                fitting.append((off[1], text, c))
+        if fitting:
+            return min(fitting)[1:]
+    return None
+
+
+def _change(a: str, b: str, name: str) -> Change | None:
+    try:
+        return change(f"{a} -> {b}", name)
+    except ConfigError:  # of a substance that the name does not say
+        return None
 
 
 def _error(q: Sequence[float], n: int) -> float:
@@ -75,21 +143,3 @@ def _scatter(logs: Sequence[float]) -> float:
     ordered = np.sort(np.array(logs))
     half = len(ordered) // 2 + 1
     return float(min(ordered[half - 1 :] - ordered[: len(ordered) - half + 1])) / 1.349
-
-
-def _fitting(
-    name: str, site: str, mine: Sequence[float], theirs: Sequence[float], ratio: float, error: float, more: bool
-) -> str:
-    """Units that would explain a factor, and the repair."""
-    warm, cold = (mine, theirs) if more else (theirs, mine)
-    if all(abs(f - (1.8 * c + 32)) < 0.03 * f for f, c in zip(warm[1:4], cold[1:4], strict=True)):
-        repair = "(x - 32) / 1.8" if more else "x * 1.8 + 32"
-        return f', as °F and °C would; {site_key(site)} {name} = "{repair}"'
-    far = {u: abs(math.log(u.factor) - ratio) for u in UNITS}
-    named = [u for u in UNITS if any(part in name.casefold() for part in u.of) and far[u] < max(0.35, 3 * error)]
-    likely = named or [u for u in UNITS if not u.of and far[u] < 0.1]
-    best = sorted(likely, key=lambda u: far[u])[:2]
-    if not best:
-        return ", in other units?"
-    words = " or ".join(f"{u.words} ({u.factor:.5g})" for u in best)
-    return f', as {words} would; {site_key(site)} {name} = "x {"/" if more else "*"} {best[0].factor:.5g}"'

@@ -58,10 +58,10 @@ def test_the_audit_finds_each_hospitals_fault_and_nothing_else(cli, rows, tmp_pa
     assert found.keys() == {"bern", "graz", "koeln", "lyon", "oslo"}
     for site, fault in {
         "bern": 'crea is -9 in 20 of 260 rows, far from all its others; a code for a gap? gaps = ["-9"]',
-        "graz": '[columns.site.graz] temp = "(x - 32) / 1.8"',
+        "graz": '[columns.site.graz] temp = "°F -> °C"',
         "koeln": "120 of 120 rows, which no other site writes",
-        "lyon": "18.6 times that of other sites (5.8), as mg/dl and mmol/l of glucose (18.02) would; "
-        '[columns.site.lyon] glucose = "x / 18.02"',
+        "lyon": "18.6 times that of other sites (5.8), as mg/dl in place of mmol/l would; "
+        '[columns.site.lyon] glucose = "mg/dl -> mmol/l"',
         "oslo": 'rows repeat patients; group = "patient"',
     }.items():
         assert fault in found[site]

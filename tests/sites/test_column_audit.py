@@ -35,9 +35,9 @@ def test_the_audit_without_rows_finds_what_it_finds_with_them(tmp_path, data):
     result, _, told = asked(Sites(tmp_path, data, names=NAMES, policy=policy), file)
     flags = [n.removeprefix("check before use: ") for n in result.outline.notes if n.startswith("check before use")]
     assert {line.partition(":")[0] for line in flags} == {"graz", "koeln", "lyon"}
-    assert any('glucose = "x / 18.02"' in line for line in flags)
+    assert any('glucose = "mg/dl -> mmol/l"' in line for line in flags)
     assert any(
-        'temp = "(x - 32) / 1.8"' in line for line in flags
+        'temp = "°F -> °C"' in line for line in flags
     )  # bern's -9 is a gap by the experiment's word, and oslo's patients are grouped
     for name in NAMES:
         rows = pd.read_csv(data / f"{name}.csv", sep=None, engine="python", encoding="latin-1")
