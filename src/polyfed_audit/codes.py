@@ -23,8 +23,11 @@ SAME = (  # texts that mean the same
 
 def codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     values_at = {s: p.values for s, p in at.items() if p.values}
-    every = {t for values in values_at.values() for t in values}
-    if len(every) > CODED and all(number(t) is not None for t in every):
+    every, most = (
+        {t for values in values_at.values() for t in values},
+        max((p.distinct for p in at.values()), default=0),
+    )
+    if max(len(every), most) > CODED and all(number(t) is not None for t in every):
         return
     for site, mine in values_at.items():
         others: dict[str, int] = {}
@@ -115,7 +118,7 @@ def piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
             under = float(np.interp(value, middle, QUANTILES, left=0.0, right=1.0))
             share = under if word == "least" else 1 - under
             inside = middle[0] < value if word == "least" else middle[4] > value
-            if inside and share >= max(PILED, rows / p.there / 2):
+            if inside and max(PILED, rows / p.there / 2) <= share <= 4 * rows / p.there:
                 text = f"{rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which other sites have "
                 yield Flag(site, name, f"{text}{share:.0%} of theirs: a limit of detection?")
 

@@ -1,5 +1,6 @@
 """Sites whose outcome, inputs or columns are coded otherwise than those of the others, and sites of few rows."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -12,46 +13,63 @@ from polyfed.base.columns import RENAME
 from polyfed.base.errors import few as listed
 from polyfed.base.part import Flag, Part
 from polyfed.data.csv_files import FEW, Column, Sheet
+from polyfed_audit.codes import RARE
+from polyfed_audit.parts import CODED
 
 EACH = 8  # rows of each class at a site, from which its signs are believed
 ROWS = 3000  # of a site that are looked at
 FEWEST = 30  # rows with which a third tested bears a verdict
 BELOW, ABOVE = 3.0, 2.0  # standard errors from an AUC of a half: of the others' model here, and of the site's own
 TURNED, APART = 3.0, 4.5  # standard errors of a coefficient from 0, here and elsewhere, and of both from each other
-SHIFTED, LIKE = (
-    0.7,
-    0.3,
-)  # of a column's width: exchanged columns lie so far off, and so much nearer in the other's place
+SHIFTED, NEAR, LIKE = 0.9, 0.7, 0.2  # widths of exchanged columns: off their place, off the other's; its share of that
+UNLIKE = 3.0  # odds ratio that case mix explains where a site has one class
 
 
-def few(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
-    """Sites that can bear no verdict on the outcome: of one class, or of few rows."""
-    classes = all(p.values is not None or p.distinct <= FEW for p in at.values())
-    for site, p in at.items():
-        if classes and p.distinct == 1 and any(other.distinct > 1 for other in at.values()):
-            value = next(iter(p.values or {}), "the same")
-            yield Flag(site, name, f"{name} is {value} in all {p.there} rows: no AUC and no verdict there")
+def facts(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
+    """Sites that can bear no verdict on an outcome: of one class, as chance has it, or of few rows."""
+    yield from (flag for flag, beyond in _one_class(name, at) if not beyond)
     small = {site: p.rows for site, p in at.items() if p.rows < FEWEST}
     if small and len(at) - len(small) > 1:  # else all count in the mean
         then = f"a verdict takes ten tested rows, some {FEWEST} in all; the mean over clients leaves fewer out"
         yield Flag(listed(small), None, f"{listed([*small.values()])} rows; {then}")
 
 
+def one_class(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
+    """Sites that have one class of an outcome, beyond chance."""
+    yield from (flag for flag, beyond in _one_class(name, at) if beyond)
+
+
+def _one_class(name: str, at: Mapping[str, Part]) -> Iterator[tuple[Flag, bool]]:
+    classes = all(p.values is not None or p.distinct <= FEW for p in at.values())
+    for site, p in at.items():
+        if classes and p.distinct == 1 and any(other.distinct > 1 for other in at.values()):
+            value = next(iter(p.values or {}), "the same")
+            others = [q for s, q in at.items() if s != site]
+            share = sum((q.values or {}).get(value, 0) for q in others) / max(1, sum(q.there for q in others))
+            share = UNLIKE * share / (UNLIKE * share + 1 - share)
+            flag = Flag(site, name, f"{name} is {value} in all {p.there} rows: no AUC and no verdict there")
+            yield flag, p.there * math.log(max(share, 1e-9)) < math.log(RARE)
+
+
 def exchanged(parts: Mapping[str, Mapping[str, Part]]) -> Iterator[Flag]:
     """Pairs of columns of numbers that lie at a site where the other one lies elsewhere."""
     at = {
-        n: {s: np.array(p.quantiles) for s, p in of.items() if p.quantiles and p.there >= EACH and p.distinct > FEW}
+        n: {s: np.array(p.quantiles) for s, p in of.items() if p.quantiles and p.there >= EACH and p.distinct > CODED}
         for n, of in parts.items()
     }
     for a, b in combinations([n for n, of in at.items() if len(of) > 1], 2):
-        for site in at[a].keys() & at[b].keys():
+        both = [s for s in at[a] if s in at[b]]
+        rows = {s: (parts[a][s].there, s) for s in both}
+        for site in both:
+            if len(both) == 2 and rows[site] == max(rows.values()):
+                continue  # said of the smaller one
             here = at[a][site], at[b][site]
             theirs = [np.median([q for s, q in at[n].items() if s != site], axis=0) for n in (a, b)]
             if any(q[3] <= q[1] for q in theirs):
                 continue
             own = [_far(q, r) for q, r in zip(here, theirs, strict=True)]
             other = [_far(q, r) for q, r in zip(here, reversed(theirs), strict=True)]
-            if min(own) > SHIFTED and max(other) < SHIFTED and sum(other) < LIKE * sum(own):
+            if min(own) > SHIFTED and max(other) < NEAR and sum(other) < LIKE * sum(own):
                 text = f"{a} lies where {b} lies at the other sites, and {b} where {a} does: exchanged?"
                 yield Flag(site, a, text, {"site": {site: {RENAME: {a: b, b: a}}}})
 

@@ -7,7 +7,7 @@ from polyfed.base.part import EVERY, Audit, Flag, Parts
 from polyfed.data.csv_files import FEW, USABLE
 from polyfed.data.tables import Table
 from polyfed_audit.codes import codes, odd, piled
-from polyfed_audit.coding import exchanged, few, turned
+from polyfed_audit.coding import exchanged, facts, one_class, turned
 from polyfed_audit.outcome import rates, telling
 from polyfed_audit.parts import parts_of
 from polyfed_audit.rows import copied, doubled, repeated
@@ -20,16 +20,17 @@ def audit(table: Table) -> Audit:
     parts = parts_of(sheets, c)
     raised = flags({n: at for n, at in parts.items() if not table.survey[n].numbers_rows}, c, table.outcome)
     raised += doubled(sheets, c)
+    known = [*facts(table.outcome[-1], parts[table.outcome[-1]])]
     inputs, outcome = [i for i in table.inputs if i.kind in USABLE], [table.survey[name] for name in table.outcome]
     if any(i.lacking or (i in outcome and i.gaps) for i in (*inputs, *outcome)):
-        return Audit(parts, raised)
+        return Audit(parts, raised, known)
     raised += copied(sheets, [i.name for i in (*inputs, *outcome)], c.gaps)
     if c.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW:
         raised += telling(sheets, inputs, outcome[-1], c.gaps)
     if c.task not in ("regression", "survival") and len(outcome[-1].values) == 2:
-        known = {(f.site, f.column) for f in raised}
-        raised += [f for f in turned(sheets, inputs, outcome[-1]) if (f.site, f.column) not in known]
-    return Audit(parts, raised)
+        seen = {(f.site, f.column) for f in raised}
+        raised += [f for f in turned(sheets, inputs, outcome[-1]) if (f.site, f.column) not in seen]
+    return Audit(parts, raised, known)
 
 
 def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
@@ -44,7 +45,7 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
         strange = [*codes(name, at)]
         raised += strange or ([] if name in columns.limits else piled(name, at))
         raised += [] if strange or name not in outcome else rates(name, at)
-        raised += few(name, at) if name in outcome[-1:] else []
+        raised += one_class(name, at) if name in outcome[-1:] else []
     seen = {f.column for f in raised if f.site != EVERY}
     raised += units({name: at for name, at in parts.items() if name not in apart and name not in seen})
     swapped = [*exchanged({name: at for name, at in parts.items() if name not in apart})]

@@ -20,10 +20,10 @@ from polyfed_audit.parts import LEAST
 FACTOR, DEVIATIONS, WIDTHS = 1.8, 5.0, 4.0  # least ratio of medians; its logarithm in errors, in a site's strangeness
 NAMED = 3.0  # the same of a unit's own factor, where a unit explains it
 LIKE, NEAR = 0.5, 0.1  # widths that like sites differ by, and least error of a unit's factor
-SHARE = 0.12  # of the logarithm of the factor of a unit of such columns, that may be left
-POWERS = [
-    (f"x {sign} {k}", Change(k**power)) for k in (10, 1000) for sign, power in (("/", -1), ("*", 1))
-]  # of any column
+STEP = 0.03  # of a quantile that leaves a site in two digits
+SHARE = 0.12  # of the logarithm of a unit's factor, that may be left
+# of any column
+POWERS = [(f"x {s} {k}", Change(k**p)) for k in (10, 1000) for s, p in (("/", -1), ("*", 1))]
 UNITS = {  # units that are mixed, by parts of the names of their columns
     "gluc gluk glc sugar zucker lact lakt chol ldl hdl trig urea harnstoff bun calc kalz magn phos": "mg/dl mmol/l",
     "crea krea bili uric urate harnsäure": "mg/dl µmol/l",
@@ -48,7 +48,8 @@ class Shift(NamedTuple):
 
     by: float
     error: float  # of the medians
-    wide: float  # the column's deviation
+    wide: float  # the column's deviation, the larger of both
+    narrow: float  # in the middle of both
     mine: Sequence[float]
     theirs: Sequence[float]
     whose: str
@@ -57,7 +58,7 @@ class Shift(NamedTuple):
     @property
     def strange(self) -> float:
         """Widths that no unit explains."""
-        return abs(self.by - (self.left if self.units else 0.0)) / math.hypot(self.wide, self.error)
+        return abs(self.by - (self.left if self.units else 0.0)) / math.hypot(self.narrow, self.error)
 
     @property
     def left(self) -> float:
@@ -74,7 +75,8 @@ def units(parts: Parts) -> Iterator[Flag]:
             others = sorted(o[site].strange for n, o in shifts.items() if n != name and site in o)
             like = max(LIKE, others[-2] if len(others) > 1 else 0.0) * s.wide
             apart = s.mine[1] > s.theirs[3] or s.mine[3] < s.theirs[1]
-            least = max(DEVIATIONS * s.error, (NAMED if s.units else WIDTHS) * like, 0 if s.units else math.log(FACTOR))
+            widths = NAMED if s.units else WIDTHS * (2 if _known(name) else 1)
+            least = max(DEVIATIONS * s.error, widths * like, 0 if s.units else math.log(FACTOR))
             if not apart or abs(s.left if s.units else s.by) < least:
                 continue
             if s.whose != "other sites" and s.by < 0:
@@ -99,17 +101,17 @@ def _shifts(name: str, at: Mapping[str, Part]) -> Iterator[tuple[str, Shift]]:
             continue
         like = others[(len(others) - 1) // 2]
         theirs, error = of[like], math.hypot(errors[site], errors[like])
-        wide = max(math.log(q[3] / q[1]) / 1.349 for q in (mine, theirs))
+        widths = [max(STEP, math.log(q[3] / q[1]) / 1.349) for q in (mine, theirs)]
         scatter = _scatter([math.log(of[s][2]) for s in others]) if len(others) > 2 else 0.0
         by, whose = math.log(mine[2] / theirs[2]), "other sites" if len(others) > 1 else like
         near = min(max(NEAR, 3 * math.hypot(error, scatter)), 0.22)
-        yield site, Shift(by, math.hypot(error, scatter), wide, mine, theirs, whose, _units(name, mine, theirs, near))
+        units, middle = _units(name, mine, theirs, near), math.sqrt(widths[0] * widths[1])
+        yield site, Shift(by, math.hypot(error, scatter), max(widths), middle, mine, theirs, whose, units)
 
 
 def _units(name: str, mine: Sequence[float], theirs: Sequence[float], near: float) -> tuple[str, Change] | None:
     """The change of units after which a site's quartiles are the others'; of any column a power of ten."""
-    listed = [units.split() for words, units in UNITS.items() if any(word in name.casefold() for word in words.split())]
-    named = [(f"{a} -> {b}", _change(a, b, name)) for units in listed for a, b in permutations(units, 2)]
+    named = [(f"{a} -> {b}", _change(a, b, name)) for units in _known(name) for a, b in permutations(units, 2)]
     wide = math.log(theirs[3] / theirs[1])
     for changes in (named, POWERS):
         fitting = list[tuple[float, str, Change]]()
@@ -118,12 +120,17 @@ def _units(name: str, mine: Sequence[float], theirs: Sequence[float], near: floa
             if c is None or min(new) <= 0:
                 continue
             off = [abs(math.log(v / t)) for v, t in zip(new, theirs[1:4], strict=True)]
-            most = max(near, SHARE * abs(math.log(new[1] / mine[2]))) if changes is named else NEAR
+            most = max(near if changes is named else NEAR, SHARE * abs(math.log(new[1] / mine[2])))
             if off[1] < most and max(off) < most + wide / 4:
                 fitting.append((off[1], text, c))
         if fitting:
             return min(fitting)[1:]
     return None
+
+
+def _known(name: str) -> list[list[str]]:
+    """Units of a column of this name."""
+    return [units.split() for words, units in UNITS.items() if any(word in name.casefold() for word in words.split())]
 
 
 def _change(a: str, b: str, name: str) -> Change | None:

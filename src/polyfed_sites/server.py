@@ -48,6 +48,7 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
+from polyfed_audit.coding import facts
 from polyfed_audit.findings import flags
 from polyfed_sites import wire as m
 from polyfed_sites.agreed import digest, frozen, unlike, versions
@@ -184,7 +185,8 @@ class Server:
         columns = dict.fromkeys(name for reply in replies.values() for name in reply.head.columns)
         parts = {c: {s: r.head.columns[c] for s, r in replies.items() if c in r.head.columns} for c in columns}
         outcome = {about.file.target for about in self.said.values() if isinstance(about.file, Csv)}
-        self.audited = Audit(parts, flags(parts, self.experiment.columns, [*outcome]))
+        known = [fact for name in outcome & parts.keys() for fact in facts(name, parts[name])]
+        self.audited = Audit(parts, flags(parts, self.experiment.columns, [*outcome]), known)
         for line in self.audited.lines:
             self.say(printable(line))
 

@@ -26,9 +26,13 @@ def hospitals(seed, sicker=(0.0, 0.0, 0.0, 0.0)):
     return tables
 
 
-def flags(tables):
+def audited(tables):
     sheets = [sheet_of(table, site, site, [], None) for site, table in tables.items()]
-    return audit(surveyed(sheets, Columns(target="died"), [])[0]).flags
+    return audit(surveyed(sheets, Columns(target="died"), [])[0])
+
+
+def flags(tables):
+    return audited(tables).flags
 
 
 @pytest.mark.parametrize("sicker", [(0, 0, 0, 0), (-0.6, 0, 0.3, 0.8)], ids=["like", "unlike"])
@@ -64,14 +68,17 @@ def test_exchanged_columns_are_named_with_their_repair_and_nothing_else_is(a, b)
     }
 
 
-def test_a_site_of_one_class_and_one_of_few_rows_are_named():
+def test_a_site_of_one_class_is_flagged_and_what_chance_may_do_and_few_rows_are_said():
     tables = hospitals(2)
     tables["lyon"] = tables["lyon"].query("died == 0")
-    tables["turin"] = tables["turin"].head(9)
-    said = [str(f) for f in flags(tables)]
-    assert [s for s in said if s.startswith("lyon: died is 0 in all")]
-    assert [s for s in said if s.startswith("turin: 9 rows")]
-    assert len(said) == 2
+    tables["turin"] = tables["turin"].query("died == 1").head(6)
+    found = audited(tables)
+    (flag,) = found.flags
+    assert str(flag).startswith("lyon: died is 0 in all")
+    one, rows = map(str, found.facts)
+    assert one.startswith("turin: died is 1 in all 6 rows")
+    assert rows.startswith("turin: 6 rows")
+    assert found.lines == [f"check before use: {flag}", one, rows]
 
 
 def test_the_answer_asks_where_the_common_model_ranks_a_clients_rows_the_other_way_round(tmp_path):

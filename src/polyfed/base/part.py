@@ -96,12 +96,14 @@ class Audit(NamedTuple):
 
     parts: Parts = MappingProxyType({})
     flags: Sequence[Flag] = ()
+    facts: Sequence[Flag] = ()  # to know, and nothing to mend
     skipped: str = ""  # why there is none
 
     @property
     def lines(self) -> list[str]:
         """What a report says of it."""
-        return [*([self.skipped] if self.skipped else []), *(f"{CHECK}{flag}" for flag in self.flags)]
+        first = [self.skipped] if self.skipped else []
+        return [*first, *(f"{CHECK}{flag}" for flag in self.flags), *map(str, self.facts)]
 
     @property
     def flagged(self) -> dict[str, list[str]]:
