@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError
 
 
 class Net(nn.Sequential):
@@ -57,5 +58,5 @@ def test_a_run_says_where_it_starts(sites, tmp_path):
 
 @pytest.mark.parametrize("wrong", [lambda: 3, lambda a, b: Net(), int, "net"], ids=["number", "two", "int", "text"])
 def test_what_makes_no_model_is_refused(wrong, sites):
-    with pytest.raises(pf.ConfigError, match="model"):
+    with pytest.raises(ConfigError, match="model"):
         pf.fit(wrong, sites, pf.FedAvg(lr=0.1), rounds=1)

@@ -27,7 +27,7 @@ KEPT = {
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",
-    "metrics", "parameters", "frozen", "aggregate", "peer", "audit",
+    "metrics", "parameters", "frozen", "aggregate", "peer", "audit", "pooled",
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leav
     at_sites(file, sites, wire)
     sent = {question.head["kind"]: question.pack() for _, question, _ in wire.heard}
     assert sent.keys() == PLANTED.keys()
-    assert len(PLANTED) == len(get_args(Request)) - 1, "every kind of request, but open, which reads no sample"
+    assert len(PLANTED) == len(get_args(Request)) - 2, "every kind of request, but open and over, which read no sample"
     path, cell = data / "riga.csv", "severe-4711"
     for kind, place in PLANTED.items():
         for error in (*ERRORS, ValueError, KeyError, OSError):
