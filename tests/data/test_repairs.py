@@ -18,6 +18,8 @@ from polyfed.data.repairs import repaired
 from polyfed.data.schema import File
 from polyfed.runs.numbers import clustered
 
+pytest.importorskip("polyfed_audit")  # has the table of units
+
 
 @pytest.mark.parametrize(
     ("text", "found"),

@@ -12,7 +12,6 @@ from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.report import summary, words
 from polyfed.report.table import Cell, Table
-from polyfed_papers.several import paper_table
 
 GAIN = {
     "local": [[0.70, 0.80, 0.90], [0.71, 0.79, 0.90], [0.70, 0.80, 0.89]],
@@ -252,6 +251,7 @@ def test_quantiles_are_shown_where_there_are_clients_enough(tmp_path):
 
 
 def test_several_data_sets_make_one_table_for_a_paper(tmp_path):
+    paper_table = pytest.importorskip("polyfed_papers.several").paper_table
     studies = []
     for k, metric in enumerate(("accuracy", "rmse")):
         values = {"local": noisy([0.6, 0.7], 3, 0.01, 0), "fedavg": noisy([0.9, 0.9], 3, 0.01, 1)}
