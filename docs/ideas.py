@@ -64,7 +64,7 @@ IDEAS = (
     ),
     Idea(
         "A model for each site, mixed from others'",
-        "some sites resemble each other, and nobody knows which",
+        "some sites are alike, and which ones is not known",
         "the server may see no site's own model, or there are hundreds of sites",
         ("fedacs", "fedamp", "heurfedamp", "fedfomo", "apple"),
     ),

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from polyfed.base.columns import RENAME
 from polyfed.base.errors import few as listed
 from polyfed.base.part import Flag, Part
 from polyfed.data.csv_files import FEW, Column, Sheet
+from polyfed.metrics.terms import ranking
 from polyfed_audit.codes import RARE
 from polyfed_audit.parts import CODED
 
@@ -103,8 +103,7 @@ def turned(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column) ->
         if not rest:
             continue
         site, own, others = sheets[k].name, fits[k], _fitted([x[j] for j in rest], [y[j] for j in rest])
-        auc, mine = _auc(x[k] @ others.coefficients, y[k]), _own_auc(x[k], y[k])
-        error = _error(y[k])
+        (auc, error), mine = ranking(x[k] @ others.coefficients, y[k]), _own_auc(x[k], y[k])
         if auc + BELOW * error < 0.5 < mine - ABOVE * error:
             said = f"a model of the other sites has an AUC of {auc:.2f} there, its own {mine:.2f}"
             text = f"{target.name} goes the other way: {said}; are {' and '.join(values)} coded the other way round?"
@@ -127,17 +126,12 @@ def _agreed(
     bears: Sequence[int], x: Sequence[np.ndarray], y: Sequence[np.ndarray], fits: Mapping[int, Fit]
 ) -> list[int]:
     """The sites whose models rank each other's rows the same way, the larger of two groups."""
-    z = np.array([[(_auc(x[k] @ fits[j].coefficients, y[k]) - 0.5) / _error(y[k]) for k in bears] for j in bears])
+    ranked = [[ranking(x[k] @ fits[j].coefficients, y[k]) for k in bears] for j in bears]
+    z = np.array([[(auc - 0.5) / error for auc, error in row] for row in ranked])
     np.fill_diagonal(z, 0)
     side = np.linalg.eigh(z + z.T)[1][:, -1] >= 0
     groups = [[k for k, s in zip(bears, side, strict=True) if s == of] for of in (True, False)]
     return max(groups, key=lambda ks: (len(ks), sum(len(y[k]) for k in ks)))
-
-
-def _error(y: np.ndarray) -> float:
-    """Standard error of an AUC near a half."""
-    n, m = y.sum(), len(y) - y.sum()
-    return float(np.sqrt((n + m + 1) / (12 * n * m)))
 
 
 def _scaled(
@@ -184,15 +178,10 @@ def _fitted(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Fit:
     return Fit(b[:d], np.diag(np.linalg.inv(hessian))[:d])
 
 
-def _auc(score: np.ndarray, y: np.ndarray) -> float:
-    n = y.sum()
-    return float((rankdata(score)[y == 1].sum() - n * (n + 1) / 2) / (n * (len(y) - n)))
-
-
 def _own_auc(x: np.ndarray, y: np.ndarray) -> float:
     """AUC of a site's own model on rows that it has not seen, five folds."""
     fold, score = np.arange(len(y)) % 5, np.zeros(len(y))
     for k in range(5):
         b = _fitted([x[fold != k]], [y[fold != k]]).coefficients
         score[fold == k] = x[fold == k] @ b
-    return _auc(score, y)
+    return ranking(score, y)[0]

@@ -20,17 +20,17 @@ def audit(table: Table) -> Audit:
     parts = parts_of(sheets, c)
     raised = flags({n: at for n, at in parts.items() if not table.survey[n].numbers_rows}, c, table.outcome)
     raised += doubled(sheets, c)
-    known = [*facts(table.outcome[-1], parts[table.outcome[-1]])]
+    about = [*facts(table.outcome[-1], parts[table.outcome[-1]])]
     inputs, outcome = [i for i in table.inputs if i.kind in USABLE], [table.survey[name] for name in table.outcome]
     if any(i.lacking or (i in outcome and i.gaps) for i in (*inputs, *outcome)):
-        return Audit(parts, raised, known)
+        return Audit(parts, raised, about)
     raised += copied(sheets, [i.name for i in (*inputs, *outcome)], c.gaps)
     if c.task not in ("regression", "survival") and 1 < len(outcome[-1].values) <= FEW:
         raised += telling(sheets, inputs, outcome[-1], c.gaps)
     if c.task not in ("regression", "survival") and len(outcome[-1].values) == 2:
-        seen = {(f.site, f.column) for f in raised}
-        raised += [f for f in turned(sheets, inputs, outcome[-1]) if (f.site, f.column) not in seen]
-    return Audit(parts, raised, known)
+        flagged = {(f.site, f.column) for f in raised}
+        raised += [f for f in turned(sheets, inputs, outcome[-1]) if (f.site, f.column) not in flagged]
+    return Audit(parts, raised, about)
 
 
 def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
@@ -46,8 +46,8 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[Flag]:
         raised += strange or ([] if name in columns.limits else piled(name, at))
         raised += [] if strange or name not in outcome else rates(name, at)
         raised += one_class(name, at) if name in outcome[-1:] else []
-    seen = {f.column for f in raised if f.site != EVERY}
-    raised += units({name: at for name, at in parts.items() if name not in apart and name not in seen})
+    flagged = {f.column for f in raised if f.site != EVERY}
+    raised += units({name: at for name, at in parts.items() if name not in apart and name not in flagged})
     swapped = [*exchanged({name: at for name, at in parts.items() if name not in apart})]
-    known = {(f.site, name) for f in swapped for name in f.repair["site"][f.site][RENAME]}
-    return [f for f in raised if (f.site, f.column) not in known] + swapped
+    elsewhere = {(f.site, name) for f in swapped for name in f.repair["site"][f.site][RENAME]}
+    return [f for f in raised if (f.site, f.column) not in elsewhere] + swapped

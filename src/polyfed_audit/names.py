@@ -1,4 +1,4 @@
-"""Other names: a column that a site lacks and has under another name, by the name and by what it holds."""
+"""Columns that a site calls something else, matched by name and by content."""
 
 import difflib
 from collections.abc import Iterator

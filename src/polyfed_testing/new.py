@@ -5,6 +5,8 @@ import io
 
 import numpy as np
 
+from polyfed.runs.config import METHODS
+
 MODEL = '''"""The model: any nn.Module. input_shape and outputs are filled in; other arguments are keys of [model]."""
 
 from torch import nn
@@ -34,15 +36,8 @@ target = "outcome"
 file = "model.py"
 width = 16
 
-[[algorithms]]
-name = "local"
-
-[[algorithms]]
-name = "fedavg"
-
-[[algorithms]]
-name = "ditto"
 """
+EXPERIMENT += METHODS
 SITES = {"north": (60, 0.0), "south": (40, 1.0)}  # rows, and how much more often the outcome happens
 
 

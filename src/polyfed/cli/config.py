@@ -14,20 +14,14 @@ from polyfed.cli.commands import Config
 from polyfed.cli.options import FILE
 from polyfed.cli.screen import grid, stdout
 from polyfed.core.schedule import SCHEDULES
+from polyfed.runs.config import METHODS
 from polyfed.runs.training import Model
 from polyfed.threats import ATTACKS, RULES
 
-METHODS = """# The methods to compare. [algorithm] without a name holds settings for all of them.
+LISTED = """# The methods to compare. [algorithm] without a name holds settings for all of them.
 # `polyfed algorithms NAME` lists a method's settings; file = "own_method.py" names a method of your own.
-[[algorithms]]
-name = "local"
-
-[[algorithms]]
-name = "fedavg"
-
-[[algorithms]]
-name = "ditto"
 """
+LISTED += METHODS
 
 
 class Key(NamedTuple):
@@ -100,7 +94,7 @@ def toml() -> str:
         text = textwrap.fill(f"{key.says()} Takes {key.takes}.", 118, initial_indent="# ", subsequent_indent="# ")
         live = key.default is not None and not (head and head != table)
         parts.append(f"{text}\n{'' if live else '# '}{name} = {key.value() or '...'}\n")
-    return "\n".join([*parts, METHODS])
+    return "\n".join([*parts, LISTED])
 
 
 def config(o: Config) -> None:

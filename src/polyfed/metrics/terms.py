@@ -43,6 +43,14 @@ def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
     return 1 - np.mean([ratio(a, b) for a, b in zip(missed.T, spread.T, strict=True)], axis=0)
 
 
+def ranking(score: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """(AUC of scores [N], its standard error near a half), of rows of both classes; `positive` [N] is 1 or True."""
+    rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
+    n, m = int(positive.sum()), len(positive) - int(positive.sum())
+    ranks = rankdata(score)[np.asarray(positive, dtype=bool)]
+    return float((ranks.sum() - n * (n + 1) / 2) / (n * m)), math.sqrt((n + m + 1) / (12 * n * m))
+
+
 def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Terms of the area under the curve, by each sample's place among the other class. score: [..., n]"""
     rankdata: Any = import_module("scipy.stats").rankdata  # slow to import

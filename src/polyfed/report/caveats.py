@@ -2,9 +2,8 @@
 
 import math
 
-from scipy.stats import rankdata
-
 from polyfed.base.part import pasted
+from polyfed.metrics.terms import ranking
 from polyfed.report import pairs, words
 from polyfed.report.intervals import HEAVY
 from polyfed.report.verdicts import LEAST, Study
@@ -106,10 +105,8 @@ def _ranking(study: Study, label: str) -> dict[str, tuple[float, float]]:
                 if math.isfinite(auc) and study.tested.get(name, 0):
                     each.setdefault(name, []).append((auc, 0.72 / math.sqrt(study.tested[name])))
         for name, (p, y) in run.probabilities.items():
-            n, m = int(y.sum()), int((~y).sum())
-            if n and m:
-                auc = (rankdata(p)[y].sum() - n * (n + 1) / 2) / (n * m)
-                each.setdefault(name, []).append((float(auc), math.sqrt((n + m + 1) / (12 * n * m))))
+            if 0 < y.sum() < len(y):
+                each.setdefault(name, []).append(ranking(p, y))
     return {name: (pairs.mean_of(a for a, _ in of), pairs.mean_of(e for _, e in of)) for name, of in each.items()}
 
 

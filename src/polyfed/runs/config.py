@@ -34,6 +34,7 @@ from polyfed.runs.userfile import algorithms_of
 
 T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
+METHODS = "\n".join(f'[[algorithms]]\nname = "{name}"\n' for name in COMPARED)  # the same in an experiment file
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
 MODEL = (
     "name",
