@@ -16,7 +16,10 @@ of its own. `logistic`: labels, ridge logistic regression, by accuracy and AUC; 
 `halves`: two common models, each of one half of the patients: every gain is zero.
 `heavy`, `gross`, `rare`, `seldom`, `five`: noise of t with 2.5 degrees of freedom; with 2 % of 20 times the size;
 3 to 5 % and some 15 % are ill; five classes, of which the smallest has 6 %. Ten sites, two to five seeds.
-`plan`: from three seeds it is said which gain ten seeds would show, or four times as many patients; did they?
+`other SCORES`: federations of OTHERS, one to ten seeds; of one seed the gain is that of the trained models.
+`fixed SCORES`: one test set of nine tenths under every seed, which leaves out another tenth of the training samples.
+`nearL SCORES`: personal models, drawn to the common one by a ridge L, against it.
+`planK`: from three seeds it is said which gain ten seeds would show, or K times as many patients; did they?
 """
 
 import argparse
@@ -39,6 +42,7 @@ from scipy.stats import t as student
 from polyfed.metrics import terms as added
 from polyfed.metrics.scores import KNOWN
 from polyfed.report import intervals
+from polyfed.report.verdicts import bearing
 
 INPUTS = 6
 SIZES = {
@@ -47,6 +51,29 @@ SIZES = {
     20: np.geomspace(30, 3000, 20).astype(int).tolist(),
     100: np.geomspace(30, 1000, 100).astype(int).tolist(),
 }
+NEAR = (3, 300, 10000)  # ridges of personal models
+OTHERS = {  # federation: (rows of its sites, what is drawn of them)
+    "a site of 9 rows": ([303, 261, 123, 130, 9], ("logistic other accuracy brier auc", "linear other rmse")),
+    "9, 40, 4000 rows": ([9, 40, 4000], ("logistic other accuracy brier auc", "linear other rmse")),
+    "two sites": ([150, 250], ("logistic other accuracy brier auc", "linear other rmse")),
+    "thirty sites": (np.linspace(60, 400, 30).astype(int).tolist(), ("logistic other accuracy brier auc",)),
+    "ten of 20 rows": (
+        [20] * 10,
+        (
+            *("logistic other accuracy brier auc", "linear other rmse"),
+            *(f"{t} plan{k}" for t in ("logistic", "linear") for k in (4, 16)),
+        ),
+    ),
+    "eight of 12 to 30": (np.linspace(12, 30, 8).astype(int).tolist(), ("linear other rmse",)),
+    "8 % ill, 25 to 300 rows": (np.geomspace(25, 300, 8).astype(int).tolist(), ("eighth other accuracy brier auc",)),
+    "2 % ill, 150 to 3000 rows": (np.geomspace(150, 3000, 6).astype(int).tolist(), ("fiftieth other brier auc f1",)),
+    "150 to 800 rows": ([150, 250, 400, 800], ("gross other rmse mae", "heavy other rmse mae")),
+    "four hospitals": (
+        SIZES[4],
+        ("logistic fixed accuracy brier auc", *(f"linear near{x} rmse" for x in NEAR)),
+    ),
+}
+SIZES |= {name: rows for name, (rows, _) in OTHERS.items()}
 HETEROGENEITY = {"linear": {"gain": 0.1, "even": 0.3, "harm": 0.8}, "logistic": {"gain": 0.1, "even": 0.6, "harm": 1.2}}
 SCORES = {
     "linear": ("rmse",),
@@ -58,9 +85,10 @@ SCORES = {
     "five": ("accuracy", "balanced-accuracy", "auc"),
 }
 HARD = ("heavy", "gross", "rare", "seldom", "five")
-LENGTH = {"rare": 3.0, "seldom": 2.0, "five": 2.0}  # of the common coefficients; else 1
+LENGTH = {"rare": 3.0, "seldom": 2.0, "five": 2.0, "fiftieth": 2.0}  # of the common coefficients; else 1
 RIDGE = {"rare": 0.1}  # else 1
-BASE = {"rare": -6.1, "seldom": -2.7, "five": np.log([0.4, 0.25, 0.17, 0.12, 0.06])}  # intercepts
+BASE = {"rare": -6.1, "seldom": -2.7, "eighth": -2.9, "fiftieth": -5.7}  # intercepts
+BASE["five"] = np.log([0.4, 0.25, 0.17, 0.12, 0.06])
 TAILS = 2.5  # degrees of freedom of the noise of `heavy`
 NOISE = {"linear": 1.0, "heavy": TAILS / (TAILS - 2), "gross": 0.98 + 0.02 * 20**2}  # its variance, of numbers
 NAMES = {
@@ -73,6 +101,8 @@ NAMES = {
 TESTED = 0.34
 REPEATS = {4: 300, 10: 200, 20: 80, 100: 30}
 SINGLE = {4: 1000, 20: 300, 100: 60}  # populations of one split
+FIXED, LUCK = 0.9, 40  # of a fixed test set: its share, and of the rest that a seed trains on; seeds that are the truth
+SPLITS = {"single": (1,), "other": (1, 3, 10), "near": (3, 10), "fixed": (3, 10)}  # of worlds; else below
 RULES = ("t", "Nadeau-Bengio", "polyfed")
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of the power curve
 
@@ -145,12 +175,12 @@ class World:
             return x, (eta + rng.gumbel(size=eta.shape)).argmax(1) * 1.0
         return x, eta + noise(self.task, rng, len(x)) if self.task in NOISE else (rng.random(len(x)) < expit(eta)) * 1.0
 
-    def resplit(self, rng: np.random.Generator, splits: int) -> np.ndarray:
+    def resplit(self, rng: np.random.Generator, splits: int, share: float = TESTED) -> np.ndarray:
         """[splits, N] bool: who is tested, drawn anew for every split and site."""
         test = np.zeros((splits, sum(self.sizes)), dtype=bool)
         for part, n in zip(self.parts, self.sizes, strict=True):
             for s in range(splits):
-                test[s, part.start + rng.permutation(n)[: round(TESTED * n)]] = True
+                test[s, part.start + rng.permutation(n)[: round(share * n)]] = True
         return test
 
     def folds(self, rng: np.random.Generator, k: int = 5, times: int = 2) -> np.ndarray:
@@ -174,8 +204,10 @@ class World:
         if self.scenario == "halves":
             half = np.concatenate([rng.permutation(np.arange(n) % 2) for n in self.sizes]).astype(bool)
             return np.stack([everyone(_fitted(self.task, x, y, train & h)[:, None]) for h in (half, ~half)])
-        own = np.stack([_fitted(self.task, x[p], y[p], train[:, p]) for p in self.parts], axis=1)
-        return np.stack([everyone(_fitted(self.task, x, y, train)[:, None]), own])
+        common, near = _fitted(self.task, x, y, train), self.scenario.split()[0].partition("near")[2]
+        pull = [(float(near), common)] if near else []
+        own = np.stack([_fitted(self.task, x[p], y[p], train[:, p], *pull) for p in self.parts], axis=1)
+        return np.stack([everyone(common[:, None]), own][:: -1 if near else 1])
 
 
 def noise(task: str, rng: np.random.Generator, n: int) -> np.ndarray:
@@ -194,9 +226,11 @@ def tails(world: World, x: np.ndarray, y: np.ndarray, w: np.ndarray, test: np.nd
     return min(found, default=0.0)
 
 
-def _fitted(task: str, x: np.ndarray, y: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """[splits, p] ridge (linear) or ridge logistic regression of every split's training samples `train` [splits, N]."""
-    p, weight, ridge = x.shape[1], train.astype(float), RIDGE.get(task, 1.0)
+def _fitted(task: str, x: np.ndarray, y: np.ndarray, train: np.ndarray, near: Any = None) -> np.ndarray:
+    """[splits, p] ridge (linear) or ridge logistic regression of every split's training samples `train` [splits, N];
+    near: (ridge, [splits, p] where to), else to zero."""
+    p, weight = x.shape[1], train.astype(float)
+    ridge, to = near or (RIDGE.get(task, 1.0), np.zeros((len(train), p)))
     i, j = np.triu_indices(p)
     products = x[:, i] * x[:, j]
 
@@ -208,11 +242,11 @@ def _fitted(task: str, x: np.ndarray, y: np.ndarray, train: np.ndarray) -> np.nd
     if task == "five":  # ridge regression on every class
         return np.stack([_fitted("linear", x, (y == k) * 1.0, train) for k in range(len(BASE["five"]))], axis=-1)
     if task in NOISE:
-        return solved(weight, weight @ (x * y[:, None]))
-    w = np.zeros((len(weight), p))
+        return solved(weight, weight @ (x * y[:, None]) + ridge * to)
+    w = to
     for _ in range(6):
         q = expit(w @ x.T)
-        w = w + solved(weight * q * (1 - q), (weight * (y - q)) @ x - ridge * w)
+        w = w + solved(weight * q * (1 - q), (weight * (y - q)) @ x - ridge * (w - to))
     return w
 
 
@@ -246,8 +280,10 @@ def guessed(output: np.ndarray) -> np.ndarray:
 
 def adds(score: str, output: np.ndarray, y: np.ndarray) -> np.ndarray:
     """[n] what each sample adds to a score, better when higher. output: [n], or [n, classes]"""
-    if score in ("mae", "r2"):
-        return -np.abs(output - y) if score == "mae" else added.r2(output[:, None], y[:, None])
+    if score in ("mae", "brier"):
+        return -np.abs(output - y) if score == "mae" else -((expit(output) - y) ** 2)
+    if score == "r2":
+        return added.r2(output[:, None], y[:, None])
     present, several = np.unique(y), output.ndim == 2
     guess = output.argmax(1) if several else (output > 0) * 1.0
     if score == "balanced-accuracy":
@@ -287,6 +323,8 @@ def expected(score: str, output: np.ndarray, chance: np.ndarray) -> np.ndarray:
     mine = chance * (guess[..., None] == np.arange(chance.shape[-1]))
     if score == "accuracy":
         return mine.sum(-1).mean(-1)
+    if score == "brier":
+        return -(chance[..., 1] * expit(-output) ** 2 + chance[..., 0] * expit(output) ** 2).mean(-1)
     if score == "balanced-accuracy":
         return (mine.sum(-2) / chance.sum(-2)).mean(-1)
     if score == "f1":
@@ -316,45 +354,65 @@ def off_by(task: str) -> tuple[np.ndarray, np.ndarray]:
     return at, np.array([sum(k * np.abs(v - d).mean() for k, v in parts) for d in at])
 
 
-def widths(found: intervals.Spread, share: float) -> list[tuple[float, float]]:
+def widths(found: intervals.Spread, share: float | None) -> list[tuple[float, float]]:
     """(variance, degrees of freedom) by every rule, in the order of RULES."""
     s = len(found.means)
     square = float(found.means.var(ddof=1)) if s > 1 else math.nan
-    plain = [(square / s, s - 1.0), (square * (1 / s + share / (1 - share)), s - 1.0)] if s else [(math.nan,) * 2] * 2
+    overlap = share / (1 - share) if share else 0.0
+    plain = [(square / s, s - 1.0), (square * (1 / s + overlap), s - 1.0)] if s else [(math.nan,) * 2] * 2
     return [*plain, intervals.variance(found, share) if s else (math.nan,) * 2]
 
 
 def spreads(
-    world: World, score: str, terms: list[np.ndarray], y: np.ndarray, heavy: bool = False
+    world: World, score: str, terms: list[np.ndarray], y: np.ndarray, counted: list[int], heavy: bool = False
 ) -> list[intervals.Spread]:
-    """Of every site, and of the mean over those that have the score. terms: per site, [splits, n]"""
+    """Of every site, and of the mean over those that count and have the score. terms: per site, [splits, n]"""
     m, found = KNOWN[score], []
     for each, part in zip(terms, world.parts, strict=True):
         span = m.span if math.isfinite(m.span) else 0.0
         classes = y[part].astype(int) if m.classwise else None
         one = intervals.spread(each, span, classes=classes, of_two=m.classwise, guesses=m.guesses)
         found.append(replace(one, whole=heavy))
-    gains = np.nanmean([np.nanmean(each, axis=1) for each in terms], axis=0)
-    return [*found, intervals.mean_spread([f for f in found if len(f.means)], gains[np.isfinite(gains)])]
+    gains = np.nanmean([np.nanmean(terms[k], axis=1) for k in counted], axis=0)
+    mean = intervals.mean_spread([found[k] for k in counted if len(found[k].means)], gains[np.isfinite(gains)])
+    shared = world.scenario.startswith("near")  # at one site both have the same luck in training
+    return [*(replace(f, whole=shared or heavy) for f in found), mean]
+
+
+def counting(world: World, test: np.ndarray) -> list[int]:
+    """The sites that the mean is over."""
+    return list(bearing({k: float(test[:, p].sum(1).mean()) for k, p in enumerate(world.parts)}))
 
 
 def population(world: World, rng: np.random.Generator, new: np.ndarray) -> Iterator[tuple[Any, ...]]:
-    """One population by every score and design: (score, design), true gains of the first split's models [m, sites],
-    estimates [m, sites + 1] and (variance, freedom) [rules, m, sites + 1, 2]; the last column is the mean of sites."""
+    """One population by every score and design: (score, design), true gains of the first split's models (of a fixed
+    test set of all splits') [m, sites + 1], estimates [m, sites + 1] and (variance, freedom) [rules, m, sites + 1, 2];
+    the last column is the mean of sites."""
     x, y = world.draw(rng)
-    sizes = (1,) if world.scenario.startswith("single") else (2, 3, 5) if world.task in HARD else (2, 3, 5, 10)
-    designs = [("", world.resplit(rng, max(sizes)), TESTED, sizes)]
-    if 10 in sizes:
-        designs[0] = ("", designs[0][1], TESTED, (1, *sizes))
-        if len(world.sizes) < 100:  # to save time
-            designs.append(("5 folds, ", world.folds(rng), 0.2, (10,)))
-    for name, test, share, sizes in designs:
-        w = world.models(x, y, ~test, rng)
+    kind = world.scenario.split()[0].rstrip("0123456789")
+    sizes = SPLITS.get(kind) or ((2, 3, 5) if world.task in HARD else (1, 2, 3, 5, 10))
+    if kind == "fixed":
+        test = np.tile(world.resplit(rng, 1, FIXED), (LUCK, 1))
+        train = ~test & (rng.random(test.shape) < FIXED)
+        designs = [("", test, train, None, sizes)]
+    else:
+        test = world.resplit(rng, max(sizes))
+        designs = [("", test, ~test, TESTED, sizes)]
+    if kind not in SPLITS and 10 in sizes and len(world.sizes) < 100:  # to save time
+        test = world.folds(rng)
+        designs.append(("5 folds, ", test, ~test, 0.2, (10,)))
+    for name, test, train, share, sizes in designs:
+        w, counted = world.models(x, y, train, rng), counting(world, test)
         heavy = tails(world, x, y, w, test) > intervals.HEAVY
         for score in world.scores:
-            terms, true = gains(world, x, y, w, test, score), truth(world, w[:, 0], score, new)
+            terms = gains(world, x, y, w[:, : max(sizes)], test[: max(sizes)], score)
+            of = range(len(test) if share is None else 1)
+            true = np.mean([truth(world, w[:, s], score, new) for s in of], axis=0)
+            true = np.concatenate([true, true[:, counted].mean(-1, keepdims=True)], -1)
             for splits in sizes:
-                rows = [spreads(world, score, [t[m, :splits] for t in terms], y, heavy) for m in range(len(true))]
+                rows = [
+                    spreads(world, score, [t[m, :splits] for t in terms], y, counted, heavy) for m in range(len(true))
+                ]
                 estimate = [[s.gain for s in row] for row in rows]
                 found = np.array([[widths(s, share) for s in row] for row in rows])
                 yield (score, f"{name}S={splits}"), true, np.array(estimate), np.moveaxis(found, 2, 0)
@@ -363,39 +421,41 @@ def population(world: World, rng: np.random.Generator, new: np.ndarray) -> Itera
 def part(job: tuple[str, str, int, int]) -> list[dict[str, Any]]:
     """All that is counted of one world: a row per score, design and rule."""
     task, scenario, sites, repeats = job
-    if scenario == "plan":
+    if scenario.startswith("plan"):
         return plan(job)
     warnings.simplefilter("ignore")
     world, new, kept = World.make(task, scenario, sites), new_patients(1024 if sites in (10, 100) else 2048), {}
     for r in range(repeats):
-        for key, *found in population(world, np.random.default_rng([r, sites]), new):
+        for key, *found in population(world, np.random.default_rng([r, len(world.sizes)]), new):
             kept.setdefault(key, []).append(found)
     rows = []
     for (score, design), found in kept.items():
         own, estimate, laws = (np.array(f) for f in zip(*found, strict=True))
         true = own.mean(0) if scenario not in ("equal", "halves") else np.zeros(own.shape[1:])
-        true, own = (np.concatenate([t, t.mean(-1, keepdims=True)], -1) for t in (true, own))
         base = {"task": task, "scenario": scenario, "sites": sites, "score": score, "design": design, "of": repeats}
         for rule, name in enumerate(RULES):
             var, freedom = laws[:, rule, ..., 0], laws[:, rule, ..., 1]
             if not np.isfinite(var).any():
                 continue
-            for target, gain in (("procedure", true), ("models", own))[: 2 if design == "S=1" else 1]:
+            for target, gain in (("procedure", true), ("models", own))[
+                : 2 if design == "S=1" or scenario[:5] == "fixed" else 1
+            ]:
                 found = counted(estimate, gain, var, freedom)
                 rows.append(base | {"rule": name, "target": target} | found)
     return rows
 
 
 def plan(job: tuple[str, str, int, int]) -> list[dict[str, Any]]:
-    """How often a gain is seen that three seeds say would be seen four times in five, by ten of them or with four times
-    as many patients."""
-    task, _, sites, repeats = job
+    """How often a gain is seen that three seeds say would be seen four times in five, by ten of them or with K times
+    as many patients, and how many times too many these are in the mean over sites."""
+    task, scenario, sites, repeats = job
     warnings.simplefilter("ignore")
     few, new = World.make(task, "even", sites), new_patients()
-    many = replace(few, sizes=[4 * n for n in few.sizes])
-    told, kept = {}, {}
+    times = int(scenario.removeprefix("plan"))
+    many = replace(few, sizes=[times * n for n in few.sizes])
+    told, kept, averaged = {}, {}, counting(few, few.resplit(np.random.default_rng(0), 1))
     for r in range(repeats):
-        rng = np.random.default_rng([r, sites, 1])
+        rng = np.random.default_rng([r, len(few.sizes), 1])
         for world, splits in ((few, (3, 10)), (many, (3,))):
             x, y = world.draw(rng)
             test = world.resplit(rng, max(splits))
@@ -403,24 +463,27 @@ def plan(job: tuple[str, str, int, int]) -> list[dict[str, Any]]:
             for score in world.scores:
                 terms, true = gains(world, x, y, w, test, score), truth(world, w[:, 0], score, new)[0]
                 for s in splits:
-                    row = spreads(world, score, [t[0, :s] for t in terms], y)
+                    row = spreads(world, score, [t[0, :s] for t in terms], y, averaged)
                     lengths = [intervals.half_width(*intervals.variance(e, TESTED)) for e in row]
-                    key = score, "3 seeds" if world is few and s == 3 else "10 seeds" if s == 10 else "4 times"
-                    kept.setdefault(key, []).append(([e.gain for e in row], lengths, [*true, true.mean()]))
+                    key = score, "3 seeds" if world is few and s == 3 else "10 seeds" if s == 10 else "K times"
+                    kept.setdefault(key, []).append(([e.gain for e in row], lengths, [*true, true[averaged].mean()]))
                     if key[1] == "3 seeds":
                         said = [[intervals.seen(e, TESTED, 10) for e in row]]
-                        said.append([intervals.seen(e, TESTED, 3) / 2 for e in row])
+                        said.append([intervals.seen(e, TESTED, 3, times=times) for e in row])
                         told.setdefault(score, []).append(said)
     rows = []
     for score, said in told.items():
-        for k, what in enumerate(("10 seeds", "4 times")):
+        for k, what in enumerate(("10 seeds", "K times")):
             gain, half, true = (np.array(v) for v in zip(*kept[score, what], strict=True))
             expected = np.array(said)[:, k]
             seen = np.abs(gain - true.mean(0) + expected) > half
             known = np.isfinite(gain) & np.isfinite(expected)
             parts = [float(seen[at][known[at]].mean()) for at in (np.s_[:, :-1], np.s_[:, -1:])]
-            base = {"task": task, "scenario": "plan", "sites": sites, "score": score, "design": what, "of": repeats}
-            rows.append(base | {"rule": "polyfed", "target": "procedure", "seen": parts})
+            # of the gain that is said, and the one that four in five of these would see: samples go with its square
+            enough = np.nanquantile(half[:, -1] - (gain - true.mean(0))[:, -1], intervals.POWER)
+            over = float(np.nanmedian(expected[:, -1]) / enough) ** 2
+            base = {"task": task, "scenario": scenario, "sites": sites, "score": score, "design": what, "of": repeats}
+            rows.append(base | {"rule": "polyfed", "target": "procedure", "seen": parts, "over": over})
     return rows
 
 
@@ -479,6 +542,8 @@ def chosen(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
 def tables(rows: list[dict[str, Any]]) -> str:
     """The Markdown of all tables, from the rows that there are."""
     rows = [r | {"world": r["scenario"].split()[0]} for r in rows]
+    plans = [r for r in rows if r["world"].startswith("plan")]
+    others, rows = ([r for r in rows if (r["sites"] in OTHERS) == k and r not in plans] for k in (True, False))
     often = {(r["score"], r["sites"]): r["of"] for r in rows if r["world"] == "single"}
     rows = [r for r in rows if (r["world"], r["design"]) != ("zero", "S=1") or (r["score"], r["sites"]) not in often]
     many = [r for r in rows if r["world"] != "single"]
@@ -488,11 +553,11 @@ def tables(rows: list[dict[str, Any]]) -> str:
     often_said = ", ".join(f"{n} ({k} sites)" for k, n in sorted({k: n for (_, k), n in often.items()}.items()))
     drawn += f"; of one split where nobody gains {often_said}" if often else ""
     rows = [r | {"world": "zero"} if r["world"] == "single" else r for r in rows]
-    kinds = sorted({(r["score"], r["sites"]) for r in rows if r["world"] != "plan"}, key=lambda k: (k[1], k[0]))
+    kinds = sorted({(r["score"], r["sites"]) for r in rows}, key=lambda k: (k[1], k[0]))
     hard = [k for k in kinds if k[1] == 10]
-    parts = [_coverage, _one_split, _power, _planned, _limits]
-    made = ["\n".join(p(rows, [k for k in kinds if k not in hard])) for p in parts] if kinds != hard else []
-    made.insert(1, "\n".join(_hard(rows)))
+    parts = [_coverage, _one_split, _power, _limits]
+    made = [p(rows, [k for k in kinds if k not in hard]) for p in parts] if kinds != hard else [[]] * 4
+    made = ["\n".join(m) for m in (made[0], _hard(rows), _others(others), *made[1:3], _planned(plans), made[3]) if m]
     return "\n\n".join([f"Populations drawn per world: {drawn}.", *made]) + "\n"
 
 
@@ -558,6 +623,32 @@ def _hard(rows: list[dict[str, Any]]) -> list[str]:
     return out
 
 
+def _others(rows: list[dict[str, Any]]) -> list[str]:
+    out = ["## Federations of other kinds, every interval printed", ""]
+    out += _head(
+        "federation, score | of | sites: one seed | three | ten | least site | means: one seed | three | ten "
+        "| wrong: any site | wrong: mean"
+    )
+    order = list(dict.fromkeys((r["sites"], r["task"], r["world"], r["score"], r["target"]) for r in rows))
+    for sites, task, world, score, target in order:
+        of = {"sites": sites, "task": task, "world": world, "score": score, "rule": "polyfed"}
+        one = chosen(rows, **of, target="models", design="S=1")
+        by = [chosen(rows, **of, target=target, design=f"S={k}") for k in (3, 10)]
+        if not all(by):
+            continue
+        known = [r for found in (one, *by) for r in found]
+        cells = [
+            f"{sites}{OF.get(world, '')}{', ' + NAMES[task] if task in NAMES else ''}, {score}",
+            AIMS.get((world, target), "the procedure"),
+        ]
+        for f in (sites_of, lambda r: r["covered"][-1]):
+            cells += [span([f(r) for r in found]) if found else "–" for found in (one, *by)]
+        cells.insert(5, least(by[0]))
+        cells += [span([r[key] for r in known]) for key in ("any", "whole")]
+        out.append(f"| {' | '.join(cells)} |")
+    return out
+
+
 def _one_split(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
     out = ["## Coverage and wrong verdicts of one split, or a fixed test set", ""]
     targets = [f"{what}: sites | least site | means" for what in ("these models", "the procedure")]
@@ -587,13 +678,15 @@ def _power(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str
     return out
 
 
-def _planned(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
+def _planned(rows: list[dict[str, Any]]) -> list[str]:
     out = ["## What three seeds say would be seen four times in five, and how often it was, per cent", ""]
-    out += _head("score, sites | ten seeds: a site | the mean | four times the patients: a site | the mean", 1)
-    for score, sites in kinds:
-        by = [chosen(rows, world="plan", score=score, sites=sites, design=d) for d in ("10 seeds", "4 times")]
-        if all(by):
-            out.append(f"| {score}, {sites} | " + " | ".join(f"{100 * v:.0f}" for r in by for v in r[0]["seen"]) + " |")
+    out += _head(
+        "score, sites | times | ten seeds: a site | the mean | so many times the patients: a site | the mean "
+        "| too many by"
+    )
+    for ten, more in zip(rows[::2], rows[1::2], strict=True):
+        each = " | ".join(f"{100 * v:.0f}" for r in (ten, more) for v in r["seen"])
+        out.append(f"| {ten['score']}, {ten['sites']} | {ten['world'][4:]} | {each} | {more['over']:.1f} |")
     return out
 
 
@@ -611,22 +704,26 @@ def _limits(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[st
     return out
 
 
+OF = {"fixed": ", one test set"} | {f"near{x}": f", personal ({x})" for x in NEAR}
+AIMS = {("fixed", "models"): "these training sets"}  # what gains are of; else of the procedure, of one seed its models
 MARKS = ("<!-- made by benchmarks/coverage.py -->", "<!-- end -->")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument("--sites", type=int, nargs="+", choices=[4, 10, 20, 100], default=[4, 10, 20, 100])
     parser.add_argument("--repeats", type=int, help="populations of every world (default: fewer where sites are many)")
     parser.add_argument("--out", type=Path, default=Path("coverage.jsonl"), help="finished worlds, kept and not redone")
     parser.add_argument("--docs", type=Path, help="a Markdown file whose marked part the tables replace")
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     jobs = [(t, "even", 10, given.repeats or REPEATS[10]) for t in HARD] if 10 in given.sites else []
+    for k, (_, worlds) in OTHERS.items() if 10 in given.sites else ():
+        jobs += [(*w.split(" ", 1), k, given.repeats or REPEATS[10]) for w in worlds]
     for k in (k for k in given.sites if k != 10):
         for t in HETEROGENEITY:
             zero = [f"zero {score}" for score in SCORES[t]]
-            worlds = [*HETEROGENEITY[t], *zero, "equal", "halves", *["plan"] * (k < 100)]
+            worlds = [*HETEROGENEITY[t], *zero, "equal", "halves", *["plan4"] * (k < 100)]
             jobs += [(t, s, k, given.repeats or REPEATS[k]) for s in worlds]
             jobs += [(t, f"single {s}", k, given.repeats or SINGLE[k]) for s in SCORES[t]]
     kept = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []

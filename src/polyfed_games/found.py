@@ -14,6 +14,7 @@ from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report.pairs import Evidence, evidence
+from polyfed.report.verdicts import bearing
 from polyfed.runs import ownership as files
 from polyfed.runs.numbers import Numbers
 from polyfed_games import values as game
@@ -57,10 +58,16 @@ class Found:
     added: dict[tuple[int, int], np.ndarray]  # (seed's row, client) -> [K, m] each test sample's part
     ids: dict[tuple[int, int], np.ndarray]  # the same -> [m] the samples
     samples: list[tuple[float, int]]  # (share tested, number) of each client
+    tested: list[int]  # the samples that each client is judged on
     against: dict[str, dict[int, dict[str, Any]]]  # label -> seed -> the method's findings
     seconds: float
     trainings: int
     notes: tuple[str, ...]
+
+    @cached_property
+    def counted(self) -> tuple[int, ...]:
+        """The clients that means are over."""
+        return bearing(dict(enumerate(self.tested)))
 
     @property
     def n(self) -> int:
@@ -95,14 +102,15 @@ class Found:
         if not over or any((names_of(c, names), s) not in own for c in wanted for s in seeds):
             raise RunError(f"{folder}: is not finished; finish it with: polyfed resume {folder}")
         first, shares = next(iter(over.values())), [r.shares() for r in over.values()]
+        judged = {name: k for r in over.values() for name, k in r.judged(first.split).items()}
         masks = {game.coalition(at[name] for name in r.about.names) for r in own.values()}
         place = {c: k for k, c in enumerate(sorted(masks, key=lambda c: (c.bit_count(), c)))}
         spent = sum(r.summary.seconds for r in runs if math.isfinite(r.summary.seconds))
         metric, scores = first.summary.leads, _scores(over, names, seeds, place, first)
         return cls(
             folder, names, seeds, labels[0], told.get("samples"), metric, first.split, place, metric.merit(scores[0]),
-            *scores, [next(of[name] for of in shares if name in of) for name in names], against, spent, len(runs),
-            tuple(dict.fromkeys(note for r in own.values() for note in r.about.notes)),
+            *scores, [next(of[name] for of in shares if name in of) for name in names], [judged[k] for k in names],
+            against, spent, len(runs), tuple(dict.fromkeys(note for r in own.values() for note in r.about.notes)),
         )  # fmt: skip
 
     # combinations of scores
@@ -209,7 +217,7 @@ def settle(trained: Found, train: Callable[[list[int]], None] | None = None) -> 
     """(the partition that holds best, its stability); `train` makes coalitions that are still needed."""
     n = trained.n
     if not trained.orders:
-        return game.most_stable(trained.gains, n)
+        return game.most_stable(trained.gains, n, trained.counted)
     # Not every coalition is known: from the groups that the Shapley values suggest clients move, one at a time, to
     # where they would rather be and nobody would lose by it, until nobody would or everybody has once on average.
     partition = game.grouped(np.nan_to_num(trained.shapley))

@@ -135,7 +135,8 @@ def _clients(f: Found) -> pd.DataFrame:
         alls.append(f.evidence(i, f.row(f.gain(i, whole))).interval())
         afters.append(f.evidence(i, weights).interval())
         rows.append({
-            "client": name, "own": mean_of(f.raw[:, own, i]), "all": mean_of(f.raw[:, f.place[whole], i]),
+            "client": name, "tested": f.tested[i], "own": mean_of(f.raw[:, own, i]),
+            "all": mean_of(f.raw[:, f.place[whole], i]),
             "chosen": said(usual, f.names), "chosen_in": times,
             "after_choice": mean_of(np.array([f.raw[s, f.place[c], i] for s, c in enumerate(chosen)])),
             "hindsight": said(hindsight, f.names), "hindsight_gain": float(f.gains[hindsight][i]),
@@ -158,7 +159,7 @@ def _partitions(f: Found) -> pd.DataFrame:
         row: dict[str, Any] = {"partition": name, "coalitions": " | ".join(said(c, f.names) for c in p)}
         if all(c in f.place for c in [*p, *needed(p)]):
             held = game.stability(p, f.gains, n)
-            row |= {"gain": sum(float(f.gains[c][i]) for c in p for i in game.members(c)) / n}
+            row |= {"gain": game.mean_gain(f.gains, p, f.counted)}
             row |= {"nash": held.nash, "individual": held.individual, "core": held.core}
             each = [game.stability(p, _of_seed(f, s), n) for s in range(len(f.seeds))]
             row["individual_share"] = float(np.mean([e.individual for e in each]))

@@ -47,8 +47,9 @@ class Coalitions(Gains):
         (standard error of the sampling and its samples), leave_one_out (the loss when only the other is left out) and
         its limits.
     clients : DataFrame
-        One row per client: its own score and that with all; the coalition most often chosen by validation, the number
-        of those seeds, the score after choosing in every seed; gains with limits; the best coalition in hindsight.
+        One row per client: its tested samples, its own score and that with all; the coalition most often chosen by
+        validation, the number of those seeds, the score after choosing in every seed; gains with limits; the best
+        coalition in hindsight.
     partitions : DataFrame
         One row per partition: its name and coalitions, stability, the share of seeds with it, who would move.
     agreement : DataFrame

@@ -16,6 +16,7 @@ from polyfed.report.forest import Row, chart, said
 from polyfed.report.pairs import Interval
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
+from polyfed.report.verdicts import LEAST, bearing
 from polyfed.runs import ownership as files
 from polyfed_games.gains import Gains
 from polyfed_games.values import FEWEST
@@ -56,11 +57,14 @@ def details(gains: Gains) -> list[str]:
     scale, who, clear = words.Scale(gains.metric), gains.clients, gains.help[gains.help.clear]
     up, down = int((clear.shapley > 0).sum()), int((clear.shapley < 0).sum())
     after = who[who.chosen_clear & (who.chosen_gain > 0)]["client"].tolist()
-    mean = f"{scale.signed(float(who.chosen_gain.mean()))}{scale.difference_unit or f' of {scale.name}'}"
+    counted = who[who.client.isin(bearing(dict(zip(who.client, who.tested, strict=True))))]
+    mean = f"{scale.signed(float(counted.chosen_gain.mean()))}{scale.difference_unit or f' of {scale.name}'}"
+    apart = [n for n in who.client if n not in set(counted.client)]
+    few = f"; means leave out {words.listed(apart)}: fewer than {LEAST} samples are tested" if apart else ""
     return [
         f"Of {len(gains.help)} values of one client for another, {up} are clearly positive, {down} clearly negative.",
         f"Choosing a group by validation data changes the score by {mean} on average over the own model, "
-        f"clearly upwards for {words.listed(after) if after else 'nobody'}.",
+        f"clearly upwards for {words.listed(after) if after else 'nobody'}{few}.",
     ]
 
 

@@ -4,7 +4,7 @@ Receiver i plays u_i(T): the score of its model when T and i federate, minus tha
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,19 +161,26 @@ def partitions(n: int) -> Iterator[tuple[int, ...]]:
     yield from grow(0, [])
 
 
-def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...], Stability]:
-    """The partition that holds best, when all coalitions are known."""
+def most_stable(gains: Mapping[int, np.ndarray], n: int, counted: Collection[int]) -> tuple[tuple[int, ...], Stability]:
+    """The partition that holds best, when all coalitions are known; means are over the players `counted`."""
     best: tuple[tuple[int, float, int], tuple[int, ...], Stability] | None = None
     listed = {c: held.tolist() for c, held in gains.items()}  # plain numbers are quicker to look up
     for p in partitions(n):
         held = stability(p, listed, n)
-        mean = sum(float(gains[c][i]) for c in p for i in members(c)) / n
+        mean = mean_gain(listed, p, counted)
         # core and individually stable, core, individually stable, any; then the mean gain, then few coalitions
         rank = (2 * bool(held.core) + held.individual, mean, -len(p))
         if best is None or rank > best[0]:
             best = rank, p, held
     assert best is not None
     return best[1], best[2]
+
+
+def mean_gain(
+    gains: Mapping[int, Sequence[float] | np.ndarray], partition: Sequence[int], counted: Collection[int]
+) -> float:
+    """Mean over the players `counted` of what each gains in its coalition."""
+    return sum(float(gains[c][i]) for c in partition for i in members(c) if i in counted) / len(counted)
 
 
 def grouped(help: np.ndarray) -> tuple[int, ...]:

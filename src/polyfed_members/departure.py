@@ -17,6 +17,7 @@ from polyfed.report.page import Drawing, answer, figure, page, table
 from polyfed.report.pairs import Interval
 from polyfed.report.style import GREEN, NAMED, QUIET, VERMILLION, canvas, hover, short, styled
 from polyfed.report.table import Cell, Table
+from polyfed.report.verdicts import LEAST
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out
 
@@ -28,9 +29,9 @@ SLOPE = "A line per client that stays, with the 95 % interval of its change; in 
 class Departure:
     """The cost for the other clients when some leave.
 
-    table: one row per method and client that stays, and one for their mean: method, client, before and after (the
-    metric), change (positive when better without the others), low, high (95 %), clear (jointly over clients), seeds,
-    bytes_before, bytes_after (NaN where not available in practice)
+    table: one row per method and client that stays, and one for the mean over those that test ten samples: method,
+    client, before and after (the metric), change (positive when better without the others), low, high (95 %), clear
+    (jointly over clients), seeds, bytes_before, bytes_after (NaN where not available in practice)
     """
 
     left: tuple[str, ...]  # who left
@@ -39,6 +40,7 @@ class Departure:
     metric: Metric  # the leading one
     split: str  # the one measured
     lead: str | None = None  # the leading method with everyone; None for a run alone, or without one
+    apart: tuple[str, ...] = ()  # who stays and tests too few samples to count in the mean
 
     @cached_property
     def _rows(self) -> dict[str, list[dict[Any, Any]]]:
@@ -86,6 +88,8 @@ class Departure:
             f"Before: trained with {who}. After: trained anew without, from the initial model; polyfed verify repeats "
             "it.",
         )
+        if self.apart:
+            notes += (f"The mean leaves out {words.listed(list(self.apart))}: fewer than {LEAST} samples are tested.",)
         if len(sent) < len(self._rows):
             silent = words.listed([k for k in self._rows if k not in sent])
             notes += (f"Not listed, as they send nothing and change by the scaling of inputs alone: {silent}.",)

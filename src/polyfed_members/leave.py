@@ -5,7 +5,7 @@ Bit for bit the federation that never had the others: draws are keyed by names, 
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from polyfed.base.settings import is_list, is_mapping
 from polyfed.metrics.metric import mean_of
 from polyfed.report.pairs import Evidence, evidence, jointly, together
 from polyfed.report.read import read
+from polyfed.report.verdicts import bearing
 from polyfed.runs import ownership as files
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
@@ -104,9 +105,17 @@ def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
     if not runs:
         raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
     first = next(iter(runs.values()))[0][1]
-    rows = [row for label, pairs in runs.items() for row in _rows(label, pairs, first.split)]
+    counted = bearing({n: mean_of(np.array(k)) for n, k in _tested(runs, first.split).items()})
+    rows = [row for label, pairs in runs.items() for row in _rows(label, pairs, first.split, counted)]
     lead = read(before).verdicts.lead if (before / "comparison.toml").exists() else None
-    return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split, lead and lead[0])
+    apart = tuple(n for n in first.about.names if n not in counted)
+    return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split, lead and lead[0], apart)
+
+
+def _tested(runs: Mapping[str, list[tuple[Numbers, Numbers]]], split: str) -> dict[str, list[int]]:
+    """{client that stays: the samples that it is judged on in every run}."""
+    drawn = [new.judged(split) for pairs in runs.values() for _, new in pairs]
+    return {n: [d[n] for d in drawn] for n in drawn[0]}
 
 
 def _pairs(before: Path, after: Path) -> list[tuple[Numbers, Numbers]]:
@@ -119,8 +128,8 @@ def _pairs(before: Path, after: Path) -> list[tuple[Numbers, Numbers]]:
     return [pair for pair in runs if all(run.status == "finished" for run in pair)]
 
 
-def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[dict[str, Any]]:
-    """One row per client that stays, and one for their mean."""
+def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str, counted: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per client that stays, and one for the mean over those that count."""
     first = runs[0][1]
     metric, samples, sites, rows = first.summary.leads, first.shares(), list[Evidence](), list[dict[str, Any]]()
     values = [(a.values(split), b.values(split)) for a, b in runs]
@@ -141,11 +150,12 @@ def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[d
         }
         rows.append({"method": label, "client": name, "before": was, "after": now} | moved)
     intervals = jointly([e.interval() for e in sites])
-    same = [e for e in sites if len(e.spread.means) == len(runs)]
+    same = [k for k, e in enumerate(sites) if rows[k]["client"] in counted and len(e.spread.means) == len(runs)]
     if same:
-        whole = {k: mean_of(np.array([r[k] for r in rows])) for k in ("before", "after", "bytes_before", "bytes_after")}
+        whole = {k: mean_of(np.array([r[k] for r in rows])) for k in ("bytes_before", "bytes_after")}
+        whole |= {k: mean_of(np.array([rows[i][k] for i in same])) for k in ("before", "after")}
         rows.append({"method": label, "client": MEAN} | whole)
-        intervals.append(together(same).interval())
+        intervals.append(together([sites[k] for k in same]).interval())
     for row, gain in zip(rows, intervals, strict=True):
         row |= {"change": gain.mean, "low": gain.low, "high": gain.high, "clear": gain.clear, "seeds": gain.seeds}
     return rows

@@ -3,6 +3,7 @@ was interrupted goes on."""
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,9 @@ from polyfed.data.validation import LEAKED
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
 from polyfed_games import values as game
-from polyfed_games.gains import _widened
+from polyfed_games.found import Found
+from polyfed_games.gains import _widened, gains_of
+from polyfed_games.show import details
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}
@@ -51,6 +54,16 @@ OTHERS = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     return pf.coalitions(linear(), planted(), pf.FedAvg(0.3), out=folder, against=OTHERS, **SETTINGS)
+
+
+def test_means_are_over_clients_that_test_ten_samples(found):
+    read = Found.read(found.folder)
+    few = gains_of(replace(read, tested=[*read.tested[:-1], 9]), pf.Coalitions)
+    together = few.partitions.set_index("partition").loc["together"]
+    assert together["gain"] == pytest.approx(few.clients.all_gain[:4].mean())
+    assert few.clients.tested.tolist() == [150, 150, 150, 150, 9]
+    assert "means leave out liar: fewer than 10" in " ".join(details(few))
+    assert "leave out" not in " ".join(details(found))
 
 
 def test_the_planted_truth_is_found(found):

@@ -102,7 +102,7 @@ def test_the_planted_partition_is_found_and_is_stable_in_every_sense():
     gains = {
         c: np.array([sum(worth[i, j] for j in game.members(c) if j != i) for i in range(7)]) for c in range(1, 128)
     }
-    partition, found = game.most_stable(gains, 7)
+    partition, found = game.most_stable(gains, 7, range(7))
     assert sorted(partition) == [0b111, 0b111000, 0b1000000] == sorted(game.grouped(worth))
     assert found.core
     assert found.individual

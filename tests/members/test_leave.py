@@ -167,6 +167,20 @@ def test_a_run_from_python_takes_its_data_and_model_again(tmp_path):
     assert (tmp_path / "run-without-lima-cost.csv").exists()
 
 
+def test_who_tests_fewer_than_ten_samples_has_a_row_and_no_part_in_the_mean(tmp_path):
+    rng = np.random.default_rng(0)
+    draw = [(rng.normal(size=(n, 3)).astype(np.float32), rng.integers(0, 2, n)) for n in (80, 60, 36, 40)]
+    data = pf.Federation.from_arrays(draw, names=SITES, classes=2, test_fraction=0.25)
+    pf.fit(linear(), data, pf.FedAvg(0.1), rounds=1, out=tmp_path / "run")
+    found = pf.Run.open(tmp_path / "run", data, linear()).leave(SITES[3])
+    each, mean = found.table.iloc[:3], found.table.iloc[3]
+    assert mean["client"] == "mean"
+    for k in ("before", "after", "change"):
+        assert mean[k] == pytest.approx(each[k][:2].mean())
+    assert found.apart == (SITES[2],)
+    assert f"leaves out {SITES[2]}: fewer than 10" in " ".join(found.summary().notes)
+
+
 def test_what_cannot_leave_is_refused_in_one_line(tmp_path, cli):
     pf.fit(linear(), federation(), pf.FedAvg(0.1), rounds=2, out=tmp_path / "run")
     opened = pf.Run.open(tmp_path / "run", federation(), linear())

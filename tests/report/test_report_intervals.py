@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,13 +127,21 @@ def test_holm():
 
 
 def test_effort():
-    """Stable models, 200 patients, a third tested: with more splits the variance falls to v/n and no further, and four
-    times as many patients see half the gain."""
+    """Stable models, 200 patients, a third tested: with more splits the variance falls to v/n and no further. With
+    degrees of freedom enough four times as many patients see half the gain; few of them become more, and what one
+    sample may hide becomes less, so that fewer patients do."""
     spread = Spread(np.random.default_rng(0).normal(0, 0.05, 5), 1 / 200 * 1.4, 150.0)
     seen = [intervals.seen(spread, 1 / 3, k) for k in (5, 10, 20, 80)]
     assert seen == sorted(seen, reverse=True)
     found, easy, hopeless = (intervals.needed(spread, 1 / 3, gain) for gain in (seen[0] / 2, seen[1] * 1.001, 1e-4))
-    assert found.times == pytest.approx(4)
+    plenty, few, rare = (replace(spread, freedom=f, bound=b) for f, b in ((1e9, 0.0), (3.0, 0.0), (1e9, 0.003)))
+    half, root = (intervals.seen(plenty, 1 / 3, 5, times=k) for k in (4.0, 1.0))
+    assert root / half == pytest.approx(2)
+    assert found.times == pytest.approx(4, rel=0.02)
+    for one in (few, rare):
+        times = intervals.needed(one, 1 / 3, intervals.seen(one, 1 / 3, 5) / 2).times
+        assert 1 < times < 3.9
+        assert intervals.seen(one, 1 / 3, 5, times=times) == pytest.approx(intervals.seen(one, 1 / 3, 5) / 2, rel=0.02)
     assert 5 < (easy.splits or 0) <= 10
     assert hopeless.splits is None
 

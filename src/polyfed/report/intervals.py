@@ -28,6 +28,7 @@ class Spread:
     floor: float = 0.0  # without samples, the least standard deviation over splits to believe
     ids: np.ndarray | None = None  # the samples
     parts: np.ndarray | None = None  # each sample's part of the gain
+    bound: float = 0.0  # the part of `sampling` that k times as many samples would make k^2 times smaller
     rare: bool = False  # most of the variance is from samples that are alone in their class
     whole: bool = False  # luck that all training sets share decides: Nadeau and Bengio's term is taken whole
 
@@ -70,11 +71,13 @@ def spread(
         freedom = min(freedom, most)
     # half a sample gained and half a sample lost (Agresti and Min, Biometrics 61, 2005): methods that never disagree
     # are no certainty; with guesses, half a sample in every class
-    sampling += span**2 * (half if guesses else _half_a_sample(times))
+    few = span**2 * (half if guesses else _half_a_sample(times))
+    sampling += few
     # a sample alone in its class shows nothing of its own chance: it may be off by half its class's part of the range
     bound = float(alone @ alone) * (span / (2 * len(values))) ** 2
     freedom *= (1 + bound / sampling) ** 2 if bound else 1.0
-    return Spread(means, float(sampling + bound), freedom, ids=ids, parts=gap, rare=bool(bound > sampling))
+    rare = bool(bound > sampling)
+    return Spread(means, float(sampling + bound), freedom, ids=ids, parts=gap, bound=few + bound, rare=rare)
 
 
 def _half_a_sample(times: np.ndarray) -> float:
@@ -127,7 +130,8 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None, weight
         shared = np.bincount(distinct.searchsorted(every), parts)
         sampling += max(0.0, float(shared @ shared - parts @ parts))
         freedom = min(freedom, _freedom(shared))
-    return Spread(means, sampling, float(freedom), floor=floor, rare=any(s.rare for s in sites), whole=whole)
+    bound, rare = float(w**2 @ [s.bound for s in sites]), any(s.rare for s in sites)
+    return Spread(means, sampling, float(freedom), floor=floor, bound=bound, rare=rare, whole=whole)
 
 
 def variance(spread: Spread, share: float | None) -> tuple[float, float]:
@@ -181,17 +185,20 @@ def holm(p: np.ndarray) -> np.ndarray:
 # power
 
 
-def seen(spread: Spread, share: float | None, splits: int, comparisons: int = 1) -> float:
-    """The gain that `splits` splits of these samples would show as clear four times in five."""
+def seen(spread: Spread, share: float | None, splits: int, comparisons: int = 1, times: float = 1.0) -> float:
+    """The gain that `splits` splits of `times` as many samples would show as clear four times in five."""
     now, a = len(spread.means), spread.sampling
+    if a is not None:
+        a = (a - spread.bound + spread.bound / times) / times
     if now < 2 and (share is not None or a is None):
         return math.nan
     if a is not None and share is not None:  # stable models: in proportion to 1 + (1 - f)/(S f)
         a *= (1 + (1 - share) / (splits * share)) / (1 + (1 - share) / (now * share))
     std = float(spread.means.std(ddof=1)) if now > 1 else 0.0
     planned = np.array([1.0, -1.0] * (splits // 2) + [0.0] * (splits % 2))  # of the spread that was seen
-    size = planned.std(ddof=1) if splits > 1 else 1.0
-    var, freedom = variance(replace(spread, means=planned * std / size, sampling=a), share)
+    planned *= std / (planned.std(ddof=1) if splits > 1 else 1.0) / math.sqrt(times)
+    then = replace(spread, means=planned, sampling=a, freedom=times * spread.freedom, floor=spread.floor / times)
+    var, freedom = variance(then, share)
     if not math.isfinite(var):
         return math.nan
     return half_width(var, freedom, comparisons) + float(ndtri(POWER)) * math.sqrt(var)
@@ -211,7 +218,8 @@ def needed(spread: Spread, share: float | None, gain: float, comparisons: int = 
     here = seen(spread, share, now, comparisons)
     if not math.isfinite(here):
         return None
-    # the variance shrinks in proportion to more samples; splits of a fixed test set are training seeds
+    # splits of a fixed test set are training seeds
     splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(spread, share, k, comparisons))
-    times = max(1.0, (here / gain) ** 2)
-    return Needed(splits if 1 < now and splits <= MOST else None, times if times <= MOST else math.inf)
+    grid = np.geomspace(1, MOST, 500).tolist()  # times, to one in a hundred
+    at = bisect_left(grid, -gain, key=lambda k: -seen(spread, share, now, comparisons, k))
+    return Needed(splits if 1 < now and splits <= MOST else None, grid[at] if at < len(grid) else math.inf)

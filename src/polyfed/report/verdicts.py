@@ -4,10 +4,11 @@ Runs of the same seed share the split, so a difference is taken within the seed 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import ndtri
@@ -34,6 +35,7 @@ from polyfed.report.pairs import (
 from polyfed.report.words import Scale
 from polyfed.runs.numbers import Added, Numbers
 
+Name = TypeVar("Name", bound=Hashable)
 ALONE = ("own", "yardstick")  # the roles of what a site has without the others
 LEAST = 10  # tested samples with which a client counts in the mean over clients
 
@@ -405,11 +407,8 @@ class Study:
 
     @cached_property
     def bearing(self) -> tuple[str, ...]:
-        """The clients that the mean is over: those that test ten samples, whatever their scores. All, where fewer than
-        two do, or where those test less than half of all samples."""
-        able = tuple(n for n, k in self.tested.items() if k >= LEAST)
-        most = 2 * sum(self.tested[n] for n in able) >= sum(self.tested.values())
-        return able if len(able) > 1 and most else tuple(self.names)
+        """The clients that the mean is over, see `bearing`."""
+        return bearing(self.tested)
 
     @property
     def whom(self) -> str:
@@ -431,6 +430,14 @@ class Study:
             return True
         labels = [r.labels for r in drawn if r.labels is not None]
         return any(_apart(one, labels[0]) for one in labels[1:])
+
+
+def bearing(tested: Mapping[Name, float]) -> tuple[Name, ...]:
+    """The clients that a mean is over: those that test ten samples, whatever their scores. All, where fewer than two
+    do, or where those test less than half of all samples."""
+    able = tuple(n for n, k in tested.items() if k >= LEAST)
+    most = 2 * sum(tested[n] for n in able) >= sum(tested.values())
+    return able if len(able) > 1 and most else tuple(tested)
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> bool:
