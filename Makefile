@@ -47,9 +47,10 @@ test-base: .venv/ready-dev   ## the command line without the extras, under the n
 	    typer rich packaging click
 	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
 
-build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies
+build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies, and of the readers of tables
 	mkdir -p build
-	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p' $< > $@
+	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^tables/s/[^"]*"\([^">]*\)>=\([0-9.]*\)"]*/\1==\2\n/gp' \
+	    $< > $@
 
 test-oldest: OLDEST := -c build/constraints-oldest.txt
 test-oldest: build/constraints-oldest.txt   ## fast-test's tests under the oldest packages that pyproject.toml takes
@@ -57,7 +58,7 @@ test-newest:   ## the same under the newest there are, whatever constraints.txt 
 test-oldest test-newest: test-%:  # in environments of their own, without the extras that hold some packages back
 	rm -rf build/venv-$*
 	$(PYTHON) -m venv build/venv-$*
-	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e . \
+	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e '.[tables]' \
 	    pytest pytest-xdist hypothesis statsmodels lifelines
 	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,ray,cryptography
 

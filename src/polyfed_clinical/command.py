@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from polyfed.base.columns import STRATIFIED
 from polyfed.base.errors import ConfigError, DataError, Faults, closest
 from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
 from polyfed.cli.late import late
 from polyfed.cli.screen import say
-from polyfed.data import load, readers
+from polyfed.data import load
 from polyfed.data.csv_files import Sheet, survey
-from polyfed.data.datasets import LOADERS, options
+from polyfed.data.datasets import LOADERS, options, tables_at
 from polyfed.data.federation import Federation
-from polyfed.data.repairs import read
-from polyfed.data.tables import ROWS, Table, check_sites
+from polyfed.data.readers import is_url
+from polyfed.data.tables import ROWS, Table, sheets_of
 from polyfed.face import Run
 from polyfed.runs.config import Where, merge, read_table, read_toml, table_of
 from polyfed.runs.ownership import put_out, spare
@@ -30,18 +31,9 @@ from polyfed_clinical.summary import ClinicalFit
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 # settings of [columns] that a regression has, and those of them that change what cells are
 DESCRIBED = (
-    "drop",
-    "numbers",
-    "categories",
-    "gaps",
-    "labels",
-    "categories",
-    "encoding",
-    "site",
-    "limits",
-    "missing-target",
-)
-READING = ("encoding", "site", "limits", "missing-target", "gaps")
+    "drop", "numbers", "categories", "gaps", "labels", "encoding", "site", "limits", "missing-target", "by", "query",
+)  # fmt: skip
+READING = ("encoding", "site", "limits", "missing-target", "gaps", "by", "query")
 
 
 def regress(o: Regress) -> None:
@@ -49,8 +41,6 @@ def regress(o: Regress) -> None:
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
-    if out is not None:
-        spare(out, Path(o.data))
     result = _fitted(o)
     table = result.table()
     show_table(table)
@@ -63,11 +53,13 @@ def regress(o: Regress) -> None:
 
 
 def _fitted(o: Regress) -> ClinicalFit:
-    """The regression that the options ask for, of a folder of files or of a named data set."""
+    """The regression that the options ask for, of tables or of a named data set."""
     data, typed = o.data, collect(o)
     given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
     if data.endswith(".toml"):
         data, typed, given = _of_file(Path(data), typed, given)
+    if o.out is not None:
+        spare(o.out, Path(o.data), Path(data))
     model = o.model or ("cox" if o.data.endswith(".toml") and given["time"] is not None else "logistic")
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
@@ -84,21 +76,21 @@ def _fitted(o: Regress) -> ClinicalFit:
     }  # fmt: skip
     missing = o.missing
     dealt = typed.pop("data", {}) | {k: typed.pop(k) for k in ("seed",) if k in typed}
-    if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
+    run = (Path(data) / "config.toml").exists()
+    own = not LOADERS.knows(data) and not run and (is_url(data) or Path(data).exists())
+    if own and (found := tables_at(data, Columns())) is not None:
         if dealt:
-            raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has a file per site")
-        taken = tables(Path(data), model, given, chosen, typed, missing == "complete", o.cluster)
+            raise ConfigError(f"--{next(iter(dealt))}: of named data sets; {data} has the sites' tables")
+        taken = tables(found[0], model, given, chosen, typed, missing == "complete", o.cluster)
         result = replace(fit(taken.sites, model, names=taken.names, clusters=taken.clusters, **how), about=taken.about)
         if taken.left is None:
             return result
         sites = result.sites if result.sums == "secure" else result.sites.assign(left_out=taken.left)
         return replace(result, sites=sites, totals={**result.totals, "left_out": sum(taken.left)})
     if chosen or o.cluster or typed or any(given.values()):
-        if not LOADERS.knows(data) and Path(data).exists() and not (Path(data) / "config.toml").exists():
-            readers.files_of(Path(data))  # which names a format that is not read
         options = {"columns": chosen, "cluster": o.cluster, "drop": o.drop, "encoding": o.encoding, "set": typed}
         which = next((name for name, value in options.items() if value), takes[0])
-        raise ConfigError(f"--{which}: of CSV files; {data} has none")
+        raise ConfigError(f"--{which}: of tables; {data} has none")
     return fit(federation(data, dealt), model, missing=missing, **how)
 
 
@@ -112,7 +104,7 @@ def _of_file(
     named = table_of(table.get("data", {}), "data", where)
     if not isinstance(named.get("name"), str):
         raise ConfigError(f"{file}: data.name: missing; regress needs the folder of the sites' files")
-    apart = [columns[key] for key in ("group", "weights") if key in columns]
+    apart = [columns[key] for key in ("group", "weights", "split") if columns.get(key, STRATIFIED) != STRATIFIED]
     outcome = {key: columns.get(key) for key in ("target", "time", "event")} if not any(given.values()) else {}
     both = merge({key: value for key, value in columns.items() if key in DESCRIBED}, typed.get("columns", {}))
     both["drop"] = [*both.get("drop", []), *apart]
@@ -180,7 +172,7 @@ class Read(NamedTuple):
 
 
 def tables(
-    folder: Path,
+    paths: Sequence[Path | str],
     model: str,
     given: dict[str, str | None],
     columns: list[str] | None,
@@ -188,8 +180,8 @@ def tables(
     complete: bool,
     cluster: str | None,
 ) -> Read:
-    """A folder with a CSV file per site, columns taken by name; if `complete`, rows with gaps are left out."""
-    cox, sheets = model == "cox", _sheets(folder, model, given, typed)
+    """The tables of all sites, columns taken by name; if `complete`, rows with gaps are left out."""
+    cox, sheets = model == "cox", _sheets(paths, model, given, typed)
     first = list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:
@@ -218,7 +210,7 @@ def tables(
         table = surveyed()
     table.advice = "--missing complete leaves such rows out"
     if problems := table.problems():
-        raise Faults(str(folder), problems)
+        raise Faults(table.where, problems)
     each = zip(sheets, table.targets(), strict=True)
     sites = [_arrays(s, t, table, used, given["exposure"], cox) for s, t in each]
     about = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
@@ -230,18 +222,18 @@ def tables(
     )
 
 
-def _sheets(folder: Path, model: str, given: Mapping[str, str | None], typed: Mapping[str, Any]) -> list[Sheet]:
-    """The files of all sites, repaired as `typed`."""
-    paths = readers.client_files(folder)
-    if other := [path for path in paths if path.suffix.lower() != ".csv"]:
-        raise DataError(f"{other[0]}: expected a CSV file, as the others are")
+def _sheets(
+    paths: Sequence[Path | str], model: str, given: Mapping[str, str | None], typed: Mapping[str, Any]
+) -> list[Sheet]:
+    """The tables of all sites, repaired as `typed`."""
     reading = {key: value for key, value in typed.get("columns", {}).items() if key in READING}
     roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
     if "missing-target" in reading:
         reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
-    repairs = read_table(Columns, reading, Where(None, {}, {}))
-    check_sites(repairs, [path.stem for path in paths])
-    return [read(path, repairs) for path in paths]
+    sheets, faults = sheets_of(paths, read_table(Columns, reading, Where(None, {}, {})))
+    if faults:
+        raise Faults(str(Path(paths[0]).parent), faults)
+    return sheets
 
 
 def _check_columns(sheets: list[Sheet], outcome: list[str], columns: Sequence[str], cluster: str | None) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from polyfed.cli.options import Experiment, argument, option
 
-TAKES = ("data_dir", "drop", "encoding", "partition", "clients", "seed", "set")
+TAKES = ("data_dir", "site", "query", "drop", "encoding", "partition", "clients", "seed", "set")
 
 
 class Regress(Experiment, takes=TAKES, module="command"):
@@ -18,7 +18,8 @@ class Regress(Experiment, takes=TAKES, module="command"):
     """
 
     data: str = argument(
-        "A folder of CSV or npz files, an experiment file (.toml), a data set, or the folder of a run."
+        "A folder of the sites' tables or npz files, one table or a database's URL with --site, an experiment file "
+        "(.toml), a data set, or the folder of a run."
     )
     model: str | None = option("logistic (default), poisson, linear or cox (stratified by site).")
     target: str | None = option("Target column of CSV files; else the last.", None, "COLUMN")

@@ -18,6 +18,8 @@ from polyfed.base.errors import ConfigError, DataError, PolyfedError, few
 from polyfed.data.readers import unpacked_at_most
 
 EXTRA = "pip install 'polyfed[tables]'"
+SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
+PATIENT, PATIENCE = ("psycopg", "psycopg2", "pymysql", "mysqldb"), "15"  # drivers that wait for ever, and seconds
 INDEX = re.compile(r"__index_level_\d+__")  # pandas' own name in a parquet file for an index without one
 
 
@@ -53,13 +55,14 @@ def query(url: str, text: str) -> tuple[str, pd.DataFrame]:
     except Exception:
         form = "dialect://user@host/name, or sqlite:///file"
         raise ConfigError(f"data.name: found no URL of a database before its host, expected {form}") from None
-    where = place.render_as_string(hide_password=True)
+    where = place.set(query={}).render_as_string(hide_password=True)
     secret = place.password
-    if secret is not None and not secret.startswith("$"):
+    told = [key for key, value in place.query.items() if SECRET.search(f"{key}={value}")]
+    if told or (secret is not None and not secret.startswith("$")):
         then = 'expected the name of a variable, as in "postgresql://me:$DB_PASSWORD@host/clinic"'
         raise ConfigError(f"data.name: found a password in {where}, which results would keep; {then}")
     if secret is not None:
-        if secret[1:].strip("{}") not in os.environ:
+        if not os.environ.get(secret[1:].strip("{}")):
             raise ConfigError(
                 f"data.name: {where}: found no variable {secret[1:]} in the environment, expected its password"
             )
@@ -67,15 +70,19 @@ def query(url: str, text: str) -> tuple[str, pd.DataFrame]:
     if place.get_backend_name() == "sqlite" and not Path(place.database or "").is_file():
         raise DataError(f"{where}: no such file")
     try:
+        if place.get_dialect().driver in PATIENT and "connect_timeout" not in place.query:
+            place = place.update_query_dict({"connect_timeout": PATIENCE})
         engine = sql.create_engine(place)
-        with engine.connect() as connection:
-            found = connection.execute(sql.text(text))
-            names, rows = [*found.keys()], [tuple(row) for row in found]
+        with engine.connect() as connection:  # as it is, for : and % are the query's own
+            found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+            names, rows = ([*found.keys()], [tuple(row) for row in found]) if found.returns_rows else ([], [])
         engine.dispose()
     except Exception as e:  # of the library, or of a driver
         why = str(getattr(e, "orig", None) or e).strip().splitlines()[0]
         why = why if secret is None else why.replace(str(place.password), "***")
         raise DataError(f"{where}: the query cannot be answered ({why})") from None
+    if not rows:
+        raise DataError(f"{where}: the query finds no {'row' if names else 'table'}, expected rows of a select")
     return where, pd.DataFrame(rows, columns=names, dtype=object)
 
 
