@@ -25,9 +25,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from sklearn.metrics import adjusted_rand_score
 
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.base.system import memory
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
-from polyfed.engines.local import memory
 from polyfed.report.style import BLUE, GREEN, VERMILLION, canvas, save, styled
 
 GROUPS, LR, STEPS = 5, 0.1, 10

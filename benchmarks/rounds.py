@@ -37,6 +37,7 @@ import polyfed as pf
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
+from polyfed.base.system import cores
 from polyfed.compute.batches import Work
 from polyfed.compute.compiled import path_of
 from polyfed.compute.task import Task
@@ -44,7 +45,7 @@ from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, expand
-from polyfed.engines.local import LocalEngine, cores, make_plan, make_rows
+from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 SEED = 0
 PEAK = 2048  # rows of the products that measure the machine's peak

@@ -60,7 +60,7 @@ TESTS = {  # files of src, and the tests that hold what they promise
     "polyfed_sites/policy.py": "tests/sites/test_thresholds.py",
     "polyfed/runs/ownership.py": FOLDERS,
     "polyfed/cli/folders.py": FOLDERS,
-    "polyfed/base/locks.py": "tests/privacy/test_privacy_ledger.py",
+    "polyfed/base/system.py": "tests/privacy/test_privacy_ledger.py",
     "polyfed/runs/features.py": "tests/runs/test_frozen_backbone.py -k features",
     **{
         f"polyfed_audit/{f}.py": "tests/audit/test_audit_thresholds.py"

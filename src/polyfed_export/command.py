@@ -38,7 +38,7 @@ def export(o: Export) -> None:
         path, about = run.export(o.client, o.out, o.form)
         say(f"{path} and {about}")
         if o.form == "factorised":
-            _measured(path, json.loads(about.read_text())["measured"])
+            _measured(path, json.loads(about.read_text("utf-8"))["measured"])
 
 
 def _measured(path: Path, measured: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
         draft = target.with_name(f".{target.name}.draft")
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, draft)
         os.replace(draft, target)
-        about.write_text(json.dumps({"tensors": _shapes(tensors)} | facts, indent=1) + "\n")
+        about.write_bytes(json.dumps({"tensors": _shapes(tensors)} | facts, indent=1).encode() + b"\n")
     except OSError as e:
         raise RunError(f"cannot write {target}: {reason(e)}") from None
     return target, about

@@ -53,7 +53,7 @@ def export_peft(run: Result, client: int | str, out: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (folder / "adapter_config.json").write_bytes(json.dumps(config, indent=1).encode() + b"\n")
     except OSError as e:
         raise RunError(f"cannot write {folder}: {reason(e)}") from None
     return folder

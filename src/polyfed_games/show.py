@@ -262,7 +262,7 @@ def page(gains: Gains) -> str:
     kept = ("help", "clients", "partitions", "agreement")
     matrix, *others = (pages.table(t, name) for t, name in zip(tables(gains), kept, strict=False))
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
-    config = (gains.folder / "coalitions.toml").read_text(encoding="utf-8")
+    config = (gains.folder / "coalitions.toml").read_text("utf-8")
     sections = [("Who helps whom", f'<div class="beside">{picture}{matrix}</div>'), *zip(names, others, strict=False)]
     if gains.notes:
         listed = "".join(f"<li>{escape(n)}</li>" for n in gains.notes)

@@ -17,7 +17,7 @@ from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import BLUE, QUIET, canvas, legend_name, styled
 from polyfed.report.table import Cell, Table
-from polyfed.runs.folder import RunFolder, csv_text, safe
+from polyfed.runs.folder import RunFolder, csv_text, distinct
 from polyfed.runs.result import position
 
 MANY = 6  # newcomers with a column of their own
@@ -139,8 +139,8 @@ class Admission:
         out = RunFolder(Path(folder))
         with out.locked():
             (out.path / "models").mkdir(exist_ok=True)
-            for name, w in zip(self.names, self.personal, strict=True):
-                out.write_bytes(f"models/{safe(name)}.safetensors", self.task.layout.named(w))
+            for name, w in zip(distinct(self.names), self.personal, strict=True):
+                out.write_bytes(f"models/{name}.safetensors", self.task.layout.named(w))
             report.save(self.figure(), out.path / "admission.svg")
             out.write("admission.csv", csv_text(self.table))  # it says that all else is there
         return out.path

@@ -89,8 +89,8 @@ def _claimed(folder: Path, experiment: str, force: bool) -> Iterator[None]:
     """The recipe's folder, locked: a new one, that of the same recipe, or with `force` any of ours."""
     mark, text = folder / "recipe.txt", f"{experiment}\n"
     same = not force and mark.is_file()
-    if same and mark.read_text() != text:
-        raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
+    if same and mark.read_text("utf-8") != text:
+        raise ConfigError(f"--out {folder}: holds {mark.read_text('utf-8').strip()}; choose another, or use --force")
     with claimed(folder, "", force, resume=same):
         if not mark.is_file():
             files.put(mark, text.encode())

@@ -291,7 +291,7 @@ def read_folder(folder: Path) -> Arrays:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise DataError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
 

@@ -330,7 +330,7 @@ def office_caltech10(
             files = [(f, k) for k, kind in enumerate(kinds) for f in inside(folder / kind, "*.*")]
             if not files:
                 raise DataError(f"{folder}: no images in it")
-            x = Images("", size, "unit").codes([str(f.relative_to(folder)) for f, _ in files], folder)
+            x = Images("", size, "unit").codes([f.relative_to(folder).as_posix() for f, _ in files], folder)
             clients[source] = x, np.array([k for _, k in files])
         else:
             ending, array, width = FEATURES[features]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.base.errors import RunError
-from polyfed.base.locks import alone
+from polyfed.base.system import alone
 from polyfed.core.engine import Silent
 from polyfed_privacy.accounts import epsilon_of, rho_of
 

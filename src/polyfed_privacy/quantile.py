@@ -27,7 +27,7 @@ class Following:
 
     def __init__(self, clip: float, gamma: float, path: Path | None):
         self.gamma, self.path, self.clips = gamma, path, {0: clip}
-        for line in path.read_text().splitlines() if path is not None and path.is_file() else ():
+        for line in path.read_text("utf-8").splitlines() if path is not None and path.is_file() else ():
             try:
                 t, value = json.loads(line)
                 self.clips[int(t)] = float(value)
@@ -51,5 +51,5 @@ class Following:
         share = total / cohort + 0.5
         self.clips[t + 1] = self.clips[t] * math.exp(-ETA * (share - self.gamma))
         if self.path is not None:
-            with self.path.open("a") as f:
+            with self.path.open("a", encoding="utf-8", newline="\n") as f:
                 f.write(json.dumps([t + 1, self.clips[t + 1]]) + "\n")

@@ -72,7 +72,7 @@ def secret_of(folder: Path, fresh: bool) -> bytes:
         if fresh and not path.exists():
             put(path, lambda draft: write_private(draft, new_secret().hex()))
             flush(folder)
-        secret = bytes.fromhex(path.read_text())
+        secret = bytes.fromhex(path.read_text("utf-8"))
     except (OSError, ValueError):
         raise RunError(f"{path}: found no secret of 32 bytes; a private run does not go on without its own") from None
     if len(secret) != 32:

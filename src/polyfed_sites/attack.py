@@ -110,7 +110,7 @@ class Attacks:
     def study(self, model: str) -> Path:
         """An experiment's file. model: its last tables"""
         drop = str(self.words).replace("'", '"')
-        (file := self.place / "study.toml").write_text(FILE.format(drop=drop, model=model))
+        (file := self.place / "study.toml").write_bytes(FILE.format(drop=drop, model=model).encode())
         return file
 
     def honest(self, model: str = "") -> Asked:

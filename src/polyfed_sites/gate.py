@@ -6,13 +6,13 @@ held until there is one.
 
 import asyncio
 import asyncio.constants
-import resource
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from polyfed.base.errors import PolyfedError, RunError
+from polyfed.base.system import files
 from polyfed_sites import flower_api as flwr
 from polyfed_sites.keys import Keys
 from polyfed_sites.listening import EACH, Listening
@@ -175,11 +175,9 @@ class Port:
     """Serves an app over TLS in a thread of its own, until it is closed. Raises RunError where it cannot listen."""
 
     def __init__(self, app: Gate, keys: Keys, host: str, port: int):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        files = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+        most = files(FILES)
         try:
-            self._socket = Listening(host, port, min(EACH, files // 4), files // 2)
+            self._socket = Listening(host, port, min(EACH, most // 4), most // 2)
             self._socket.listen(2048)
         except OSError as e:
             raise RunError(f"cannot listen at {host}:{port} ({e.strerror}); choose another --port") from None

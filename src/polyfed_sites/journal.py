@@ -26,7 +26,7 @@ def append(path: Path, *entries: Any) -> None:
 
 def lines(path: Path) -> Iterator[Any]:
     """What a file's lines hold, without those that were cut off; nothing where there is no file."""
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+    for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
         with suppress(ValueError):
             yield json.loads(line)
 

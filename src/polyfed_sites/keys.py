@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_list, is_table, table_in
+from polyfed.base.system import DEVICE, flush
 
 try:
     x509: Any = import_module("cryptography.x509")
@@ -152,9 +153,12 @@ class Keys:
         """Make a site's key, its file in the folder `to`; if `rotate`, a second one, beside which the older one is
         accepted for `SOON` days. Only the public half stays here.
         """
-        if not NAME.fullmatch(site):
-            raise ConfigError(f"{site!r} cannot be the name of a site; letters, digits, '.', '-' and '_', 64 at most")
+        if not NAME.fullmatch(site) or DEVICE.fullmatch(site):
+            expected = "letters, digits, '.', '-' and '_', 64 at most, and no device of Windows"
+            raise ConfigError(f"{site!r} cannot be the name of a site; {expected}")
         register, now = self._load(), _now()
+        if alike := [name for name in register["sites"] if name != site and name.casefold() == site.casefold()]:
+            raise ConfigError(f"{site!r} cannot be the name of a site beside {alike[0]}: their files may be the same")
         valid = [e for e in self.sites().get(site, ()) if e.state(now) == "valid"]
         if valid and not rotate:
             then = "--rotate makes a second one, and polyfed keys revoke ends it"
@@ -169,7 +173,7 @@ class Keys:
             "site": site,
             "server": register["address"],
             "until": until.isoformat(),
-            "authority": self.authority.read_text(),
+            "authority": self.authority.read_text("utf-8"),
             "key": _pem(key, passphrase).decode(),
         }
         path = to / f"{site}.key"
@@ -235,7 +239,7 @@ class Keys:
         with suppress(RunError):
             if not path.is_file():
                 write(path, word.encode())
-            return path.read_text().strip()
+            return path.read_text("utf-8").strip()
         return word
 
     def changed(self) -> int:
@@ -369,9 +373,7 @@ def put(path: Path, data: bytes) -> None:
         os.replace(draft, path)
     finally:
         Path(draft).unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    flush(path.parent)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.base.errors import DataError, Refusal
-from polyfed.base.locks import alone
+from polyfed.base.system import alone
 from polyfed.data.csv_files import Texts, canonical
 from polyfed.data.readers import digest, pictures, read_cells
 from polyfed.data.schema import File

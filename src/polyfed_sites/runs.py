@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from polyfed.base.system import DEVICE
 from polyfed_sites.audit import Audit, audited
 from polyfed_sites.site import Site
 from polyfed_sites.wire import Failed, Message
@@ -21,7 +22,7 @@ class Runs:
     def answer(self, run: str, data: bytes) -> bytes:
         """The answer to a message of a run."""
         place = run if self.many else ""
-        if not NAME.fullmatch(run):
+        if not NAME.fullmatch(run) or DEVICE.fullmatch(run):
             return Message(Failed(error=f"{self.name}: is asked for a run that has no name")).pack()
         if place not in self._open:
             site = self.site(place)

@@ -71,7 +71,7 @@ def new(o: New) -> None:
             raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
     for file, text in files.items():
         (o.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (o.folder / file).write_text(text)
+        (o.folder / file).write_bytes(text.encode())
         say(str(o.folder / file))
     say(f"\nnext: polyfed data inspect {o.folder / 'sites'}, polyfed run {o.folder / 'experiment.toml'}")
 
@@ -90,7 +90,7 @@ def new_method(o: NewMethod) -> None:
             raise ConfigError(f"{folder / file}: already exists; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
-        (folder / file).write_text(text.format(name=name, module=module, cls=cls))
+        (folder / file).write_bytes(text.format(name=name, module=module, cls=cls).encode())
         say(str(folder / file))
     say(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml")
 

@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.system import flush
 from polyfed.metrics.metric import Metric
 from polyfed.metrics.scores import LOSS
 from polyfed.report.words import LEVELLED
 from polyfed.runs import schema
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.ownership import flush, unsealed
+from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed_tuning.figure import tune_figure
 from polyfed_tuning.ladder import Ladder
@@ -137,7 +138,7 @@ def is_over(folder: Path) -> bool:
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "tune.csv").open(newline="") as f:
+    with (folder / "tune.csv").open(encoding="utf-8", newline="") as f:
         return list(csv.DictReader(f))
 
 
@@ -160,7 +161,7 @@ def read_back(tuned: Tuned) -> Tuned:
 
 def write(tuned: Tuned, folder: Path) -> None:
     """tune.csv, and tune.svg once two legs have a metric."""
-    RunFolder(folder).write("tune.csv", tuned.table.to_csv(index=False))
+    RunFolder(folder).write("tune.csv", tuned.table.to_csv(index=False, lineterminator="\n"))
     flush(folder)
     if sum(math.isfinite(row["validation"]) for row in tuned.rows) > 1:
         report.save(tuned.figure(), folder / "tune.svg")

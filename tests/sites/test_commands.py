@@ -11,6 +11,7 @@ import pytest
 
 from polyfed.base.errors import RunError
 from polyfed.core.algorithm import REGISTRY
+from polyfed_sites.cli import events
 from polyfed_sites.cli.client import MADE, _ask
 from polyfed_sites.cli.events import Events
 from polyfed_sites.consent import RAW
@@ -84,14 +85,11 @@ def test_what_others_say_does_not_command_the_terminal(tmp_path, capsys):
     assert "What leaves:\n" in shown
 
 
-def test_another_users_process_is_seen_to_run(cli, tmp_path, monkeypatch):
+def test_a_process_that_has_ended_does_not_run(cli, tmp_path, monkeypatch):
     (tmp_path / "events.log").write_text("2026-01-01 00:00:00 listening\n")
     (tmp_path / "state.json").write_text(json.dumps({"pid": 4321, "sites": {"bern": "connected"}}))
-    for error, said in (
-        (PermissionError, "running, process 4321\nbern: connected"),
-        (ProcessLookupError, "not running"),
-    ):
-        monkeypatch.setattr(os, "kill", lambda pid, signal, error=error: (_ for _ in ()).throw(error))
+    for there, said in ((True, "running, process 4321\nbern: connected"), (False, "not running")):
+        monkeypatch.setattr(events, "alive", lambda pid, there=there: there)
         assert cli("status", str(tmp_path)).out.startswith(said)
 
 

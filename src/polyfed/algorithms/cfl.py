@@ -109,11 +109,7 @@ class CFL(Clustered):
 
     def init_server(self, task, w0, n):
         """The tree of splits and every client's node."""
-        tree = {
-            "w": w0[None],
-            "child": torch.full((1,), -1, device=w0.device),
-            "direction": torch.zeros_like(w0)[None],
-        }
+        tree = {"w": w0[None], "child": torch.full((1,), -1, device=w0.device), "direction": torch.zeros_like(w0)[None]}
         # of each node: a model, its first child (the second comes next) or -1, the mean direction of its clients
         return Server(free=tree, each={"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)})
 

@@ -27,10 +27,7 @@ class HetLoRA(Ranked):
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     least: int | None = setting(
-        None,
-        ge=1,
-        source="ours",
-        doc="Least first rank; clients draw theirs up to the adapter's. Default: all that.",
+        None, ge=1, source="ours", doc="Least first rank; clients draw theirs up to the adapter's. Default: all that."
     )
     lam: float = setting(0.01, ge=0, source="ours", doc="Weight of the penalty on the tails.")
     gamma: float = setting(0.99, gt=0, le=1, source="ours", doc="Where the tail begins; 1: there is none.")

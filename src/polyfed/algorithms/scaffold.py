@@ -61,7 +61,4 @@ class Scaffold(Algorithm):
         return {"c = mean c_i": server["c"] - clients["c"].mean(0)}
 
     def aggregate(self, server, up, round):  # (5)
-        return {
-            "w": server["w"] + self.server_lr * up.mean("dw"),
-            "c": server["c"] + up.sum("dc") / round.n,
-        }
+        return {"w": server["w"] + self.server_lr * up.mean("dw"), "c": server["c"] + up.sum("dc") / round.n}

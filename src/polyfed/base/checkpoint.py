@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyfed.base.errors import RunError
+from polyfed.base.system import alive, flush
 
 KEEP = 2
 
@@ -36,7 +37,7 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
         save_file(_apart(tensors), draft / "tensors.safetensors")
         text = json.dumps({**meta, "round": t})
         seal = _digest(draft / "tensors.safetensors", text)
-        (draft / "meta.json").write_text(json.dumps({**json.loads(text), "sha256": seal}))
+        (draft / "meta.json").write_bytes(json.dumps({**json.loads(text), "sha256": seal}).encode())
         for path in (draft / "tensors.safetensors", draft / "meta.json", draft):
             flush(path)
         os.replace(draft, final)
@@ -69,7 +70,7 @@ def load(
     warnings: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            meta = json.loads((path / "meta.json").read_text())
+            meta = json.loads((path / "meta.json").read_text("utf-8"))
             if meta.pop("sha256") != _digest(path / "tensors.safetensors", json.dumps(meta)):
                 raise ValueError("its checksum does not match")
             tensors = load_file(path / "tensors.safetensors")
@@ -119,23 +120,3 @@ def _digest(tensors: Path, meta: str) -> str:
         whole = hashlib.file_digest(f, "sha256")
     whole.update(meta.encode())
     return whole.hexdigest()
-
-
-def alive(pid: str | int) -> bool:
-    """True where a process of this machine may still be at work."""
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError, ValueError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before this returns."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -37,11 +37,7 @@ COMPLETE = "_POLYFED_COMPLETE"
 HELP = {"help_option_names": ["-h", "--help"]}
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 app = typer.Typer(
-    context_settings=HELP,
-    name="polyfed",
-    rich_markup_mode="rich",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    context_settings=HELP, name="polyfed", rich_markup_mode="rich", no_args_is_help=True, pretty_exceptions_enable=False
 )
 groups: dict[str, typer.Typer] = {}
 

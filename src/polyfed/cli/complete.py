@@ -19,10 +19,10 @@ def methods(incomplete: str) -> list[str]:
     name_of: dict[str, str] = {}
     for path in folder.rglob("*.py"):
         cls = ""
-        for begun, name in HEAD.findall(path.read_text(encoding="utf-8")):
+        for begun, name in HEAD.findall(path.read_text("utf-8")):
             cls = begun or cls
             name_of[cls] = name or cls.lower()
-    public = re.findall(r"import (\w+) as \1", (folder / "__init__.py").read_text(encoding="utf-8"))
+    public = re.findall(r"import (\w+) as \1", (folder / "__init__.py").read_text("utf-8"))
     names = {*(name_of[cls] for cls in public), *(p.name for p in plugins.of("polyfed.methods"))}
     return sorted(name for name in names if name.startswith(incomplete))
 

@@ -96,7 +96,7 @@ def certificates(cls: type[Contender]) -> list[str]:
 @cache
 def _text(package: str, file: str) -> str:
     path = files(package) / file
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _beside(cls: type, file: str) -> str:

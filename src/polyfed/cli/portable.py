@@ -61,7 +61,7 @@ def asked_by(path: Path) -> bool:
         pass
     for place in (path, path / "comparison.toml", path / "config.toml"):
         try:
-            return tomllib.loads(place.read_text()).get("portable") is True
+            return tomllib.loads(place.read_text("utf-8")).get("portable") is True
         except (OSError, ValueError, RecursionError):
             continue
     return False

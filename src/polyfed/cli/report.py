@@ -54,7 +54,7 @@ def _table(study: Study, of: str, form: str) -> Table | str:
     if of == "results":
         if form != "csv":
             raise ConfigError(f"--of results: found --table {form}, expected --table csv")
-        return make.results(study).to_csv(index=False)
+        return make.results(study).to_csv(index=False, lineterminator="\n")
     if of == "gains":
         gains = make.gain_table(study)
         if gains is None:

@@ -134,13 +134,7 @@ def _reshape(input: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 
 
 def _convolution(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[Any, ...]:
     window = tuple(weight.shape[2:])
     even = padding == "same" and not all(n % 2 for n in window)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.checkpoint import flush, reason
+from polyfed.base.checkpoint import reason
 from polyfed.base.errors import RunError
+from polyfed.base.system import flush
 from polyfed.core.algorithm import State
 
 BLOCK = 1 << 26  # bytes of rows handled at once

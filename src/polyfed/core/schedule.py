@@ -251,7 +251,7 @@ class Delays(Configured):
             With `compute` and `network` set.
         """
         try:
-            with Path(path).open(newline="") as f:
+            with Path(path).open(encoding="utf-8", newline="") as f:
                 read = [(row["client"], float(row["compute"]), float(row["network"])) for row in csv.DictReader(f)]
         except (OSError, KeyError, TypeError, ValueError) as e:
             raise ConfigError(f"delays: {path} is not a CSV file with columns client, compute, network ({e})") from None

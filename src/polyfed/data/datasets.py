@@ -212,7 +212,8 @@ def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Datase
     used = [*range(10), 13]  # of age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num
     xs, ys = [], []
     for hospital in HOSPITALS:
-        rows = [line.split(",") for line in (folder / f"processed.{hospital}.data").read_text().splitlines() if line]
+        lines = (folder / f"processed.{hospital}.data").read_text("utf-8").split()
+        rows = [line.split(",") for line in lines]
         cells = [[row[k] for k in used] for row in rows]
         values = np.array([row for row in cells if "?" not in row], dtype=np.str_).astype(np.float64)
         xs.append(values[:, :-1].astype(np.float32))

@@ -287,7 +287,7 @@ def digest(path: Path) -> str:
             raise DataError(f"{path}: cannot be read ({e.strerror})") from None
     h = hashlib.sha256()
     for file in pictures(path):
-        h.update(f"{file.relative_to(path)}\0{digest(file)}\n".encode())
+        h.update(f"{file.relative_to(path).as_posix()}\0{digest(file)}\n".encode())
     return h.hexdigest()
 
 

@@ -92,7 +92,7 @@ def read_all(paths: Sequence[Path | str], columns: Columns) -> tuple[list[Sheet]
 def _pictures(folder: Path) -> Sheet:
     """A folder of images, LABEL/IMAGE, as a table with the columns image and label; without labels the former."""
     files = pictures(folder)
-    cells = {IMAGE: [str(f.relative_to(folder)) for f in files]}
+    cells = {IMAGE: [f.relative_to(folder).as_posix() for f in files]}
     cells |= {LABEL: [nfc(f.parent.name) for f in files]} if any(f.parent != folder for f in files) else {}
     return Sheet(str(folder), [*range(1, len(files) + 1)], cells)
 

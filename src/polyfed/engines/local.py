@@ -3,7 +3,6 @@
 Fixed rules, measured once (see benchmarks/), make the plan; the run folder keeps it for resuming.
 """
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from polyfed.base.allocator import keep_freed_memory
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.system import cores, memory
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Work
 from polyfed.compute.compiled import PATH, path_of
@@ -35,11 +35,6 @@ CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
 ROOM = 8_000_000  # bytes of models that the kernel is given at a time: memory for vectors of this size is used again
 LEAST = 64  # uplinks that are there at a time where they are added up: those of a few chunks per thread
 SCORED = 16 * WORTH  # products of an evaluation that are worth another thread
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pick_device(name: str) -> torch.device:
@@ -197,17 +192,6 @@ def here(engine: Engine) -> LocalEngine:
     if not isinstance(engine, LocalEngine):
         raise RunError("the clients of this run are elsewhere, and so are their samples and private rows")
     return engine
-
-
-def memory() -> int:
-    """Bytes of main memory that are free for use."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 << 30
 
 
 class MemoryPlan(NamedTuple):

@@ -166,8 +166,7 @@ class Metric(Configured):
         "balanced accuracy.",
     )
     guesses: bool = setting(
-        False,
-        doc="True where right guesses count class by class: two models may agree on every sample of a class.",
+        False, doc="True where right guesses count class by class: two models may agree on every sample of a class."
     )
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -17,55 +18,21 @@ OPERATIONS = ("linear", "norm", "same", "table", "columns")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
 
-
 Pair = tuple[int, int]
 Rows = tuple[int, int]  # an address, and from one client's row how many numbers to the next; 0: the same for all
+
+FIELDS = (  # of a Job, addresses with *, float64 with ., else int64
+    "layers *shape *real loss clients p *w *start start_each *x integers *y *first *count *steps batch "
+    "*keys *seeds seeds_each *lr *keep *kept kept_each terms *term *term_each *by *only only_each "
+    "*curvature *pull pull_each *toward toward_each *teacher teacher_each .distill .heat own"
+)
+TYPES = {"*": ctypes.c_void_p, ".": ctypes.c_double}
 
 
 class Job(ctypes.Structure):
     """One call to the kernel; see kernel.cpp."""
 
-    _fields_ = [
-        ("layers", ctypes.c_int64),
-        ("shape", ctypes.c_void_p),
-        ("real", ctypes.c_void_p),
-        ("loss", ctypes.c_int64),
-        ("clients", ctypes.c_int64),
-        ("p", ctypes.c_int64),
-        ("w", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("start_each", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
-        ("integers", ctypes.c_int64),
-        ("y", ctypes.c_void_p),
-        ("first", ctypes.c_void_p),
-        ("count", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("keys", ctypes.c_void_p),
-        ("seeds", ctypes.c_void_p),
-        ("seeds_each", ctypes.c_int64),
-        ("lr", ctypes.c_void_p),
-        ("keep", ctypes.c_void_p),
-        ("kept", ctypes.c_void_p),
-        ("kept_each", ctypes.c_int64),
-        ("terms", ctypes.c_int64),
-        ("term", ctypes.c_void_p),
-        ("term_each", ctypes.c_void_p),
-        ("by", ctypes.c_void_p),
-        ("only", ctypes.c_void_p),
-        ("only_each", ctypes.c_int64),
-        ("curvature", ctypes.c_void_p),
-        ("pull", ctypes.c_void_p),
-        ("pull_each", ctypes.c_int64),
-        ("toward", ctypes.c_void_p),
-        ("toward_each", ctypes.c_int64),
-        ("teacher", ctypes.c_void_p),
-        ("teacher_each", ctypes.c_int64),
-        ("distill", ctypes.c_double),
-        ("heat", ctypes.c_double),
-        ("own", ctypes.c_int64),
-    ]
+    _fields_ = [(name.strip("*."), TYPES.get(name[0], ctypes.c_int64)) for name in FIELDS.split()]
 
 
 class Layer(NamedTuple):
@@ -228,9 +195,9 @@ def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], i
 @cache
 def built() -> Kernel | None:
     """The kernel, or None where it was not built, or draws other orders than this NumPy."""
-    for path in sorted(Path(__file__).parent.glob("_kernel*.so")):
+    for suffix in EXTENSION_SUFFIXES:
         try:
-            library = ctypes.CDLL(str(path))
+            library = ctypes.CDLL(str(Path(__file__).with_name(f"_kernel{suffix}")))
             if library.polyfed_version() != VERSION:
                 continue
         except (OSError, AttributeError):

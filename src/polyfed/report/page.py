@@ -98,7 +98,7 @@ def write_report(
             write_atomically(listed, client_table(study, every=True).to("csv").encode())
         if len(study.runs) > 1:
             beside = "results.csv" if target.name == "report.html" else f"{target.stem}-results.csv"
-            write_atomically(target.with_name(beside), results(study).to_csv(index=False).encode())
+            write_atomically(target.with_name(beside), results(study).to_csv(index=False, lineterminator="\n").encode())
         write_atomically(target, render(study, drawn, listed.name if listed else "", folder.name * figures).encode())
     except OSError as e:
         raise RunError(f"cannot write {target}: {e.strerror or e}") from None
@@ -160,7 +160,7 @@ def page(title: str, subtitle: str, top: str, sections: Iterable[tuple[str, str]
 
 @cache
 def _part(name: str) -> str:
-    return files("polyfed.report").joinpath(name).read_text(encoding="utf-8")
+    return files("polyfed.report").joinpath(name).read_text("utf-8")
 
 
 def table(shown: Table, name: str) -> str:
@@ -406,7 +406,7 @@ def _settings(study: Study) -> str:
     parts = [differing({label: study.of(label)[0].config.table() for label in study.labels})]
     seeds = {label: [r.seed for r in study.of(label)] for label in study.labels}
     for label in study.labels:
-        text = (study.of(label)[0].folder / "config.toml").read_text(encoding="utf-8")
+        text = (study.of(label)[0].folder / "config.toml").read_text("utf-8")
         told = f"{label}: full configuration (seed {seeds[label][0]})"
         parts.append(f"<details><summary>{escape(told)}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)

@@ -211,7 +211,7 @@ def model_table(model: Model) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or ConfigError in one line. Paths in it are taken from its folder."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         near = closest(path.name, [p.name for p in path.parent.glob("*.toml")])
         raise ConfigError(f"{path}: no such file{near}") from None

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import RunError
+from polyfed.base.system import cores
 from polyfed.compute.kept import Kept
 from polyfed.compute.split import Split
-from polyfed.engines.local import cores
 from polyfed.runs import ownership as files
 
 MAPPED = 1 << 28  # bytes of features above which they stay in their file

@@ -10,7 +10,8 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor
 from polyfed.base import checkpoint
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
+from polyfed.base.system import DEVICE
 from polyfed.base.text import marked
 from polyfed.compute import evaluation
 from polyfed.compute.task import Task
@@ -138,7 +140,7 @@ class RunFolder:
         self.write("clients.csv", csv_text(run.clients))
         if "test" in run.final and run.trained.engine.here:
             self.write_bytes("scores.safetensors", scores(run))
-        self.write("ledger.csv", run.ledger.to_csv(index=False))
+        self.write("ledger.csv", run.ledger.to_csv(index=False, lineterminator="\n"))
         if run.clusters is not None:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
         Findings.model_validate(run.findings)
@@ -164,8 +166,7 @@ class RunFolder:
             self.write_bytes("models.safetensors", task.layout.named(personal))
             return
         (self.path / "models").mkdir(exist_ok=True)
-        for i in range(1 if same else n):
-            name = "common" if same else safe(run.federation.names[i])
+        for i, name in enumerate(["common"] if same else distinct(run.federation.names)):
             self.write_bytes(f"models/{name}.safetensors", task.layout.named(personal[i]))
         files.flush(self.path / "models")
 
@@ -207,7 +208,7 @@ class RunFolder:
 
     def append(self, name: str, text: str) -> None:
         try:
-            with (self.path / name).open("a") as f:
+            with (self.path / name).open("a", encoding="utf-8", newline="\n") as f:
                 f.write(text)
             files.note(self.path / name)
         except OSError as e:
@@ -234,15 +235,15 @@ def csv_text(frame: pd.DataFrame) -> str:
     for column in table.columns:
         if table[column].dtype == object or isinstance(table[column].dtype, pd.StringDtype):
             table[column] = table[column].map(lambda v: marked(v) if isinstance(v, str) else v)
-    return table.to_csv(index=False)
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
     """(parameters of a client's model, whether it is all clients'), by its position and name; None: not written."""
     whole, models = run / "models.safetensors", run / "models"
-    own, common = models / f"{safe(name)}.safetensors", models / "common.safetensors"
-    if own.is_file() or common.is_file():
-        return tensors(own if own.is_file() else common), not own.is_file()
+    files = [models / f"{file}.safetensors" for file in (safe(name, alike=True), safe(name), "common")]
+    if found := next((path for path in files if path.is_file()), None):
+        return tensors(found), found == files[-1]
     return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
 
 
@@ -381,8 +382,18 @@ def digests(run: Result) -> dict[str, str]:
     return {"server": server.hexdigest(), **models, "history": told.hexdigest()}
 
 
-def safe(name: str) -> str:
-    """A client's name as a file name; names that would collide or escape keep a hash."""
+def safe(name: str, alike: bool = False) -> str:
+    """A client's name as a file name that every system has; names that would collide or escape keep a hash.
+
+    alike: another one differs in case alone
+    """
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "client"
-    kept = plain == name and len(name) < 100 and name != "common"
+    plain = f"_{plain}" if DEVICE.fullmatch(plain) else plain
+    kept = plain == name and len(name) < 100 and name.lower() != "common" and not (alike or name.endswith("."))
     return plain if kept else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names of clients' files, no two of which differ in case alone."""
+    often = Counter(safe(name).lower() for name in names)
+    return [safe(name, often[safe(name).lower()] > 1) for name in names]

@@ -1,6 +1,6 @@
 """Folders of results: files that survive a power cut, a mark that says that a folder is ours, and a lock.
 
-`.polyfed` is mark and lock: a process that writes in the folder holds an flock on it, which ends with the process, and
+`.polyfed` is mark and lock: a process that writes in the folder holds a lock on it, which ends with the process, and
 its name is inside. A folder with the mark is ours alone; whatever lies in it is renamed with it, and never deleted.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from polyfed.base.checkpoint import alive, flush, reason
+from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
-from polyfed.base.locks import lock
 from polyfed.base.settings import is_table
+from polyfed.base.system import alive, flush, lock, opened
 
 MARK = ".polyfed"
 RESULTS = ("checkpoint/round-*", "summary.json", "tune.csv", "admission.csv", "kept/*.json", "outcome.md")
@@ -75,8 +75,8 @@ def linked(folder: Path, name: str, same: Callable[[Path], bool] = lambda _: Tru
 def write_private(path: Path, text: str) -> None:
     """Write a new file that its user alone can read."""
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode())
 
 
 def sealed(text: str) -> str:
@@ -223,7 +223,7 @@ def _acquire(folder: Path) -> int:
     path, give_up = folder / MARK, time.monotonic() + PATIENCE
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = opened(path, 0o644)
         except OSError as e:
             raise RunError(f"cannot write in the folder {folder}: {reason(e)}") from None
         holder = _holder(handle)
@@ -255,12 +255,14 @@ def _acquire(folder: Path) -> int:
 def _sign(handle: int, holder: dict[str, Any]) -> None:
     text = json.dumps({"polyfed": "a folder of results", **holder}).encode() + b"\n"
     os.ftruncate(handle, 0)
-    os.pwrite(handle, text, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, text)
 
 
 def _holder(handle: int) -> dict[str, Any]:
     try:
-        signed: Any = json.loads(os.pread(handle, 4096, 0))
+        os.lseek(handle, 1, os.SEEK_SET)  # behind the byte that is locked
+        signed: Any = json.loads(b"{" + os.read(handle, 4096))
     except ValueError:
         return {}
     return signed if is_table(signed) and isinstance(signed.get("pid"), int) else {}

@@ -459,7 +459,7 @@ def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt"
 def text(path: Path) -> str:
     """A text file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text("utf-8")
     except FileNotFoundError:
         raise RunError(f"{path}: this file of the run is missing") from None
     except (OSError, ValueError) as e:

@@ -43,7 +43,7 @@ def interruptible(terminable: bool = False) -> Generator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    before = {number: signal.getsignal(number) for number in _signals(terminable)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)[: 1 + terminable]}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -95,7 +95,3 @@ def terminable() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _signals(terminable: bool) -> tuple[int, ...]:
-    return (signal.SIGINT, signal.SIGTERM) if terminable else (signal.SIGINT,)

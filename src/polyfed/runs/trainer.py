@@ -23,6 +23,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.plugins import sibling
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, parameters, settings_of
+from polyfed.base.system import cores
 from polyfed.base.typed import plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
@@ -46,7 +47,6 @@ from polyfed.engines.local import (
     LocalEngine,
     MemoryPlan,
     check_rows,
-    cores,
     free_memory,
     make_plan,
     make_rows,

@@ -20,6 +20,7 @@ from polyfed import report as reports
 from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import found
+from polyfed.base.system import DEVICE
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
@@ -256,13 +257,13 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
 def _labelled(algorithms: Sequence[Contender] | Mapping[str, Contender]) -> dict[str, Contender]:
     if isinstance(algorithms, Mapping):
         for name in algorithms:
-            if not LABEL.fullmatch(name):
+            if not LABEL.fullmatch(name) or DEVICE.fullmatch(f"{name}-seed0"):
                 raise ConfigError(f"label {name!r}: expected letters, digits and . _ + = , - (it names a folder)")
         out = dict(algorithms)
     else:
         out = {m.label: m.algorithm for m in label([Method(a) for a in algorithms])}
-    if not out:
-        raise ConfigError("algorithms: found none, expected at least one")
+    if len({name.lower() for name in out}) < max(1, len(out)):
+        raise ConfigError(f"labels: found {', '.join(out) or 'none'}, expected some that differ in more than case")
     return out
 
 

@@ -4,14 +4,11 @@ Results come back as JSON. A Ctrl-C reaches the tasks once, through this process
 """
 
 import contextlib
-import ctypes
 import gc
 import json
 import multiprocessing
 import os
-import resource
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,24 +18,21 @@ from typing import Any
 
 import torch
 
-from polyfed.base import errors
-from polyfed.engines.local import cores, memory
+from polyfed.base import errors, system
 from polyfed.runs.stop import say_stopping
 from polyfed.runs.userfile import blamed
 
-PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
 NO_MORE = -1  # in place of a task's number
 _inside = False  # whether this process is such a task
 
 
 def room(device: str = "cpu") -> int:
     """Number of tasks that may run at a time: one per core, as far as memory allows."""
-    # processes cannot be forked safely elsewhere, with an accelerator, off the main thread or in a task
-    plain = sys.platform == "linux" and device == "cpu" and not torch.cuda.is_initialized()
+    # processes cannot be forked safely with an accelerator, off the main thread or in a task
+    plain = system.FORKS and device == "cpu" and not torch.cuda.is_initialized()
     if not plain or _inside or threading.current_thread() is not threading.main_thread():
         return 1
-    used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return max(1, min(cores(), int(memory() // max(used, 1))))
+    return max(1, min(system.cores(), int(system.memory() // max(system.used(), 1))))
 
 
 def side_by_side(
@@ -100,11 +94,8 @@ class _Worker:
         its_orders, self.orders = multiprocessing.Pipe(duplex=False)
         given = tasks, which, its_answers, its_orders
         self.process: BaseProcess = multiprocessing.get_context("fork").Process(target=_run, args=given)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
-        try:
+        with system.deferred():  # until the task can answer it
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         its_answers.close()
         its_orders.close()
 
@@ -165,10 +156,7 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
     assert parent is not None
     try:
         try:
-            os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
-            signal.signal(signal.SIGUSR1, _orphaned)
-            ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            system.child()
             torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
             while which != NO_MORE and os.getppid() == parent.pid:
                 answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
@@ -192,12 +180,6 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
 
 def _nothing(number: int, frame: Any) -> None:
     """As SIG_IGN, which says on the screen that a signal came just before it."""
-
-
-def _orphaned(number: int, frame: Any) -> None:
-    """As one Ctrl-C: a parent is said to have ended once for each of its threads, and a second Ctrl-C stops at once."""
-    signal.signal(number, signal.SIG_IGN)
-    signal.raise_signal(signal.SIGINT)
 
 
 def _stop(running: dict[Connection, _Worker]) -> None:

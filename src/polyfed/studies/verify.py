@@ -102,7 +102,7 @@ def verify(folder: Path) -> Verdict:
 def _bring_secret(folder: Path, again: Path) -> None:
     """A private run comes out again with its own noise alone."""
     try:
-        write_private(again / "noise.key", (folder / "noise.key").read_text())
+        write_private(again / "noise.key", (folder / "noise.key").read_text("utf-8"))
     except OSError:
         raise RunError(
             f"{folder}: its noise.key is not here; without it a private run cannot be trained again, and verify can "
@@ -129,7 +129,7 @@ def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]
     """Those that a run's config.toml names and that differ in that of the run made again."""
     named = {"sums": "by chunk"} | config.get("versions", {})  # as runs were made that do not say it
     last = {k.partition("-from-round-")[0]: v for k, v in named.items()}
-    here = tomllib.loads((again / "config.toml").read_text())["versions"]
+    here = tomllib.loads((again / "config.toml").read_text("utf-8"))["versions"]
     changed = {k: (then, here.get(k, "unknown")) for k, then in last.items()}
     return {k: v for k, v in changed.items() if v[0] != v[1]}
 

@@ -4,16 +4,7 @@ uplinks, and a robust rule takes the place of every mean that a method asks its 
 from typing import Any
 
 from polyfed.base import arguments
-from polyfed.threats.aggregation import (
-    RULES,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    NormClipping,
-    Rule,
-    TrimmedMean,
-)
+from polyfed.threats.aggregation import RULES, GeometricMedian, Krum, Median, MultiKrum, NormClipping, Rule, TrimmedMean
 from polyfed.threats.attacks import (
     ATTACKS,
     Attack,

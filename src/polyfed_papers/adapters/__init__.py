@@ -113,7 +113,7 @@ def sentences(library: str) -> list[str]:
 
 def _said(path: Path) -> Iterator[str]:
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text("utf-8"))
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

@@ -169,7 +169,7 @@ def follow(progress: Progress) -> None:
         "gkr_parameters": run.findings.get("gkr_parameters"),
         "ranks": run.findings.get("ranks"),
     }
-    with (run.folder / FOLLOWED).open("a") as f:
+    with (run.folder / FOLLOWED).open("a", encoding="utf-8", newline="\n") as f:
         f.write(json.dumps(row) + "\n")
 
 
@@ -178,7 +178,7 @@ def followed(found: Comparison, label: str) -> list[list[dict[str, Any]]]:
     runs = []
     for r in (r for r in found.results if r.label == label and r.folder is not None):
         path = (r.folder or found.folder) / FOLLOWED  # pyrefly: ignore[unsupported-operation]
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
         by_round = {row["round"]: row for row in map(json.loads, lines)}
         runs.append([by_round[t] for t in sorted(by_round)])
     return runs

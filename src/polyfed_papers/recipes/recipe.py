@@ -271,7 +271,7 @@ class Bench:
         path = self.folder / "kept" / f"{key}.json"
         if path.exists():
             try:
-                return json.loads(path.read_text())
+                return json.loads(path.read_text("utf-8"))
             except ValueError:
                 raise RunError(f"{path}: damaged; delete it to compute it again") from None
         before = interruptions()
@@ -279,7 +279,7 @@ class Bench:
         if interruptions() > before:
             raise KeyboardInterrupt
         write_atomically(path, json.dumps(value, indent=1, default=_jsonable).encode())
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
 
 
 class Pilot(Bench):

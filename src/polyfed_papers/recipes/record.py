@@ -135,7 +135,7 @@ def pack(bench: Bench, recipe: str) -> Path:
         places = sorted(place for place in path.parent.glob("runs/*") if read_result(place, "", 0) is not None)
         lines += [{"run": f"{key.as_posix()}/{place.name}", **_numbers(place, scored)} for place in places]
     for path in sorted(folder.glob("kept/*.json")):
-        lines.append({"kept": path.name.removesuffix(".json"), "value": json.loads(path.read_text())})
+        lines.append({"kept": path.name.removesuffix(".json"), "value": json.loads(path.read_text("utf-8"))})
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about.model_dump(), *lines))
     write_atomically(folder / NAME, gzip.compress(text.encode(), mtime=0))
     return folder / NAME
@@ -156,7 +156,7 @@ def _numbers(place: Path, scored: bool) -> Table:
         },
     }
     if (place / "common.jsonl").exists():
-        found["common"] = [json.loads(line) for line in (place / "common.jsonl").read_text().splitlines()]
+        found["common"] = [json.loads(line) for line in (place / "common.jsonl").read_text("utf-8").splitlines()]
     if scored and (scores := reading.scores(place)) is not None:
         found["about"] = json.loads(reading.text(place / "federation.json"))
         terms = {name: scores[name] for name in ("counts", "id", "class", summary.metric) if name in scores}
@@ -201,17 +201,17 @@ def _unpack(record: Record, line: _Run, place: Path) -> None:
     names = [unmarked(str(name)) for name in columns.get("client", [])]
     (draft / "config.toml").write_bytes(_toml(record, line.run, line.config))
     about = line.about or {"clients": [{"name": n} for n in names], "classes": None}
-    (draft / "federation.json").write_text(json.dumps(about))
+    (draft / "federation.json").write_bytes(json.dumps(about).encode())
     if line.scores is not None:
         exact = {"counts": np.int64, "id": np.int64, "class": np.int64}
         terms = {name: np.array(values, exact.get(name, np.float32)) for name, values in line.scores.items()}
         save_file(terms, draft / "scores.safetensors")
-    with (draft / "clients.csv").open("w", newline="") as f:
+    with (draft / "clients.csv").open("w", encoding="utf-8", newline="") as f:
         csv.writer(f, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=False)])
     for name, rows in (("metrics.jsonl", line.history), ("common.jsonl", line.common)):
         if rows is not None:
-            (draft / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (draft / "summary.json").write_text(json.dumps(line.summary, indent=1))
+            (draft / name).write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
+    (draft / "summary.json").write_bytes(json.dumps(line.summary, indent=1).encode())
     try:
         if len({len(cells) for cells in columns.values()}) > 1:
             raise RunError("clients.csv: its columns differ in length")

@@ -1,12 +1,11 @@
 """Events between a server and its sites, a line each: on the screen, and in a file for polyfed status."""
 
-import os
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from polyfed.base.errors import RunError, printable
 from polyfed.base.settings import table_in
+from polyfed.base.system import alive
 from polyfed.cli.screen import stderr
 from polyfed_sites.commands import Status
 
@@ -33,21 +32,21 @@ class Events:
         line = printable(" ".join(line.split()))
         self.show(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as f:
+        with self.path.open("a", encoding="utf-8", newline="\n") as f:
             f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
 def status(o: Status) -> None:
     folder = o.folder
     try:
-        events = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        events = (folder / NAME).read_text("utf-8", "replace").splitlines()
     except OSError:
         raise RunError(f"{folder}: no server or site has run here") from None
     _state(folder)
     for run in sorted(path.parent for path in folder.glob(f"*/{NAME}")):
         print(f"\n{run.name}:")
         _state(run)
-        print("\n".join(run.joinpath(NAME).read_text(encoding="utf-8", errors="replace").splitlines()[-1:]))
+        print("\n".join(run.joinpath(NAME).read_text("utf-8", "replace").splitlines()[-1:]))
     print("\n".join(events[-o.lines :]))
 
 
@@ -55,8 +54,8 @@ def _state(folder: Path) -> None:
     """Whether a server or a site runs in a folder, who is there, and how far it is."""
     try:
         state = table_in((folder / "state.json").read_bytes())
-        with suppress(PermissionError):  # it runs, as another user
-            os.kill(state["pid"], 0)
+        if not alive(state["pid"]):
+            raise ProcessLookupError
         print(f"running, process {state['pid']}")
         for site, doing in sorted(state.get("sites", {}).items()):
             print(f"{site}: {doing}")

@@ -1,0 +1,139 @@
+"""What operating systems differ in: locks on files, what is on the disk, processes and their signals, memory.
+
+Nothing else of polyfed names what one system alone has; packages that only this file needs are imported when it does.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+FORKS = sys.platform == "linux"  # elsewhere a process that has used torch cannot be forked safely
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without
+DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.I | re.S)  # no file on Windows
+PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
+
+
+# files
+
+
+def opened(path: Path, mode: int = 0o600) -> int:
+    """A handle for reading and writing bytes of a file, which is made if it is not there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), mode)
+
+
+def lock(handle: int, wait: bool = True) -> bool:
+    """Lock an open file for this process, with which the lock ends; False where its file system has no locks.
+
+    Raises BlockingIOError where it is not to wait. On Windows nobody else can read the file's first byte from then on.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        if not lock_descriptor(handle, blocking=wait, poll_interval=0.01):
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def alone(path: Path, unlocked: bool = False) -> int:
+    """A handle on a file that no other process has before it is closed; unlocked: or where there are no locks."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = opened(path)
+    try:
+        if not lock(handle) and not unlocked:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before this returns; Windows does the latter by itself."""
+    windows = sys.platform == "win32"
+    if not (windows and path.is_dir()):
+        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def files(most: int) -> int:
+    """How many files this process may have open from now on: `most`, where its user may."""
+    with contextlib.suppress(ImportError):  # on Windows, which does not count them
+        import resource
+
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
+    return most
+
+
+# the machine
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Bytes of main memory that are free for use."""
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def used() -> int:
+    """Bytes of main memory that this process takes."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+# processes
+
+
+def alive(pid: str | int) -> bool:
+    """True where a process of this machine may still be at work."""
+    import psutil
+
+    try:
+        return psutil.pid_exists(int(pid))
+    except (OverflowError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def deferred() -> Generator[None]:
+    """Ctrl-C comes after what is inside; a process that is forked there has it come where it calls `child`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def child() -> None:
+    """In a forked process: the terminal's Ctrl-C goes to its parent alone, and that its parent ends is as Ctrl-C."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGUSR1, _orphaned)
+    ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def _orphaned(number: int, frame: Any) -> None:
+    """As one Ctrl-C: a parent is said to have ended once for each of its threads, and a second Ctrl-C stops at once."""
+    signal.signal(number, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
