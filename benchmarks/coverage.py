@@ -370,7 +370,7 @@ def spreads(
     m, found = KNOWN[score], []
     for each, part in zip(terms, world.parts, strict=True):
         span = m.span if math.isfinite(m.span) else 0.0
-        classes = y[part].astype(int) if m.classwise else None
+        classes = y[part].astype(int) if m.classwise or score == "brier" else None
         one = intervals.spread(each, span, classes=classes, of_two=m.classwise, guesses=m.guesses)
         found.append(replace(one, whole=heavy))
     gains = np.nanmean([np.nanmean(terms[k], axis=1) for k in counted], axis=0)

@@ -12,8 +12,10 @@ from scipy.stats import ttest_1samp
 from sklearn.metrics import roc_auc_score
 
 from polyfed.metrics import terms
+from polyfed.metrics.scores import KNOWN
 from polyfed.report import intervals
 from polyfed.report.intervals import Spread
+from polyfed.report.pairs import evidence
 
 
 def delong(one, other, ill):
@@ -59,6 +61,18 @@ def test_degrees_of_freedom_of_one_split():
     for size in (2, 5):
         classes = (np.arange(60) < size).astype(int)
         assert intervals.spread(rng.normal(size=(1, 60)), 1.0, classes=classes).freedom == size - 1
+
+
+def test_a_score_without_bounds_shows_no_more_than_the_smaller_of_two_classes_does():
+    """Of 60 patients three are ill: three degrees of freedom; if none is, nothing is known of the ill: one."""
+    values, ill = np.random.default_rng(0).normal(size=(1, 60)), np.arange(60)
+    for few, freedom in ((0, 1), (1, 1), (3, 3)):
+        assert intervals.spread(values, classes=(ill < few) * 1, of_two=0).freedom == freedom
+    assert intervals.spread(values, classes=ill % 2, of_two=0).freedom == intervals.spread(values).freedom
+    added = [(np.c_[ill, ill < 3], values[0])]
+    for name in ("brier", "log-loss", "accuracy"):
+        found = evidence(KNOWN[name], values.mean(1), added, (0.3, 200), 1.0).spread.freedom
+        assert (found == 3) == (name != "accuracy")
 
 
 def test_agreement_everywhere_leaves_half_a_sample_either_way_where_a_score_has_bounds():

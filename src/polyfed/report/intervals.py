@@ -49,8 +49,9 @@ def spread(
     """The spread of a site's gain from `values` [S, N], whose mean over a split is its gain; NaN: untested.
 
     `span` is the width of a bounded score, `ids` [N] numbers samples, and `classes` [N] (-1: none) is given for a score
-    taken class by class. `of_two` is the number K of classes that such a score averages if there are two: 1 for AUC, 2
-    for balanced accuracy. With `guesses`, methods may agree on a whole class that neither finds.
+    taken class by class, or without bounds over two classes. `of_two` is the number K of classes that a score averages
+    if there are two: 1 for AUC, 2 for balanced accuracy, 0 for a mean over samples. With `guesses`, methods may agree
+    on a whole class that neither finds.
     """
     tested = np.isfinite(values)
     values, tested = values[tested.any(1)], tested[tested.any(1)]
@@ -66,9 +67,11 @@ def spread(
     if n < 2 and not span:  # nothing says how far one sample may be off
         return Spread(means, ids=ids, parts=gap)
     sampling, freedom, alone, half = gap @ gap * n / (n - 1) if n > 1 else span**2, _freedom(gap), np.zeros(0), 0.0
-    if classes is not None:
+    if classes is not None and of_two:
         most, alone, half = _by_class(tested, classes, of_two)
         freedom = min(freedom, most)
+    elif classes is not None:  # few of a class show little of its errors, however even the rest are
+        freedom = min(freedom, max(float(np.bincount(classes[times > 0], minlength=2).min()), 1.0))
     # half a sample gained and half a sample lost (Agresti and Min, Biometrics 61, 2005): methods that never disagree
     # are no certainty; with guesses, half a sample in every class
     few = span**2 * (half if guesses else _half_a_sample(times))

@@ -260,7 +260,9 @@ def _sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: f
     values[row, place.reshape(-1)] = np.concatenate([v for _, v in parts])
     if np.isfinite(values).any(1).sum() != len(means):
         return Spread(means, floor=floor), alike
-    span, classes = metric.span if math.isfinite(metric.span) else 0.0, distinct[:, 1] if metric.classwise else None
+    span = metric.span if math.isfinite(metric.span) else 0.0
+    two = metric.kind == "classes" and not span and {*distinct[:, 1].tolist()} <= {0, 1}
+    classes = distinct[:, 1] if metric.classwise or two else None
     spread = intervals.spread(values, span, distinct[:, 0], classes, metric.classwise, metric.guesses)
     return replace(spread, means=means, floor=floor), alike
 
