@@ -30,13 +30,14 @@ def forest_figure(fit: ClinicalFit) -> Figure | None:
     with styled():
         drawn, (axes,) = canvas(height=1.3 + 0.3 * len(names))
         for k, (of, colour, label, face) in enumerate(
-            zip(fits, (BLUE, QUIET), ("federated", "meta-analysis"), (BLUE, "none"), strict=True)
+            zip(fits, (BLUE, QUIET), ("federated", "meta-analysis"), ("", "none"), strict=True)
         ):
             shown = _finite(of)
             place = np.flatnonzero(shown) + (0.0 if k == 0 else 0.28)
             value, low, high = (of[key].to_numpy(dtype=float)[shown] for key in keys)
-            axes.hlines(place, low, high, color=colour, linewidth=1.6 - 0.6 * k)
-            axes.scatter(value, place, s=26 - 8 * k, color=colour, facecolor=face, label=label, zorder=3)
+            tint = [colour if c else INK for c in _clear(fit, low, high)] if k == 0 else [colour] * len(place)
+            axes.hlines(place, low, high, colors=tint, linewidth=1.6 - 0.6 * k)
+            axes.scatter(value, place, s=26 - 8 * k, edgecolors=tint, c=face if k else tint, label=label, zorder=3)
             texts = [
                 f"{names[round(y)]}, {label}: {_interval(*v)}" for y, *v in zip(place, value, low, high, strict=True)
             ]
@@ -70,7 +71,7 @@ def site_figure(fit: ClinicalFit, coefficient: str) -> Figure | None:
     if fit.ratio:
         value, low, high = (np.exp(v) for v in (value, low, high))
     place, shown = np.arange(len(each)) + np.r_[np.zeros(len(rows)), 0.5, 0.5], np.isfinite(value + low + high)
-    colours = np.array([QUIET] * len(rows) + [INK, BLUE])
+    colours = np.array([QUIET] * len(rows) + [INK, BLUE if _clear(fit, low, high)[-1] else INK])
     with styled():
         drawn, (axes,) = canvas(height=0.95 + 0.22 * len(each))
         axes.hlines(place[shown], low[shown], high[shown], colors=list(colours[shown]), linewidth=1.4)
@@ -111,6 +112,11 @@ def curve_figure(fit: ClinicalFit, column: str) -> Figure:
         axes.set_xlabel(column)
         axes.set_ylabel(f"{fit.ratio or 'difference'} against {middle:g}")
     return drawn
+
+
+def _clear(fit: ClinicalFit, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Where an interval leaves out that there is no effect."""
+    return (low > (none := 1 if fit.ratio else 0)) | (high < none)
 
 
 def _interval(value: float, low: float, high: float) -> str:

@@ -14,7 +14,7 @@ from polyfed.report import page as pages
 from polyfed.report import words
 from polyfed.report.forest import Row, chart, said
 from polyfed.report.pairs import Interval
-from polyfed.report.style import canvas, styled
+from polyfed.report.style import GREEN, GREYS, VERMILLION, canvas, styled
 from polyfed.report.table import Cell, Table
 from polyfed.report.verdicts import LEAST, bearing
 from polyfed.runs import ownership as files
@@ -24,7 +24,7 @@ from polyfed_games.values import FEWEST
 NAMED = 30  # clients up to which the axes name them
 WRITTEN = 12  # clients up to which the picture's cells hold numbers
 LISTED = 16  # clients up to which the matrix is a table too; beyond, only the largest values are listed
-HARM, NONE, HELP = "#d55e00", "#e8eaed", "#0072b2"
+HARM, NONE, HELP = VERMILLION, "#e8eaed", GREEN
 DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
 
 
@@ -94,9 +94,14 @@ def _held(row: Mapping[Any, Any], seeds: int) -> str:
 def _stable(row: Mapping[Any, Any]) -> str:
     if not isinstance(row.get("nash"), bool | np.bool_):
         return "not judged: some coalitions were not trained"
-    names = {"core": "core stable", "individual": "individually stable", "nash": "Nash stable"}
-    holds = [text for key, text in names.items() if row.get(key) is not None and row[key] == True]  # noqa: E712
-    return ", ".join(holds) if holds else "not stable"
+    names = {
+        "nash": "nobody would rather be elsewhere (Nash stable)",
+        "individual": "nobody could move without another's loss (individually stable)",
+        "core": "no group would rather be on its own (core stable)",
+    }
+    holds = [key for key in names if row.get(key) is not None and row[key] == True]  # noqa: E712
+    told = [names[key] for key in holds if key != "individual" or "nash" not in holds]  # which Nash's includes
+    return "; ".join(told) if told else "not stable"
 
 
 def _limits(scale: words.Scale, low: float, high: float) -> str:
@@ -150,6 +155,7 @@ def _matrix(gains: Gains) -> Table:
 
 def _clients(gains: Gains) -> Table:
     scale = words.Scale(gains.metric)
+    unit = ", %" if scale.percent else ""
     rows = tuple(
         (
             Cell(r["client"]), Cell(scale.number(r["own"]), {"own": r["own"]}),
@@ -161,8 +167,8 @@ def _clients(gains: Gains) -> Table:
         for r in gains.clients.to_dict("records")
     )  # fmt: skip
     columns = (
-        "client<", "own", "all", "gain with all", "chosen by validation<", "after choice", "gain after choice",
-        "best in hindsight<",
+        "client<", f"own{unit}", f"all{unit}", f"gain with all{scale.points}", "chosen by validation<",
+        f"after choice{unit}", f"gain after choice{scale.points}", f"best in hindsight{scale.points}<",
     )  # fmt: skip
     notes = (
         f"{gains.split.capitalize()} {scale.header}. Chosen: the coalition with the best validation score in each "
@@ -180,20 +186,18 @@ def _partitions(gains: Gains) -> Table:
         if isinstance(r.get("movers"), str):
             sure = "clear" if r["mover_clear"] else "not clear"
             where = "alone" if r["movers"] == r["to"] and "+" not in r["to"] else f"in {r['to']}"
-            move = f"{r['movers']}: {where} (at least {scale.signed(r['mover_gain'])}, {sure})"
+            move = f"{r['movers']}: {where} (at least {scale.signed(r['mover_gain'])}{scale.difference_unit}, {sure})"
         share = r.get("individual_share", math.nan)
         share = "–" if not isinstance(share, float) or math.isnan(share) else f"{100 * share:.0f} %"
         gain = scale.signed(r.get("gain", math.nan))
         rows.append(tuple(map(Cell, (r["partition"], r["coalitions"], gain, _stable(r), share, move))))
-    columns = ("partition<", "coalitions<", "mean gain", "stable<", "in seeds", "who would rather<")
+    columns = ("partition<", "coalitions<", f"mean gain{scale.points}", "stable<", "in seeds", "who would rather<")
     first = (
         "most stable of all partitions" if gains.sampled is None else "one that moves from the Shapley values lead to"
     )
     notes = (
-        "By mean gains over seeds. Nash stable: nobody would rather be alone or in another of its coalitions; "
-        "individually stable: nobody would where those who are there do not lose by it; core stable: no set of clients "
-        "would all rather be a coalition of their own. In seeds: how often it is individually stable in one seed. "
-        f"The first row is the {first}.",
+        "By mean gains over seeds. Elsewhere: alone, or in another of the partition's coalitions. In seeds: how often "
+        f"it is individually stable in one seed. The first row is the {first}.",
     )
     return Table("Which coalitions hold", columns, tuple(rows), notes)
 
@@ -215,19 +219,22 @@ def _agreement(gains: Gains) -> Table:
 
 
 def figure(gains: Gains) -> Figure:
-    """The matrix of Shapley values: blue where one clearly helps, orange where it clearly harms, else grey."""
+    """The matrix of Shapley values: green where one clearly helps, orange where it clearly harms, else grey."""
     scale, m, n = words.Scale(gains.metric), gains.matrix.to_numpy(float), len(gains.names)
     most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
     clear = {(r["client"], r["from"]): r["clear"] for r in gains.help.to_dict("records")}
     colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP], N=257)  # zero is in the middle
     with styled():
-        picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
         told = np.array([[clear.get((i, j), False) for j in gains.names] for i in gains.names], dtype=bool)
-        coloured = np.where(told, scale.factor * m, np.where(np.isfinite(m), 0.0, math.nan))
-        shown = axes.imshow(coloured, cmap=colours, vmin=-most or -1, vmax=most or 1)
-        if told.any():
-            label = f"Shapley value, {'points' if scale.percent else scale.name}"
-            picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
+        shades = told.any() or n > WRITTEN  # of grey where there is no room for numbers
+        picture, (axes,) = canvas(width=(6.0 if n > 6 else 5.3) - 0.9 * (not shades), height=4.6 if n > 6 else 3.7)
+        span = {"vmin": -most or -1, "vmax": most or 1}
+        rest = axes.imshow(scale.factor * m if n > WRITTEN else np.where(np.isfinite(m), -most, m), cmap=GREYS, **span)
+        shown = axes.imshow(np.where(told, scale.factor * m, math.nan), cmap=colours, **span)
+        if shades:
+            label = f"Shapley value, {'points' if scale.percent else scale.name}{'' if told.any() else ', none clear'}"
+            bar = picture.colorbar(shown if told.any() else rest, ax=axes, label=label, pad=0.02, aspect=24)
+            bar.outline.set_visible(False)
         for i, receiver in enumerate(gains.names):
             for j, giver in enumerate(gains.names):
                 if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
@@ -257,13 +264,16 @@ def page(gains: Gains) -> str:
     marks = "bold" if len(gains.names) <= WRITTEN else "a dot"
     unit = words.Scale(gains.metric).gained(gains.split)
     caption = f"Row: receives, column: gives (Shapley values, {unit}). "
-    caption += f"In colour and {marks}: jointly clear; blue helps, orange harms."
+    caption += f"In colour and {marks}: jointly clear; green helps, orange harms."
     picture = pages.figure(pages.Drawing("help", figure(gains), "Who helps whom", caption))
     kept = ("help", "clients", "partitions", "agreement")
     matrix, *others = (pages.table(t, name) for t, name in zip(tables(gains), kept, strict=False))
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
     config = (gains.folder / "coalitions.toml").read_text("utf-8")
-    sections = [("Who helps whom", f'<div class="beside">{picture}{matrix}</div>'), *zip(names, others, strict=False)]
+    sections = [
+        ("Who helps whom", f'<div class="beside cells">{picture}{matrix}</div>'),
+        *zip(names, others, strict=False),
+    ]
     if gains.notes:
         listed = "".join(f"<li>{escape(n)}</li>" for n in gains.notes)
         sections.append(("Keep in mind about these data", f'<ul class="caveats notes">{listed}</ul>'))
@@ -281,7 +291,7 @@ def _chart(gains: Gains) -> str:
     for r in gains.clients.to_dict("records"):
         g = Interval(r["all_gain"], r["all_low"], r["all_high"], len(gains.seeds), clear=bool(r["all_clear"]))
         if len(gains.names) <= NAMED or g.clear:
-            levels = f"{said(g, scale)}, from {scale.number(r['own'])} to {scale.number(r['all'])}{scale.unit}"
+            levels = f"{said(g, scale)}; from {scale.number(r['own'])} to {scale.number(r['all'])}{scale.unit}"
             rows.append(Row(r["client"], g.word, g, levels))
     axis = f"{scale.gained(gains.split)}, all together under {gains.method}; positive: better than the own model"
     return chart(rows, scale, axis)

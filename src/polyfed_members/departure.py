@@ -68,7 +68,8 @@ class Departure:
         sent = {k: of for k, of in self._rows.items() if any(r["bytes_before"] > 0 for r in of)} or self._rows
         several = len(sent) > 1
         kinds = ("before", "after")
-        columns = ("client<", *["method<"] * several, *kinds, "change", "95 % interval", *(f"bytes {k}" for k in kinds))
+        columns = ("client<", *["method<"] * several, *(f"{k}, %" if scale.percent else k for k in kinds))
+        columns += (f"change{scale.points}", "95 % interval", *(f"bytes {k}" for k in kinds))
         for r in (row for of in sent.values() for row in of):
             mark = ("gain" if r["change"] > 0 else "loss") if r["clear"] else ""
             limits = scale.range(r["low"], r["high"]) if math.isfinite(r["low"]) else "–"
@@ -107,14 +108,20 @@ class Departure:
             change, mean = _change(r), r["client"] == MEAN
             levels = f"from {scale.number(r['before'])} to {scale.number(r['after'])}{scale.unit}"
             name = "mean of those who stay" if mean else str(r["client"])
-            bars.append(Row(name, change.word, change, f"{said(change, scale)}, {levels}", mean))
+            bars.append(Row(name, change.word, change, f"{said(change, scale)}; {levels}", mean))
         axis = f"{scale.gained(self.split)} with {lead}; positive: better without {who}"
         shape = chart(bars, scale, axis) if shown else ""
         top = answer(self.answer, shape, [f"{k}: {self.sentence(k)}" for k in others])
         stay = words.count(len({*self.table["client"]} - {MEAN}), "client")
         about = f"{stay} {'stays' if stay[:2] == '1 ' else 'stay'} · {words.count(seeds, 'seed')}"
         whole = f'<div class="beside">{figure(drawn) if shown else ""}{table(self.summary(), "leave")}</div>'
-        return page(f"What does the leaving of {who} cost?", about, top, [("Those who stay", whole)], "polyfed leave")
+        return page(
+            f"What does it cost those who stay if {who} {'leave' if len(self.left) > 1 else 'leaves'}?",
+            about,
+            top,
+            [("Those who stay", whole)],
+            "polyfed leave",
+        )
 
     def sentence(self, method: str) -> str:
         """What the leaving changes on average for those who stay, and for whom clearly."""

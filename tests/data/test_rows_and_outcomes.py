@@ -13,6 +13,7 @@ from polyfed.base.errors import DataError
 from polyfed.base.part import CHECK
 from polyfed.data.prepare import Cut
 from polyfed.data.schema import File
+from polyfed.runs.watching import noted
 
 
 def sites(sizes=(60, 80, 50), seed=0):
@@ -244,4 +245,7 @@ def test_training_scores_lead_nothing(tmp_path):
     assert study.verdicts.lead is None
     assert "accuracy" not in found.table
     assert "best" not in [cell.mark for row in pf.report.compare_table(study).rows for cell in row]
-    assert "train accuracy" not in repr(pf.fit(model(0), fed, pf.FedAvg(0.1), rounds=1))
+    seen = []
+    told = pf.fit(model(0), fed, pf.FedAvg(0.1), rounds=1, callbacks=(seen.append,))
+    assert "train accuracy" not in repr(told)
+    assert {noted(step).rpartition(" ")[0] for step in seen if step.records} == {"train loss"}

@@ -124,7 +124,7 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
     assert rows.bytes_before.equals(rows.bytes_after)  # FedAvg's do not depend on how many clients there are
     assert {(r, s) for r, s in zip(table.seeds, table.method, strict=True)} == {(3, "fedavg"), (3, "local")}
     page = (tmp_path / "two-cost.html").read_text()
-    assert "What does the leaving of va and switzerland cost?" in page
+    assert "What does it cost those who stay if va and switzerland leave?" in page
     headline = page.split('<p class="headline">')[1].split("</p>")[0].replace("\N{NO-BREAK SPACE}", " ")
     assert "test accuracy with fedavg changes by" in headline, "the method that sends messages comes first"
     assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") + " points" in headline

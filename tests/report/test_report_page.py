@@ -220,6 +220,8 @@ def test_a_leading_method_of_worse_probabilities_is_named_though_brier_was_not_a
     study = told_by(tmp_path, {k: [(p.astype(float), y) for p, y in v] for k, v in write.items()})
     assert study.verdicts.lead == ("ditto", "local")
     assert "Check the calibration of ditto" in report.answer(study)
+    text = report.write_report(study, tmp_path / "page.html").read_text()
+    assert "Check the calibration of ditto" in re.sub(r"<details.*?</details>", "", text, flags=re.S)  # it stands open
 
 
 def luminance(colour):
@@ -338,6 +340,6 @@ def test_a_page_begins_with_the_sentence_and_a_chart_of_every_client_before_any_
     gains = study.verdicts.gains(*study.verdicts.lead)
     assert {name: word for _, name, word, _ in found[:-1]} == {n: g.word for n, g in gains.items()}
     assert (found[-1][1], len(found)) == ("mean over clients", len(gains) + 1)
-    assert all(" to " in text for *_, text in found)
+    assert all(re.search(r"\sto\s", text) for *_, text in found)
     folded = text[text.index("<details><summary>What this rests on") :]
     assert "moves 1.00 MB per client" in folded[: folded.index("</details>")]

@@ -359,9 +359,8 @@ def test_what_would_be_enough_is_said_beside_an_absurd_interval(tmp_path):
     assert (gain.sign, gain.clear) == (None, False)
     assert gain.low < -50 < 40 < gain.high
     _, (line,) = summary.lines(study) if len(study.names) > 1 else ("", [summary._each(study, "fedavg", "local")[0][1]])
-    assert all(
-        said in line.text for said in (f"{gain.enough})", "to +", "a verdict would take more than a hundred times")
-    )
+    needs = f"); a verdict would take {gain.enough}"
+    assert all(said in line.text for said in (needs, "to +", "a verdict would take more than a hundred times"))
 
 
 @pytest.mark.parametrize("names", [("ditto", "fedavg"), ("fedavg", "ditto")])

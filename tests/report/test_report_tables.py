@@ -246,8 +246,8 @@ def test_quantiles_are_shown_where_there_are_clients_enough(tmp_path):
     for n in (19, 20):
         values = {"local": noisy([0.6] * n, 2, 0.01, 0), "fedavg": noisy([0.7] * n, 2, 0.01, 1)}
         headers = report.gain_table(comparison(tmp_path / str(n), values)).headers
-        assert ("median" in headers) == (n == 20)
-        assert {"least", "most"} <= set(headers)
+        assert ("median, points" in headers) == (n == 20)
+        assert {"least, points", "most, points"} <= set(headers)
 
 
 def test_several_data_sets_make_one_table_for_a_paper(tmp_path):

@@ -12,10 +12,11 @@ from rich.text import Text
 from polyfed.cli.screen import say, stderr, stdout
 from polyfed.metrics.metric import short
 from polyfed.report import Study, Table, client_table, compare_table
+from polyfed.report.caveats import doubts
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import STYLES
 from polyfed.report.words import duration
-from polyfed.runs.watching import Callback
+from polyfed.runs.watching import Callback, noted
 from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
 
@@ -87,9 +88,7 @@ class Show(Watch):
                 self._planned.add(solver)
                 say(f"{step.run.algorithm.name}: {plan}", stderr)
         if step.records:
-            record = step.records[-1]
-            name = step.run.metric.name
-            note = f"{record.split} {name} {short(record[name])}"
+            note = noted(step)
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
         self._from = first, since = self._from or (step.round, time.monotonic())
@@ -124,8 +123,8 @@ class Show(Watch):
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
         if result.summary and result.status == "finished":
-            split, final = next(iter(result.summary.final.items()))
-            words.append(f"{split} {result.summary.metric} {short(final.mean)}")
+            split, final, name = result.summary.split, result.summary.final, result.summary.metric
+            words.append("nothing held out" if split == "train" else f"{split} {name} {short(final[split].mean)}")
         else:
             words.append(result.status)
         words.append("(from before)" if resumed else f"({seconds:.1f} s)")
@@ -146,6 +145,8 @@ def results(study: Study, page: Path) -> None:
     """The answer, a line per client, the tables of clients and methods, caveats of the data, and where the page is."""
     stdout.print()
     stdout.print(Text(headline(study), "bold"))
+    for line in doubts(study):
+        stdout.print(Text(f"- {line}"))
     against, each = lines(study)
     if each:
         stdout.print(Text(f"\n{against}:", "dim"))

@@ -7,11 +7,11 @@ from pathlib import Path
 from polyfed.base.errors import RunError
 from polyfed.report import words
 from polyfed.report.forest import limits, said
-from polyfed.report.page import about, answer, differing, page, sites, table, titled
+from polyfed.report.page import about, differing, first_words, page, sites, table, titled
 from polyfed.report.pairs import Interval
 from polyfed.report.read import read
 from polyfed.report.style import write_atomically
-from polyfed.report.summary import details, headline, lines
+from polyfed.report.summary import lines
 from polyfed.report.table import Cell, Table
 from polyfed.report.verdicts import Study
 
@@ -46,7 +46,7 @@ def _page(studies: dict[str, Study]) -> str:
     order = [x.name for x in lines(next(iter(studies.values())))[1]]
     cards = "".join(
         f"<section><h2>{escape(name)}</h2><p class='what'>{escape(f'{titled(s)} {about(s)}')}</p>"
-        f"{answer(headline(s), sites(s, ends, order), [' '.join(details(s))])}</section>"
+        f"{first_words(s, sites(s, ends, order))}</section>"
         for name, s in studies.items()
     )
     scale, first = words.Scale(next(iter(studies.values())).metric), next(iter(studies.values()))
@@ -59,7 +59,10 @@ def _page(studies: dict[str, Study]) -> str:
     note = f"Gain in {scale.gained(first.split)}; {'; '.join(lead)}. Differences between the reports are not tested."
     parts = [
         ("Site by site", table(_told("Site by site", studies, each, note), "sites")),
-        ("Methods", table(_told("Method by method", studies, means, f"{scale.mean}, mean over clients."), "methods")),
+        (
+            f"Methods: {scale.mean}",
+            table(_told("Method by method", studies, means, f"{scale.mean}, mean over clients."), "methods"),
+        ),
         ("What differs", differing({k: s.of(s.labels[0])[0].config.table() for k, s in studies.items()})),
     ]
     told = f"{words.count(len(studies), 'report')}; the charts share one axis"

@@ -42,8 +42,23 @@ def calibration(study: Study, method: str) -> list[str]:
     ]
 
 
-def caveats(study: Study) -> list[str]:
+def doubts(study: Study) -> list[str]:
+    """What makes the answer itself doubtful, which stands open under it as the checks of the data do."""
     lines, first = _turned(study), study.verdicts.lead
+    if first is not None:
+        lines += calibration(study, first[0])
+        lines += _tails(study, *first) if study.verdicts.mean_gain(*first).known else []
+    diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
+    if diverged:
+        lines.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
+    partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
+    if partial:
+        lines.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
+    return lines
+
+
+def caveats(study: Study) -> list[str]:
+    lines, first = list[str](), study.verdicts.lead
     if len(study.seeds) == 1 and first is None:
         lines.append("One seed: no spread can be given.")
     lacking = _lacking(study)
@@ -54,21 +69,14 @@ def caveats(study: Study) -> list[str]:
     lines += _counted(study)
     if first is not None and study.verdicts.mean_gain(*first).known:
         lines += [OF[of]] if (of := study.verdicts.of(*first)) in OF else []
-        lines += [*_tails(study, *first), *_best_of(study, *first)]
+        lines += _best_of(study, *first)
     if first is not None:
         lines += _effort(study, *first)
         apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
         if apart:
             verb = "has no seed" if len(apart) == 1 else "have no seeds"
             lines.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
-    lines += _stopped(study)
-    diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
-    if diverged:
-        lines.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
-    partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
-    if partial:
-        lines.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
-    return lines
+    return lines + _stopped(study)
 
 
 def _turned(study: Study) -> list[str]:

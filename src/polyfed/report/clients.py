@@ -51,7 +51,7 @@ def _compared(study: Study, every: bool | None) -> Table:
         if reference
         else ""
     )
-    columns = ["client<", *["verdict<", f"gain over {against}", "95 % interval"] * bool(reference)]
+    columns = ["client<", *["verdict<", f"gain over {against}{scale.points}", "95 % interval"] * bool(reference)]
     columns += [f"{study.split} samples", *ranked, *["advice<"] * bool(reference)]
     rows = []
     for n in names:
@@ -206,7 +206,7 @@ def gain_table(study: Study) -> Table | None:
     if not study.metric.sign:
         note = f"Gain: how much nearer to {study.metric.aim:g} {scale.name} is than that of {reference}, over seeds."
     cut = CUT if len(study.names) >= QUANTILES else CUT[:1] + CUT[-1:]
-    columns = ("method<", "gain", "lose", "undecided", *(header for header, _, _ in cut))
+    columns = ("method<", "gain", "lose", "undecided", *(f"{header}{scale.points}" for header, _, _ in cut))
     counts = "Gain, lose: clearly, jointly over clients; –: too few seeds or samples for a verdict on any client."
     return Table(f"Gain over {reference}, client by client", columns, tuple(rows), (counts, note, *oracles(study)))
 

@@ -14,11 +14,19 @@ from matplotlib.ticker import MaxNLocator
 from polyfed.report import words
 from polyfed.report.pairs import Interval
 
+NBSP = "\N{NO-BREAK SPACE}"
 CUT = 4.0  # an axis is at most so many times longer than the usual interval
 
 
+def prose(text: str) -> str:
+    """Text as HTML, with its numbers and units kept on one line."""
+    for unit in (" %", " points", " to +", f" to {words.MINUS}"):
+        text = text.replace(unit, unit.replace(" ", NBSP))
+    return escape(text)
+
+
 class Row(NamedTuple):
-    """name: of a site     word: its verdict     gain: with its interval     text: its numbers     whole: a mean."""
+    """name: of a site     word: its verdict     gain: with its interval     text: its numbers; more     whole: mean"""
 
     name: str
     word: str
@@ -72,9 +80,11 @@ def chart(rows: Sequence[Row], scale: words.Scale, axis: str, ends: tuple[float,
                 bar += f'<svg x="{at(end)}" y="50%"><path class="cut" d="{tip}"/></svg>' if beyond else ""
             shape = '<path d="M-6 0 0-6 6 0 0 6z"/>' if r.whole else '<circle r="4.5"/>'
             bar += f'<svg x="{at(g.mean)}" y="50%">{shape}</svg>' if left <= g.mean <= right else ""
+        numbers, _, more = r.text.partition("; ")
+        more = f"<small>{prose(more)}</small>" if more else ""
         lines.append(
             f'<li class="{r.mark}{" whole" * r.whole}"><b>{escape(r.name)}</b><span>{escape(r.word)}</span>'
-            f'<svg aria-hidden="true">{grid}{bar}</svg><i>{escape(r.text)}</i></li>'
+            f'<svg aria-hidden="true">{grid}{bar}</svg><i>{prose(numbers)}{more}</i></li>'
         )
     numbers = "".join(f'<text x="{at(t)}" y="1em">{escape(_tick(t, scale))}</text>' for t in ticks)
     note = escape(f"{axis}; an arrow: the interval goes on" if cut else axis)

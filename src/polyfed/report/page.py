@@ -24,11 +24,11 @@ from polyfed.base.errors import RunError
 from polyfed.base.part import CHECK
 from polyfed.base.plugins import sibling
 from polyfed.report import words
-from polyfed.report.caveats import brier_scores
+from polyfed.report.caveats import brier_scores, doubts
 from polyfed.report.clients import client_table, gain_table
 from polyfed.report.curves import BANDS, metric_figure
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, spread_figure
-from polyfed.report.forest import Row, chart, said
+from polyfed.report.forest import Row, chart, prose, said
 from polyfed.report.maps import cluster_figure, mixing_figure, partition_figure, representative
 from polyfed.report.pairs import Interval, reason
 from polyfed.report.probabilities import benefit_figure, calibration_figure, told
@@ -44,7 +44,6 @@ from polyfed.runs.numbers import Numbers
 LISTED = 500  # most clients for which the page holds a row each
 FORMS = ("svg", "pdf", "png")
 FILES = '<p class="notes"><code>polyfed report FOLDER --figures</code> writes them as SVG, PDF and PNG.</p>'
-NBSP = "\N{NO-BREAK SPACE}"
 
 
 class Drawing(NamedTuple):
@@ -110,7 +109,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
     first = [d for d in drawn["figures"] if d.name == "gain" and len(study.names) <= LINES]  # its rows are the chart's
     figures, data = ("".join(figure(d, beside) for d in drawn[key] if d not in first) for key in ("figures", "data"))
     sections = [
-        ("Clients", _clients(study, listed)),
+        (f"Clients: {study.split} {words.Scale(study.metric).header}", _clients(study, listed)),
         ("Methods", table(compare_table(study), "methods")),
         ("Figures", f'<div class="figures">{figures}</div>{"" if beside else FILES}' if figures else ""),
         ("Costs", table(cost_table(study), "costs")),
@@ -121,7 +120,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
     shown = sites(study)
     if first:
         shown = figure(first[0], beside, shown)
-    top = answer(headline(study), shown, [" ".join(details(study))]) + _caveats(study)
+    top = first_words(study, shown) + _caveats(study)
     return page(titled(study), about(study), top, sections, _versions(study))
 
 
@@ -186,6 +185,15 @@ def answer(sentence: str, chart: str = "", rest: Iterable[str] = ()) -> str:
     return f'<div class="answer"><p class="headline">{prose(sentence)}</p>\n{chart}{more}</div>\n'
 
 
+def first_words(study: Study, shown: str) -> str:
+    """A study's answer: what it rests on is folded, what makes it doubtful stands open under it."""
+    checks = [n for n in _notes(study) if n.startswith(CHECK)]
+    more = [d for d in doubts(study) if not any(d.rpartition("? ")[2] in n for n in checks)]  # no repair twice
+    listed = "".join(f"<li>{prose(line)}</li>" for line in (*more, *checks))
+    doubtful = f'<ul class="caveats notes check">{listed}</ul>\n' if listed else ""
+    return answer(headline(study), shown, [" ".join(details(study))]) + doubtful
+
+
 def sites(study: Study, ends: tuple[float, float] | None = None, order: Sequence[str] = ()) -> str:
     """Every client with its verdict beside its interval, and their mean; of many, those with a clear difference."""
     place, first = {name: k for k, name in enumerate(order)}, study.verdicts.lead
@@ -193,12 +201,16 @@ def sites(study: Study, ends: tuple[float, float] | None = None, order: Sequence
     if not clients or first is None:
         return ""
     none, scale, mean = Interval(math.nan, math.nan, math.nan, 0), words.Scale(study.metric), study.verdicts.mean
-    rows = [
-        Row(x.name, x.verdict, x.gain or none, x.text + "; not in the mean" * (x.name in study.needs)) for x in clients
-    ]
+    rows = []
+    for x in clients:
+        text = x.text + "; not in the mean" * (x.name in study.needs)
+        if x.gain and x.gain.known and not x.gain.same:  # signed, as the mean is
+            text = "; ".join([said(x.gain, scale), *text.split("; ")[1:]])
+        rows.append(Row(x.name, x.verdict, x.gain or none, text))
     gain = mean.gains[first[0]]
     rows.append(Row(f"mean over {study.whom}", gain.word, gain, said(gain, scale), whole=True))
-    return chart(rows, scale, f"{scale.gained(study.split)}, positive: better than {first[1]}", ends)
+    other = "the own model" if study.role(first[1]) in ALONE else first[1]
+    return chart(rows, scale, f"{scale.gained(study.split)}; positive: {first[0]} is better than {other}", ends)
 
 
 def titled(study: Study) -> str:
@@ -224,20 +236,13 @@ def about(study: Study) -> str:
 
 
 def _notes(study: Study) -> list[str]:
-    notes = dict.fromkeys(n for r in study.runs for n in r.about.notes)
-    return sorted(notes, key=lambda note: not note.startswith(CHECK))
+    return [*dict.fromkeys(n for r in study.runs for n in r.about.notes)]
 
 
 def _caveats(study: Study) -> str:
-    notes = _notes(study)
-    if not notes:
-        return ""
-    check, rest = ("".join(f"<li>{escape(n)}</li>" for n in notes if n.startswith(CHECK) == k) for k in (True, False))
-    told = f'<ul class="caveats notes check">{check}</ul>' if check else ""
-    if not rest:
-        return told
-    fold = "Keep in mind about these data"
-    return f'{told}<details class="notes"><summary>{fold}</summary><ul class="caveats">{rest}</ul></details>'
+    listed = "".join(f"<li>{escape(n)}</li>" for n in _notes(study) if not n.startswith(CHECK))
+    fold = "<summary>Keep in mind about these data</summary>"
+    return f'<details class="notes">{fold}<ul class="caveats">{listed}</ul></details>' if listed else ""
 
 
 def _privacy(study: Study) -> str:
@@ -253,13 +258,6 @@ def _privacy(study: Study) -> str:
         for lines, labels in labels_of.items()
     ]
     return "<p>A simulation on one machine.</p>" + "".join(parts) if parts else ""
-
-
-def prose(text: str) -> str:
-    """Text with its numbers and units kept on one line."""
-    for unit in (" %", " points", " to +", f" to {words.MINUS}"):
-        text = text.replace(unit, unit.replace(" ", NBSP))
-    return escape(text)
 
 
 def _clients(study: Study, listed: str) -> str:

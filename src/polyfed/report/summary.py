@@ -8,7 +8,7 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
-from polyfed.report.caveats import calibration, caveats
+from polyfed.report.caveats import caveats, doubts
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.tables import tally
 from polyfed.report.verdicts import ALONE, Study
@@ -45,9 +45,9 @@ def answer(study: Study) -> str:
     Returns
     -------
     str
-        A few plain sentences: the headline, then its grounds.
+        A few plain sentences: the headline, what makes it doubtful, then its grounds.
     """
-    return " ".join([headline(study), *details(study)])
+    return " ".join([headline(study), *doubts(study), *details(study)])
 
 
 def headline(study: Study) -> str:
@@ -74,7 +74,7 @@ def details(study: Study) -> list[str]:
         price = f"{first[0]} reaches {one} against {other}, over {_seeds(study, *first)}, and moves "
         price += f"{_bytes(study, first[0])} per client."
         sentences = [price, *_weighted(study, *first, other=False), *_harm(study, *first)]
-        sentences += [*_personalised(study), *calibration(study, first[0])]
+        sentences += _personalised(study)
     return sentences + _compared(study) + caveats(study)
 
 
@@ -114,7 +114,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
             continue
         text = _gained(g, scale)
         if g.known:
-            text += f" ({scale.range(g.low, g.high)}{f'; a verdict would take {g.enough}' if g.enough else ''})"
+            text += f" ({scale.range(g.low, g.high)}){f'; a verdict would take {g.enough}' if g.enough else ''}"
         else:
             text += f", {g.why}"
         other = None if v.choice in (None, method) else v.gains.get(v.choice)  # pyrefly: ignore[bad-argument-type]

@@ -116,7 +116,7 @@ class Table:
 
     def _html(self) -> str:
         head = "".join(
-            f'<th scope="col"{_class("left" if self._left(i) else "")}>{html.escape(h)}</th>'
+            f'<th scope="col"{_class("left" if self._left(i) else "")}>{html.escape(h).replace(" %", "&nbsp;%")}</th>'
             for i, h in enumerate(self.headers)
         )
         body = "".join(
@@ -138,7 +138,8 @@ class Table:
         tag = "th" if column == 0 else "td"
         scope = ' scope="row"' if column == 0 else ""
         value = html.escape(str(_plain(cell.key)))
-        return f'<{tag}{scope}{_class(classes)} data-v="{value}">{html.escape(cell.text)}</{tag}>'
+        text = html.escape(cell.text).replace(" to ", " to " if self._left(column) else "&nbsp;to&nbsp;")
+        return f'<{tag}{scope}{_class(classes)} data-v="{value}">{text}</{tag}>'
 
     def _markdown(self) -> str:
         rule = [":--" if self._left(i) else "--:" for i in range(len(self.columns))]

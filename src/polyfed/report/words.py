@@ -65,6 +65,7 @@ class Scale:
         self.same = f"the same to {figures}"  # of a gain below what is printed
         self.unit = " %" if self.percent else ""
         self.difference_unit = " points" if self.percent else ""
+        self.points = f",{self.difference_unit}" * self.percent  # after the header of differences
 
     def gained(self, split: str) -> str:
         """What a difference is of: `points of test accuracy`, or `test AUC`."""
