@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).with_name("gallery")
 WIDE = "---\nhide: [toc]\n---"  # code in the place of the table of contents
-SLOW = "# slow"  # how one begins that only `make test-long` runs; it needs Flower
+SLOW = "# slow"  # how one begins that only `make test-long` runs; it needs [sites]
 
 
 class Cell(NamedTuple):
@@ -133,7 +133,7 @@ def main() -> None:
     """Run every notebook in an empty folder, and print the outputs as JSON."""
     found = {}
     for file in files():
-        if not slow(file) or find_spec("flwr") is not None:
+        if not slow(file) or find_spec("uvicorn") is not None:
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
                 found[file.name] = execute(file)
     print(json.dumps(found))

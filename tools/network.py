@@ -17,8 +17,8 @@ from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.runs.rehearsal import forms
-from polyfed_sites import flower
 from polyfed_sites.engine import RemoteEngine
+from polyfed_sites.hub import Channel, Hub
 from polyfed_sites.keys import Keys
 from polyfed_testing.stage import NAMES
 
@@ -35,8 +35,8 @@ class Federation:
         self.keys.make(f"127.0.0.1:{free_port()}")
         for name in names:
             self.keys.add(name, folder)
-        self.hub = flower.Hub(self.keys, self.said.append, host="127.0.0.1")
-        self.transport = flower.Flower(self.hub, folder / "server")
+        self.hub = Hub(self.keys, self.said.append, host="127.0.0.1")
+        self.transport = Channel(self.hub, folder / "server")
         self.transport.run = "run"
         self.faults: dict[str, str] = {}  # by site: what goes wrong there with the replies to what is sent now
         self.processes = {name: self.start(name) for name in names}
@@ -46,7 +46,7 @@ class Federation:
         return self.keys.address
 
     def start(self, name: str) -> subprocess.Popen:
-        words = (HERE / "flower_site.py", self.folder / f"{name}.key", self.folder / name, self.server(name))
+        words = (HERE / "network_site.py", self.folder / f"{name}.key", self.folder / name, self.server(name))
         command, env = [sys.executable, *map(str, words)], os.environ | {"OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.txt").open("ab") as out:
             return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)

@@ -36,7 +36,7 @@ from secured import FOUR, SECURE, folder
 from network import SITES, Federation, loops, private
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
-from polyfed_sites.gate import Gate, Port
+from polyfed_sites.gate import Gate, Port, tls
 from processes import PLACES, Network, killing, repeated
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
@@ -135,9 +135,7 @@ class Faults:
         with hub.changed:
             hub._sessions.clear()
             hub._open.clear()
-            for node in hub._names:
-                hub.nodes.deactivate_node(node)
-        hub._gate = Port(Gate(hub, hub.say), there.keys, "127.0.0.1", hub.port)
+        hub._gate = Port(Gate(hub, hub.say), tls(there.keys, None, None), "127.0.0.1", hub.port)
 
     @staticmethod
     def site(there: Federation, site: str) -> None:
@@ -177,7 +175,7 @@ class Faults:
         """A bit of what carries the message is changed on the wire."""
         (there.folder / site / "spoil").write_text(f"down {piece}")
 
-    # a reply cut off after its announcement, sent twice, with a bit changed before it leaves, with NaN, with a tensor
+    # a reply cut off in its middle, sent twice, with a bit changed before it leaves, with NaN, with a tensor
     # of another shape
     cut, doubled, garbled, nan, shape = map(told, ("cut", "doubled", "garbled", "nan", "shape"))
 

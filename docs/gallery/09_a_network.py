@@ -3,7 +3,7 @@
 # # A network in one notebook
 #
 # A server and two sites on this machine, as they would be on three: keys, TLS, a model for each site. Needs
-# `pip install '.[flower]'`.
+# `pip install '.[sites]'`.
 
 # %%
 import random

@@ -37,7 +37,21 @@ class Server(
     )
     at_once: int | None = option("Runs that go at once; others wait for their turn. Default: 4.", None, "N", min=1)
     keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
-    host: str = option("Address of this machine to listen at.", "0.0.0.0", "HOST")
+    host: str = option(
+        "Address of this machine to listen at; unix:PATH: a socket for a proxy here, which then ends TLS.",
+        "0.0.0.0",
+        "HOST|unix:PATH",
+    )
+    certificate: Path | None = option(
+        "PEM file with a certificate for TLS and its key, of your own authority. Default: that of polyfed keys.",
+        None,
+        "FILE",
+    )
+    clients: Path | None = option(
+        "Let nobody connect without a certificate of these authorities (mutual TLS); keys/ca.pem: the federation's.",
+        None,
+        "FILE",
+    )
     port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
     wait: float | None = option(
         "Seconds to wait for all sites of a round before --quorum will do. Default: for ever.", None, "S", min=0
@@ -79,7 +93,19 @@ class Client(Shared, takes=("quiet",), idle={"yes": "with --dry-run", "stay": "w
     stay: bool = option(
         "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.", False
     )
-    server: str | None = option("HOST:PORT of the server, where it is not the one in the key.", None, "HOST:PORT")
+    server: str | None = option(
+        "Address of the server, where it is not the one in the key.", None, "[https://]HOST[:PORT][/PATH]"
+    )
+    proxy: str | None = option(
+        "HTTP proxy on the way to it. Default: that of HTTPS_PROXY, if the environment has one.",
+        None,
+        "http://[NAME:WORD@]HOST:PORT",
+    )
+    certificate: Path | None = option(
+        "PEM file with a certificate of this site and its key, to show the server in place of the key's own.",
+        None,
+        "FILE",
+    )
     allow: list[str] | None = option(
         f"Let leave the site what is made of samples and not by training: {', '.join(MADE)}.", None, "A,B,..."
     )
@@ -138,7 +164,7 @@ class KeysInit(Command, group="keys", module="cli.keys"):
     [dim]polyfed keys init fed.example.org:8000[/dim]
     """
 
-    address: str = argument("HOST or HOST:PORT at which the sites reach the server.", ..., "HOST[:PORT]")
+    address: str = argument("Where the sites reach the server.", ..., "[https://]HOST[:PORT][/PATH]")
     also: list[str] | None = option("Another name of the host; repeatable.", None, "NAME")
     keys: Path = KEYS
 

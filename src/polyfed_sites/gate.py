@@ -1,147 +1,128 @@
-"""The server's port: what sites may ask of it over TLS, in Flower's own words (its Fleet API), and nothing else.
+"""The server's port: what sites may ask of it over HTTPS, and nothing else.
 
-Every call is checked by Flower's `authenticate_node` before anything is done for it. A site that asks for a message is
-held until there is one.
+A site's calls carry envelopes, whose signature is checked before a body is read or anything is done. A site that asks
+for a message is held until there is one. What is answered to a site is signed too, and always with status 200, which no
+proxy replaces by a page of its own.
 """
 
 import asyncio
 import asyncio.constants
+import ssl
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from polyfed.base.errors import PolyfedError, RunError
+from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.system import files
-from polyfed_sites import flower_api as flwr
-from polyfed_sites.keys import Keys
-from polyfed_sites.listening import EACH, Listening
+from polyfed.runs.folder import version_of
+from polyfed_sites.envelope import Envelope, opened
+from polyfed_sites.keys import MISSING, Keys
+from polyfed_sites.listening import EACH, listening
 
-SESSION = "polyfed-session"  # header: which of a site's processes is asking
+try:
+    import uvicorn
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, Response
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ModuleNotFoundError:
+    raise ConfigError(MISSING) from None
+
+if TYPE_CHECKING:
+    from polyfed_sites.hub import Hub
+
+CALLS = "hello", "ask", "reply", "beat", "bye"
 HOLD = 20.0  # seconds for which a question for a message is held
-PIECE = 16 << 20  # bytes of a call that brings a piece of a message, which has 5 MiB
-FEW = 1 << 20  # bytes of any other call; the announcement of a message has 70 for each piece of it
+HEADERS = 20.0  # seconds that a request's head may take, from the connection or its first byte on
 HANDSHAKE = 10.0  # seconds that a TLS handshake may take
 IDLE = 75  # seconds for which a connection is kept that is not used
-PAGE = "text/html; charset=utf-8"
-PRIVATE = [(b"refresh", b"5"), (b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]  # of the page
+PIECE = 1 << 20  # bytes that are handed on at a time
+PRIVATE = {"refresh": "5", "cache-control": "no-store", "referrer-policy": "no-referrer"}  # of the page
 FILES = 1 << 16  # that the process may have open, where its user may
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
 
 
 class Denied(Exception):
-    """A call that is not answered. status: HTTP's"""
+    """A call that is not answered. status: why, in HTTP's words"""
 
     def __init__(self, status: int):
         self.status = status
 
 
-class Caller(NamedTuple):
-    """Who calls: a site by its key, its process, and its address. name: "" for a key that is not accepted"""
-
-    name: str
-    node: int
-    session: str
-    address: str
-
-
-class Answers(Protocol):
-    """What is behind the gate."""
-
-    nodes: Any
-
-    def name_of(self, node: int) -> str: ...
-    def admit(self, caller: Caller) -> None: ...
-    def answer(self, call: str, asked: Any, caller: Caller) -> Any: ...
-    def wait(self, name: str, wake: Callable[[], None]) -> bool: ...
-    def page(self, path: str) -> bytes | None: ...
-
-
-CALLS = {
-    "/v1/fleet/activate-node": ("ActivateNodeRequest", FEW),
-    "/v1/fleet/deactivate-node": ("DeactivateNodeRequest", FEW),
-    "/v1/fleet/send-node-heartbeat": ("SendNodeHeartbeatRequest", FEW),
-    "/v1/fleet/pull-messages": ("PullMessagesRequest", FEW),
-    "/v1/fleet/pull-object": ("PullObjectRequest", FEW),
-    "/v1/fleet/push-messages": ("PushMessagesRequest", FEW),
-    "/v1/fleet/push-object": ("PushObjectRequest", PIECE),
-}
-
-
 class Gate:
-    """An ASGI app. there: what is behind it     say: takes a line for the operator"""
+    """An ASGI app. there: what is behind it     say: takes a line for the operator     base: path of all others"""
 
-    def __init__(self, there: Answers, say: Callable[[str], None]):
-        self.there, self.say = there, say
-        factory = SimpleNamespace(state=lambda: there.nodes)
-        self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory))  # as Flower looks for it
+    def __init__(self, there: "Hub", say: Callable[[str], None], base: str = ""):
+        self.there, self.say, self.base = there, say, base
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
         try:
-            body, kind = await self._answer(scope, receive)
-            status = 200
+            if (body := await self._answer(request, send)) is not None:
+                await body(scope, receive, send)
         except Denied as e:
-            status, body, kind = e.status, b"", ""
-        except ConnectionError:
+            await Response(status_code=e.status, headers={"connection": "close"})(scope, receive, send)
+        except (ConnectionError, ClientDisconnect):
             return
-        headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind.encode())]
-        headers += [(b"connection", b"close")] if status > 200 else PRIVATE if kind == PAGE else []
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[bytes, str]:
-        path = scope["path"]
+    async def _answer(self, request: Request, send: Any) -> Response | None:
+        path = request.scope["path"].removeprefix(self.base)
         if path == "/health":
-            return b"", "text/plain"
-        if scope["method"] == "GET" and (page := await asyncio.to_thread(self.there.page, path)) is not None:
-            return page, PAGE
-        if path not in CALLS or scope["method"] != "POST":
+            return Response()
+        if request.method == "GET" and (page := await asyncio.to_thread(self.there.page, path)) is not None:
+            return HTMLResponse(page, headers=PRIVATE)
+        do = path.removeprefix("/v1/")
+        if do not in CALLS or path == do or request.method != "POST":
             raise Denied(404)
-        kind, most = CALLS[path]
-        size = dict(scope["headers"]).get(b"content-length", b"")
-        if not size.isdigit() or int(size) > most:
-            raise Denied(413 if size.isdigit() else 411)
         try:
-            asked = getattr(flwr, kind).FromString(await _body(receive))
-        except flwr.DecodeError:
+            said = opened(request.headers)
+        except ValueError:
             raise Denied(400) from None
-        caller = await asyncio.to_thread(self._caller, scope, asked)
-        call = path.rpartition("/")[2].replace("-", "_")
-        if call == "pull_messages":
-            self.there.admit(caller)
-            await self._hold(caller.name, receive)
-        reply = await asyncio.to_thread(self._safely, call, asked, caller)
-        return reply.SerializeToString(), "application/protobuf"
-
-    def _caller(self, scope: Scope, asked: Any) -> Caller:
-        """Who asks. Raises Denied for whom Flower does not take for the node that it says it is."""
-        request = flwr.Request({**scope, "state": {"protobuf_request": asked}, "app": self._app})
         try:
-            flwr.authenticate_node(request)
-        except flwr.HTTPException as e:
-            raise Denied(e.status_code) from None
-        if isinstance(asked, flwr.ActivateNodeRequest):
-            node = self.there.nodes.get_node_id_by_public_key(asked.public_key) or 0
-        else:
-            node = asked.node_id if isinstance(asked, flwr.DeactivateNodeRequest) else asked.node.node_id
-        session, address = request.headers.get(SESSION, "")[:64], (scope["client"] or ("?",))[0]
-        return Caller(self.there.name_of(node), node, session, address)
+            says, body = await self._called(do, said, request)
+        except Denied as e:
+            says = {"say": "refused", "status": e.status, "polyfed": version_of("polyfed")}
+            body = self.there.certificate if do == "hello" else b""
+        headers = await asyncio.to_thread(self.there.sealed, says, said.mark, body)
+        headers |= {"content-length": str(len(body)), "content-type": "application/octet-stream"}
+        headers |= {"cache-control": "no-store"}
+        await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+        whole = memoryview(body)
+        for i in range(0, len(body), PIECE):
+            await send({"type": "http.response.body", "body": whole[i : i + PIECE].tobytes(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return None
 
-    def _safely(self, call: str, asked: Any, caller: Caller) -> Any:
+    async def _called(self, do: str, said: Envelope, request: Request) -> tuple[dict[str, Any], bytes]:
+        client = request.client  # None: a proxy on this machine, which says for whom it asks
+        address = (
+            client.host if client else request.headers.get("x-forwarded-for", "a proxy").rpartition(",")[2].strip()
+        )
+        caller = await asyncio.to_thread(self._safely, self.there.admit, do, said, address[:64])
         try:
-            return self.there.answer(call, asked, caller)
+            body = b""
+            if do == "ask":
+                await self._hold(caller.name, request)
+            elif do == "reply":
+                if not self.there.room(said, caller):
+                    return {"say": "unwanted"}, b""
+                body = await _body(request, said.says["size"])
+            return await asyncio.to_thread(self._safely, self.there.answer, do, said, caller, body)
+        finally:
+            self.there.left(caller)
+
+    def _safely(self, call: Callable[..., Any], do: str, *args: Any) -> Any:
+        try:
+            return call(do, *args)
         except (Denied, ConnectionError):
             raise
         except PolyfedError as e:
             self.say(str(e))
             raise Denied(503) from None
         except Exception as e:
-            self.say(f"{caller.name}: {call} failed; this is a bug in polyfed ({type(e).__name__}: {e})")
+            self.say(f"a site's call {do} failed; this is a bug in polyfed ({type(e).__name__}: {e})")
             raise Denied(500) from None
 
-    async def _hold(self, name: str, receive: Receive) -> None:
+    async def _hold(self, name: str, request: Request) -> None:
         """Wait until there is a message for a site. Raises ConnectionError where the site has hung up meanwhile."""
         loop = asyncio.get_running_loop()
         there = asyncio.Event()
@@ -152,7 +133,7 @@ class Gate:
 
         if not self.there.wait(name, wake):
             return
-        either = [asyncio.ensure_future(there.wait()), asyncio.ensure_future(receive())]
+        either = [asyncio.ensure_future(there.wait()), asyncio.ensure_future(_hung_up(request))]
         done, _ = await asyncio.wait(either, timeout=HOLD, return_when=asyncio.FIRST_COMPLETED)
         for each in either:
             each.cancel()
@@ -160,38 +141,89 @@ class Gate:
             raise ConnectionError
 
 
-async def _body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        event = await receive()
-        if event["type"] != "http.request":
-            raise ConnectionError
-        parts.append(event.get("body", b""))
-        if not event.get("more_body"):
-            return b"".join(parts)
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, size: int) -> bytes:
+    """As many bytes as were said. Raises Denied for others."""
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > size:
+            raise Denied(400)
+    return bytes(found)
+
+
+class Patient(H11Protocol):
+    """HTTP whose heads come in time: whoever sends one byte now and then holds no connection."""
+
+    _due: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Somebody has connected."""
+        super().connection_made(transport)
+        self._due = self.loop.call_later(HEADERS, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        super().data_received(data)
+        within = self.cycle is not None and not self.cycle.response_complete
+        if within and self._due is not None:
+            self._due.cancel()
+            self._due = None
+        elif not within and self._due is None:
+            self._due = self.loop.call_later(HEADERS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        super().connection_lost(exc)
+        if self._due is not None:
+            self._due.cancel()
+
+
+def tls(keys: Keys, certificate: Path | None, clients: Path | None) -> ssl.SSLContext:
+    """What the server shows, and whom it lets in. Raises RunError for files that cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown = (keys.certificate, keys.private) if certificate is None else (certificate, None)
+    try:
+        context.load_cert_chain(*shown)
+    except OSError as e:
+        with_key = f" with {keys.private}" if certificate is None else ", expected PEM with its key"
+        raise RunError(f"{shown[0]}: cannot be used{with_key} ({e.strerror or e})") from None
+    if clients is not None:
+        try:
+            context.load_verify_locations(clients)
+        except OSError as e:
+            raise RunError(f"{clients}: found no certificates of authorities ({e.strerror or e})") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 class Port:
-    """Serves an app over TLS in a thread of its own, until it is closed. Raises RunError where it cannot listen."""
+    """Serves an app in a thread of its own, until it is closed. Raises RunError where it cannot listen."""
 
-    def __init__(self, app: Gate, keys: Keys, host: str, port: int):
+    def __init__(self, app: Gate, context: ssl.SSLContext, host: str, port: int):
         most = files(FILES)
         try:
-            self._socket = Listening(host, port, min(EACH, most // 4), most // 2)
-            self._socket.listen(2048)
+            self._socket = listening(host, port, min(EACH, most // 4), most // 2)
         except OSError as e:
             raise RunError(f"cannot listen at {host}:{port} ({e.strerror}); choose another --port") from None
+        self.where = host if self._socket.local else f"{host}:{port}"
         asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE  # uvicorn has no setting for it
-        config = flwr.Config(
-            app, ssl_certfile=keys.certificate, ssl_keyfile=keys.private, loop="asyncio", lifespan="off", ws="none",
-            log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE,
+        config = uvicorn.Config(
+            app, http=Patient, loop="asyncio", lifespan="off", ws="none", log_config=None, access_log=False,
+            log_level="critical", server_header=False, proxy_headers=False, timeout_keep_alive=IDLE,
             timeout_graceful_shutdown=1,
         )  # fmt: skip
-        try:
-            config.load()
-        except OSError as e:
-            raise RunError(f"{keys.certificate}: cannot be used with {keys.private} ({e.strerror})") from None
-        self._server = flwr.Server(config)
+        config.load()
+        config.ssl = None if self._socket.local else context  # a proxy on this machine ends TLS
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()
 
@@ -200,8 +232,3 @@ class Port:
         self._server.should_exit = True
         self._thread.join(5)
         self._socket.close()
-
-
-def as_flower(public: str) -> bytes:
-    """A public key as Flower has it."""
-    return flwr.public_key_to_bytes(flwr.load_ssh_public_key(public.encode()))

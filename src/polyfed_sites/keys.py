@@ -4,6 +4,9 @@ The folder holds a certificate authority, the server's certificate, and the regi
 file holds all that it needs to join: the server's address, the authority's certificate and the site's private key,
 which the server does not keep.
 
+The server signs what it sends with the key of its certificate, and a site has a certificate too, for servers that ask
+for one: both ends know each other also where something between them ends TLS.
+
 A site has two valid keys while it changes from one to the other. What was revoked stays in the register, with when and
 why, beside the addresses that each key came from.
 """
@@ -19,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +30,8 @@ from typing import Any, NamedTuple
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_list, is_table, table_in
 from polyfed.base.system import DEVICE, flush
+
+MISSING = "real sites need packages that are missing; pip install 'polyfed[sites]'"
 
 try:
     x509: Any = import_module("cryptography.x509")
@@ -36,11 +42,12 @@ try:
         import_module(f"cryptography.hazmat.primitives.{name}") for name in ("hashes", "serialization", "asymmetric.ec")
     )
     errors: Any = import_module("cryptography.exceptions")
+    SHA, CLIENT = hashes.SHA256(), x509.ExtendedKeyUsageOID.CLIENT_AUTH
     UNREADABLE = OSError, ValueError, TypeError, KeyError, errors.UnsupportedAlgorithm
 except ModuleNotFoundError:
-    raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
+    raise ConfigError(MISSING) from None
 
-PORT = 8000
+PORT, HTTPS = 8000, 443  # of an address without one; after https://
 AUTHORITY, SERVER, SITE = 3650, 730, 730  # days that certificates and keys are good for
 SOON = 30  # days before the end in which to warn, and for which a key is accepted beside the one that replaces it
 KNOWN = 20  # addresses that are remembered of a key
@@ -79,29 +86,75 @@ def full_fingerprint(public: str) -> str:
 DIGITS = 12  # of a fingerprint as it is shown
 
 
+class Address(NamedTuple):
+    """Where a server is. path: "" or /some/path, in front of all that it answers"""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}{self.path}"
+
+
 class SiteKey(NamedTuple):
-    """What a site's file says. server: host:port     authority: a certificate, PEM     private: the key itself"""
+    """What a site's file says. server: its address     authority: a certificate, PEM     private: the key itself
+    certificate: the site's own, PEM; "": none
+    """
 
     site: str
     server: str
     authority: str
     private: Any
     until: datetime
+    certificate: str = ""
+
+    @property
+    def public(self) -> str:
+        """The public half, as OpenSSH writes it."""
+        return _openssh(self.private)
 
 
 def sign(key: SiteKey, text: bytes) -> bytes:
     """A signature by a site's key."""
-    return key.private.sign(text, ec.ECDSA(hashes.SHA256()))
+    return key.private.sign(text, ec.ECDSA(SHA))
+
+
+def encrypted(key: SiteKey, passphrase: bytes) -> bytes:
+    """A site's key as PEM that a passphrase opens."""
+    return _pem(key.private, passphrase)
 
 
 def signed(public: str, text: bytes, signature: bytes) -> bool:
     """True for what `sign` gives by the key of this public one, as OpenSSH writes it."""
     try:
-        key: Any = s.load_ssh_public_key(public.encode())
-        key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+        _public(public).verify(signature, text, ec.ECDSA(SHA))
     except (errors.InvalidSignature, ValueError, TypeError, AttributeError):
         return False
     return True
+
+
+@lru_cache(1 << 14)
+def _public(text: str) -> Any:
+    return s.load_ssh_public_key(text.encode())
+
+
+def server_of(authority: str, certificate: bytes) -> str:
+    """The public key, as OpenSSH writes it, of a server's certificate. Raises RunError for one that the authority has
+    not made for a server, or that is not good now.
+    """
+    try:
+        found, by = x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority.encode())
+        found.verify_directly_issued_by(by)
+        uses = [e.value for e in found.extensions if isinstance(e.value, x509.ExtendedKeyUsage)]
+    except (*UNREADABLE, errors.InvalidSignature):
+        raise RunError("it signs with a key that the federation's authority has not certified") from None
+    if uses and CLIENT in uses[0]:
+        raise RunError("it signs with the key of a site")
+    if (now := _now()) > found.not_valid_after_utc or now < found.not_valid_before_utc:
+        until = f"good from {found.not_valid_before_utc:%Y-%m-%d} until {found.not_valid_after_utc:%Y-%m-%d}"
+        raise RunError(f"its certificate is {until}, and this machine's clock says {now:%Y-%m-%d %H:%M} UTC")
+    return _openssh(found)
 
 
 class Keys:
@@ -117,35 +170,24 @@ class Keys:
 
     def make(self, address: str, also: Sequence[str] = (), days: int = SERVER) -> None:
         """A server certificate for the host in `address` and its other names; the authority too, unless it is there."""
-        host, _ = split(address)
+        host = split(address).host
         names = dict.fromkeys([host, *map(host_of, also), "localhost", "127.0.0.1"])
         register = self._load() if self._register.exists() else {"sites": {}}
         if not self._signing.exists():
             if self.authority.exists() or register["sites"]:
                 raise RunError(f"{self._signing}: missing, and the sites trust no other; restore it from a copy")
             self._authorise(host)
-        key, now = ec.generate_private_key(ec.SECP256R1()), _now()
-        authority = self._read(x509.load_pem_x509_certificate, self.authority)
-        certificate = (
-            _certificate(host, authority.subject, key.public_key(), days, now)
-            .add_extension(x509.SubjectAlternativeName([_named(n) for n in names]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .sign(self._read(lambda data: s.load_pem_private_key(data, None), self._signing), hashes.SHA256())
-        )
+        key, authority = ec.generate_private_key(ec.SECP256R1()), self._read(_loaded, self.authority)
+        made = _certificate(host, authority, key.public_key(), days, x509.ExtendedKeyUsageOID.SERVER_AUTH)
+        made = made.add_extension(x509.SubjectAlternativeName([_named(n) for n in names]), critical=False)
+        certificate = made.sign(self._read(lambda data: s.load_pem_private_key(data, None), self._signing), SHA)
         write(self.private, _pem(key))
         write(self.certificate, certificate.public_bytes(s.Encoding.PEM))
         self._save(register | {"address": address})
 
     def _authorise(self, host: str) -> None:
-        key, now = ec.generate_private_key(ec.SECP256R1()), _now()
-        name = x509.Name(
-            [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"polyfed {secrets.token_hex(4)} at {host}"[:64])]
-        )
-        certificate = (
-            _certificate(None, name, key.public_key(), AUTHORITY, now)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(key, hashes.SHA256())
-        )
+        key, name = ec.generate_private_key(ec.SECP256R1()), f"polyfed {secrets.token_hex(4)} at {host}"
+        certificate = _certificate(name, None, key.public_key(), AUTHORITY).sign(key, SHA)
         write(self._signing, _pem(key))
         write(self.authority, certificate.public_bytes(s.Encoding.PEM))
 
@@ -166,14 +208,19 @@ class Keys:
         if len(valid) > 1:
             both = " and ".join(e.mark for e in valid)
             raise ConfigError(f"{site} has two valid keys, {both}; polyfed keys revoke {site} --key {valid[0].mark}")
-        self._read(x509.load_pem_x509_certificate, self.authority)
+        authority = self._read(_loaded, self.authority)
         key, until = ec.generate_private_key(ec.SECP384R1()), now + timedelta(days=days)
-        public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+        certificate = b""
+        if self._signing.exists():  # it may be kept elsewhere
+            made = _certificate(site, authority, key.public_key(), days, CLIENT)
+            signing = self._read(lambda data: s.load_pem_private_key(data, None), self._signing)
+            certificate = made.sign(signing, SHA).public_bytes(s.Encoding.PEM)
         says = {
             "site": site,
             "server": register["address"],
             "until": until.isoformat(),
             "authority": self.authority.read_text("utf-8"),
+            "certificate": certificate.decode(),
             "key": _pem(key, passphrase).decode(),
         }
         path = to / f"{site}.key"
@@ -183,7 +230,7 @@ class Keys:
         mine = register["sites"].setdefault(site, [])
         for older in mine:
             older["until"] = min(_when(older["until"]), now + timedelta(days=SOON)).isoformat()
-        mine.append({"public": public.decode(), "until": until.isoformat()})
+        mine.append({"public": _openssh(key), "until": until.isoformat()})
         self._save(register)
         return path
 
@@ -248,12 +295,18 @@ class Keys:
 
     @property
     def address(self) -> str:
-        """host:port at which the sites reach the server."""
+        """At which the sites reach the server."""
         return self._load()["address"]
+
+    def signer(self) -> tuple[Callable[[bytes], bytes], bytes]:
+        """What signs for the server, and its certificate, PEM."""
+        key = self._read(lambda data: s.load_pem_private_key(data, None), self.private)
+        self._read(_loaded, self.certificate)
+        return (lambda text: key.sign(text, ec.ECDSA(SHA))), self.certificate.read_bytes()
 
     def until(self) -> datetime:
         """When the server's certificate, or that of its authority, ends."""
-        both = (self._read(x509.load_pem_x509_certificate, path) for path in (self.certificate, self.authority))
+        both = (self._read(_loaded, path) for path in (self.certificate, self.authority))
         return min(c.not_valid_after_utc for c in both)
 
     def warnings(self) -> list[str]:
@@ -300,8 +353,11 @@ def site_key(path: Path, passphrase: Callable[[], bytes] | None = None) -> SiteK
             if not isinstance(says.get(key), str):
                 raise ValueError(f"its {key!r} is missing or no text")
         private = _unlocked(path, says["key"].encode(), passphrase)
-        x509.load_pem_x509_certificate(says["authority"].encode())
-        return SiteKey(says["site"], says["server"], says["authority"], private, _when(says["until"]))
+        _loaded(says["authority"].encode())
+        own = says.get("certificate", "")
+        if own and _loaded(own.encode()).public_key() != private.public_key():
+            raise ValueError("its certificate is of another key")
+        return SiteKey(says["site"], says["server"], says["authority"], private, _when(says["until"]), own)
     except UNREADABLE as e:
         raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({_reason(e)})") from None
 
@@ -327,13 +383,16 @@ def warning(what: str, end: datetime, cure: str) -> str:
     return f"{what} {word} on {end:%Y-%m-%d}: {cure}"
 
 
-def split(address: str) -> tuple[str, int]:
-    """The host and the port of host:port, [host]:port or host. Raises ConfigError for what is no address."""
-    parts = re.fullmatch(r"(?:\[([^][]+)\]|([^:]+))(?::(\d{1,5}))?", address, re.ASCII)  # else of IPv6, without a port
-    host, port = (parts[1] or parts[2], int(parts[3] or PORT)) if parts else (address, PORT)
+def split(address: str) -> Address:
+    """The parts of [https://]host[:port][/path], the host of IPv6 in brackets. Raises ConfigError for no address."""
+    form = r"(https://)?(?:\[([^][]+)\]|([^:/]+))(?::(\d{1,5}))?((?:/[\w.~-]+)*)/?"
+    parts = re.fullmatch(form, address, re.ASCII)  # else of IPv6, without a port
+    if parts is None:
+        return Address(host_of(address), PORT)
+    port = int(parts[4] or (HTTPS if parts[1] else PORT))
     if not 0 < port < 65536:
         raise ConfigError(f"{address!r} is not an address: found port {port}, expected 1 to 65535")
-    return host_of(host), port
+    return Address(host_of(parts[2] or parts[3]), port, parts[5])
 
 
 def host_of(text: str) -> str:
@@ -384,10 +443,32 @@ def write(path: Path, data: bytes) -> None:
         raise RunError(f"cannot write {path}: {_reason(e)}") from None
 
 
-def _certificate(host: str | None, issuer: Any, public: Any, days: int, now: datetime) -> Any:
-    name = issuer if host is None else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+def _certificate(name: str, by: Any, public: Any, days: int, use: Any = None) -> Any:
+    """A certificate that is to be signed. by: the authority's; None: it is the authority itself"""
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+    issuer, key = (subject, public) if by is None else (by.subject, by.public_key())
+    now = _now()
     start = min(now, now + timedelta(days=days)) - timedelta(days=1)  # clocks differ
-    return x509.CertificateBuilder(issuer, name, public, x509.random_serial_number(), start, now + timedelta(days=days))
+    made = x509.CertificateBuilder(
+        issuer, subject, public, x509.random_serial_number(), start, now + timedelta(days=days)
+    )
+    sure = [x509.BasicConstraints(ca=by is None, path_length=None if by else 0)]
+    sure.append(x509.KeyUsage(by is not None, False, False, False, False, by is None, by is None, False, False))
+    told = [x509.SubjectKeyIdentifier.from_public_key(public)]
+    told.append(x509.AuthorityKeyIdentifier.from_issuer_public_key(key))
+    told += [] if use is None else [x509.ExtendedKeyUsage([use])]
+    for extension in (*sure, *told):
+        made = made.add_extension(extension, critical=extension in sure)
+    return made
+
+
+def _loaded(data: bytes) -> Any:
+    return x509.load_pem_x509_certificate(data)
+
+
+def _openssh(of: Any) -> str:
+    """The public key of a key or certificate."""
+    return of.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH).decode()
 
 
 def _named(host: str) -> Any:

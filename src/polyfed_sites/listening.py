@@ -1,6 +1,8 @@
 """A server's socket that nobody can close for others: whoever only connects closes its own connections."""
 
+import os
 import socket
+import stat
 from contextlib import suppress
 from typing import Any
 
@@ -12,16 +14,16 @@ class Listening(socket.socket):
     So whoever only connects closes nobody else's. Beyond `every` in all, the address with the most loses one.
     """
 
-    def __init__(self, host: str, port: int, each: int = EACH, every: int = 1 << 15):
-        super().__init__(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.bind((host, port))
-        self.each, self.every, self.open = each, every, dict[str, dict[Connection, None]]()
+    def __init__(self, at: socket.socket, each: int = EACH, every: int = 1 << 15):
+        super().__init__(at.family, at.type, at.proto, at.detach())
+        self.local = self.family not in (socket.AF_INET, socket.AF_INET6)  # all is from one proxy
+        self.each, self.every, self.open = every if self.local else each, every, dict[str, dict[Connection, None]]()
+        self.listen(2048)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection."""
         handle, address = self._accept()  # pyrefly: ignore[missing-attribute]
-        mine = self.open.setdefault(address[0], {})
+        mine = self.open.setdefault(address[0] if address else "", {})
         connection = Connection(self.family, self.type, self.proto, fileno=handle)
         connection.among = mine
         most = mine if len(mine) >= self.each else max(self.open.values(), key=len)
@@ -60,3 +62,22 @@ class Connection(socket.socket):
         """Close it, and make room."""
         self.among.pop(self, None)
         super().close()
+
+
+def listening(host: str, port: int, each: int = EACH, every: int = 1 << 15) -> Listening:
+    """At a port, at unix:PATH, or at what systemd has opened for this process. Raises OSError."""
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        at = socket.socket(fileno=3)
+    elif host.startswith("unix:"):
+        at, path = socket.socket(socket.AF_UNIX), host.removeprefix("unix:")
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+            if stat.S_ISSOCK(os.stat(path).st_mode) and other.connect_ex(path):  # nobody listens there any more
+                os.unlink(path)
+        at.bind(path)
+        os.chmod(path, 0o660)
+    else:
+        at = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if os.name == "posix":
+            at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        at.bind((host, port))
+    return Listening(at, each, every)

@@ -113,6 +113,12 @@ class Policy(Table):
         le=17,
         doc="Significant digits of scores that leave; 17: all. They leave in steps of what least-count rows change.",
     )
+    tls_ends_at: str | None = setting(
+        None,
+        doc="Who may end TLS beside the federation's server, as many proxies do: those with a certificate of the "
+        "authorities in this PEM file, or of this machine (system). All that is said stays signed from end to end. "
+        "Default: nobody.",
+    )
     clip: float | None = setting(
         None,
         gt=0,

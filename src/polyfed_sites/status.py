@@ -8,7 +8,7 @@ from polyfed.report.page import answer, page
 from polyfed.report.table import Cell, Table
 from polyfed.report.words import duration, size
 from polyfed_sites import wire as m
-from polyfed_sites.flower import Flower, Hub
+from polyfed_sites.hub import Channel, Hub
 
 COLUMNS = "site<", "waited for", "left the site", "answers", "last answer<", "connection<"
 LEFT = "Answers and bytes are of this run, with what was asked again; the audit log has each of them."
@@ -28,7 +28,7 @@ def status_page(hub: Hub) -> str:
     return page(f"Runs at {hub.keys.address}", heading, top, sections, "polyfed server")
 
 
-def _run(hub: Hub, run: Flower) -> str:
+def _run(hub: Hub, run: Channel) -> str:
     asked = {site: of for (name, site), of in hub.asked.items() if name == run.run}
     rows = tuple(_site(hub, run, name, asked.get(name)) for name in sorted({*run.left, *asked}))
     table = Table(run.folder.name, COLUMNS, rows, (LEFT,)).to("html") if rows else ""
@@ -37,7 +37,7 @@ def _run(hub: Hub, run: Flower) -> str:
     return answer(run.over or f"{doing(run.head, run.rounds)}{waits}", below) + table
 
 
-def _site(hub: Hub, run: Flower, name: str, asked: Any) -> tuple[Cell, ...]:
+def _site(hub: Hub, run: Channel, name: str, asked: Any) -> tuple[Cell, ...]:
     left: Any = run.left.get(name)
     there = hub.online.get(name)
     waits = duration(time.time() - asked.since) if asked else "–"

@@ -17,7 +17,7 @@ from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 from polyfed.runs.trainer import fit
 
-pytest.importorskip("flwr", reason="needs the extra [flower]")
+pytest.importorskip("uvicorn", reason="needs the extra [sites]")
 NETWORK = Path(__file__).parents[2] / "examples" / "network"
 
 

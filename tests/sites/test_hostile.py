@@ -83,9 +83,9 @@ def test_a_run_that_goes_on_with_other_sites_is_refused_by_their_names(tmp_path)
 
 def test_a_signal_is_obeyed_while_others_are_waited_for(tmp_path):
     """The round in hand cannot end without them: the wait ends soon after the first signal."""
-    flower = pytest.importorskip("polyfed_sites.flower", reason="needs the extra [flower]")
+    hub_py = pytest.importorskip("polyfed_sites.hub", reason="needs the extra [sites]")
     hub = SimpleNamespace(changed=threading.Condition(), found={}, runs=[])
-    there = flower.Flower(hub, tmp_path)
+    there = hub_py.Channel(hub, tmp_path)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     begun = time.monotonic()
     with stop.interruptible(terminable=True) as asked, pytest.raises(KeyboardInterrupt):

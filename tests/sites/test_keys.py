@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-pytest.importorskip("cryptography", reason="needs the extra [flower]")
+pytest.importorskip("cryptography", reason="needs the extra [sites]")
 from polyfed.base.errors import ConfigError, RunError
 from polyfed_sites.keys import SOON, Keys, site_key, split, warning
 
@@ -155,13 +155,13 @@ ADDRESSES = {
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", ".", "a.", "0.95", "*", "*.org", "é.org", "a b", "a/b", "-a.org", "256.1.1.1", "a:b", "a:0", "a:65536",
+    ["", ":", ".", "a.", "0.95", "*", "*.org", "é.org", "a b", "a//b", "-a.org", "256.1.1.1", "a:b", "a:0", "a:65536",
      "a:-1", "[::1", "::1::", "fe80::1%eth0", "a" * 64, "a." * 127 + "ab", "a\n"],
 )  # fmt: skip
 def test_what_no_site_could_reach_is_no_address(cli, keys, text, tmp_path):
     """For `keys init` and its --also, and for a client's --server; the é has a spelling that works."""
     for good, found in ADDRESSES.items():
-        assert split(good) == found
+        assert split(good)[:2] == found
     before = {path: path.read_bytes() for path in keys.folder.iterdir()}
     with pytest.raises(ConfigError, match="is not an address") as e:
         split(text)

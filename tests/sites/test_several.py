@@ -14,16 +14,16 @@ from demo import free_port
 from direct import Raw, raw
 from safetensors.torch import load_file
 
-pytest.importorskip("flwr", reason="needs the extra [flower]")
+pytest.importorskip("uvicorn", reason="needs the extra [sites]")
 from hospitals import ALL, NAMES, OPEN, experiment, folder, on_one_machine
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.runs import stop
 from polyfed_sites import wire as m
+from polyfed_sites.attendance import Attendance
 from polyfed_sites.audit import SERVER, Audit
 from polyfed_sites.cli import server
-from polyfed_sites.flower import Flower, Hub
-from polyfed_sites.flower_site import Attendance
+from polyfed_sites.hub import Channel, Hub
 from polyfed_sites.keys import Keys, site_key
 from polyfed_sites.runs import OPEN as HELD
 from polyfed_sites.runs import Runs
@@ -68,7 +68,7 @@ def test_runs_at_once_have_the_bits_that_each_has_alone(port, tmp_path):
 
     def train(name, method, who):
         file = experiment(tmp_path / f"{name}.toml", method, rounds=2)
-        there = Flower(hub, tmp_path / "runs" / name)
+        there = Channel(hub, tmp_path / "runs" / name)
         try:
             ended[name] = serve(file, there, tmp_path / "runs" / name, sites=who)
         except RunError as e:
@@ -128,7 +128,7 @@ def get(hub: Hub, path: str) -> tuple[int, str]:
 
 def test_the_status_page_says_who_which_round_what_has_left_and_what_is_waited_for(port, tmp_path):
     _, hub = port
-    run = Flower(hub, tmp_path / "heart<b>")
+    run = Channel(hub, tmp_path / "heart<b>")
     run.run, run.said = "heart-1", "3 sites have joined <script>"
     turn = {"run": "heart-1", "base": (3, 0), "keep": (2, 0)}
     run.rounds = 10
@@ -156,7 +156,7 @@ def test_the_status_page_says_who_which_round_what_has_left_and_what_is_waited_f
 def test_the_page_counts_on_after_the_server_was_killed(tmp_path):
     hub = Some(runs=[])
     for _ in range(2):
-        there = Flower(hub, tmp_path, audit=Audit(tmp_path, SERVER))
+        there = Channel(hub, tmp_path, audit=Audit(tmp_path, SERVER))
         there.note_answered("bern", Some(digest="x"), Raw({"kind": "stored"}).pack())
     assert there.left["bern"].answers == 2
 

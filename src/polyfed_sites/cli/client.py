@@ -8,10 +8,10 @@ from pathlib import Path
 from polyfed.base.errors import ConfigError, Refusal, RunError, closest
 from polyfed.cli.screen import asked
 from polyfed.data.readers import pictures
+from polyfed_sites.attendance import Attendance
 from polyfed_sites.cli.events import Events
 from polyfed_sites.commands import MADE, Client
 from polyfed_sites.consent import Consent
-from polyfed_sites.flower_site import Attendance
 from polyfed_sites.keys import private, sign, site_key, warning
 from polyfed_sites.policy import FILE, Policy, read
 from polyfed_sites.runs import Runs
@@ -45,7 +45,10 @@ def client(o: Client) -> None:
         return Site(given.site, o.data, vault, consent, said, shown, policy, key, o.backbone, failed)
 
     runs = Runs(given.site, site, o.stay)
-    Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()
+    ends = policy.tls_ends_at
+    if ends not in (None, "system"):
+        ends = str(file.parent / ends)
+    Attendance(given, runs.answer, runs.over, o.vault, say, o.server, o.proxy, ends, o.certificate).run()
     if runs.ended():
         raise RunError(f"{given.site}: {OVER}")
 

@@ -16,7 +16,7 @@ from polyfed.runs.result import Result
 from polyfed_sites.audit import SERVER, Audit
 from polyfed_sites.cli.events import Events
 from polyfed_sites.commands import Server
-from polyfed_sites.flower import Flower, Hub
+from polyfed_sites.hub import Channel, Hub
 from polyfed_sites.keys import Keys, host_of, private
 from polyfed_sites.server import is_over, serve
 from polyfed_sites.status import status_page
@@ -29,7 +29,8 @@ Say = Callable[[str], None]
 @private()
 def server(o: Server) -> int:
     """Wait for the sites, train, and report."""
-    host_of(o.host)
+    if not o.host.startswith("unix:"):
+        host_of(o.host)
     since = stop.interruptions()
     here, alone = Keys(o.keys), len(o.experiment) == 1 and not o.experiment[0].is_dir()
     names = [path.stem for path in o.experiment if not path.is_dir()]
@@ -88,14 +89,14 @@ def served(o: Server, keys: Keys, folder: Path) -> Generator[Hub]:
     say = Events(folder, o.quiet)
     for line in keys.warnings():
         say(f"note: {line}")
-    with closing(Hub(keys, say, o.host, o.port, status_page)) as hub:
-        say(f"listening at {o.host}:{hub.port}; status: https://{keys.address}{hub.path}")
+    with closing(Hub(keys, say, o.host, o.port, status_page, o.certificate, o.clients)) as hub:
+        say(f"listening at {hub.where}; status: https://{keys.address}{hub.path}")
         yield hub
 
 
 def train(o: Server, file: Path, folder: Path, sites: int | list[str], hub: Hub, say: Say) -> int:
     """One run, in a folder that is claimed. Returns the exit status."""
-    there, begun = Flower(hub, folder, audit=Audit(folder, SERVER)), time.monotonic()
+    there, begun = Channel(hub, folder, audit=Audit(folder, SERVER)), time.monotonic()
 
     def noted(line: str) -> None:
         there.said = line

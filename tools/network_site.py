@@ -1,4 +1,4 @@
-"""One site of the federation of `network.py`, as a process of its own: python flower_site.py KEY FOLDER [SERVER].
+"""One site of the federation of `network.py`, as a process of its own: python network_site.py KEY FOLDER [SERVER].
 
 It answers for every method of the conformance table: a message's head says for which, and what is to go wrong with the
 reply.
@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import torch
 
@@ -20,9 +21,8 @@ from instances import BATCH, METHODS, federation, kind_of, model, steps
 
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
-from polyfed_sites import flower_api
+from polyfed_sites.attendance import Attendance, Unheard
 from polyfed_sites.client import Client
-from polyfed_sites.flower_site import Attendance
 from polyfed_sites.keys import site_key
 from polyfed_sites.vault import Vault
 from polyfed_sites.wire import REQUEST
@@ -84,47 +84,46 @@ class Faulty(Attendance):
     """A site's end, with which something goes wrong as `Member.fault` says."""
 
     member: Member
+    rng = random.Random()
 
-    def _serve(self, client) -> None:
-        super()._serve(Calls(client, self.member))
+    def _call(self, client, do: str, body: bytes = b"", **says):
+        call = lambda: super(Faulty, self)._call(client, do, body, **says)  # noqa: E731
+        if do == "reply":
+            fault, self.member.fault = self.member.fault, ""
+            if fault.startswith("up"):
+                (self.member.folder / "spoil").write_text(fault)  # see `Wire`
+            if fault == "cut":
+                return super()._call(Cut(client), do, body, **says)
+            if fault == "doubled":
+                call()
+        return self._in_storm(call) if (self.member.folder / "storm").exists() else call()
 
-
-class Calls:
-    """Flower's client, whose calls a member spoils."""
-
-    def __init__(self, client, member: Member):
-        self.client, self.member, self.rng = client, member, random.Random(member.name)
-
-    def __getattr__(self, name: str):
-        call = getattr(self.client, name)
-        return (lambda request: self._in_storm(call, request)) if (self.member.folder / "storm").exists() else call
-
-    def _in_storm(self, call, request):
+    def _in_storm(self, call):
         """A call that may come late, twice, not at all, or whose answer is lost: as long as the folder has `storm`."""
         late, twice, lost, unheard = (self.rng.random() < p for p in (0.3, 0.1, 0.03, 0.03))
         time.sleep(self.rng.uniform(0, 0.5) if late else 0)
         if lost:
-            raise flower_api.HTTPError("the connection was cut")
+            raise Unheard("the connection was cut")
         if twice:
-            call(request)
-        answer = call(request)
+            call()
+        answer = call()
         if unheard:
-            raise flower_api.HTTPError("the answer was lost")
+            raise Unheard("the answer was lost")
         return answer
 
-    def PushMessages(self, request):  # noqa: N802  (as Flower calls it)
-        if self.member.fault.startswith("up"):
-            (self.member.folder / "spoil").write_text(self.member.fault)  # see `Wire`
-            self.member.fault = ""
-        return self.__getattr__("PushMessages")(request)
 
-    def PushObject(self, request):  # noqa: N802
-        fault, self.member.fault = self.member.fault, ""
-        if fault == "cut":  # the server gets the announcement of a reply, and no more
-            raise flower_api.HTTPError("the connection was cut")
-        if fault == "doubled":
-            self.client.PushObject(request)
-        return self.__getattr__("PushObject")(request)
+class Cut:
+    """A client that breaks off amid what it sends."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def stream(self, method: str, url: str, headers, content: bytes):
+        def half():
+            yield content[: len(content) // 2]
+            raise httpx.WriteError("the connection was cut")
+
+        return self.client.stream(method, url, headers=headers | {"content-length": str(len(content))}, content=half())
 
 
 def main(key: str, folder: str, server: str | None = None) -> None:
@@ -134,7 +133,7 @@ def main(key: str, folder: str, server: str | None = None) -> None:
     folder.mkdir(exist_ok=True)
     say = lambda line: print(line, flush=True)  # noqa: E731
     there = Faulty(given, lambda _, data: member.answer(data), lambda: member.finished, folder, say, server)
-    there.member = member
+    there.member, there.rng = member, random.Random(given.site)
     there.run()
 
 

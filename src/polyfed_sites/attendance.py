@@ -1,0 +1,348 @@
+"""A site's end: asks the server for messages, answers them in this process, and sends replies; it only calls out."""
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from polyfed.base.errors import ConfigError, RunError, printable
+from polyfed.runs.folder import version_of
+from polyfed_sites.envelope import PROTOCOL, Envelope, opened, seal
+from polyfed_sites.keys import MISSING, SiteKey, encrypted, full_fingerprint, server_of, sign, signed, split, write
+
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise ConfigError(MISSING) from None
+
+STATE = "state.json"  # for `polyfed status`
+PAUSE = 2.0  # seconds until a server that does not answer is tried again
+AGAIN = 0.2  # seconds until a call that has failed is made again
+BEAT = 10.0  # seconds between two signs of life, while a message is answered
+KEPT = 60.0  # seconds for which a connection is kept that is not used
+WAIT = 60.0  # seconds for the next bytes; a question is held for 20
+OFF = 300.0  # seconds by which clocks differ without a word
+Say = Callable[[str], None]
+
+
+class Unheard(Exception):
+    """No answer of the server, and why. fatal: waiting does not help, unless it was heard before"""
+
+    def __init__(self, why: str, fatal: bool = False):
+        super().__init__(why)
+        self.why, self.fatal = why, fatal
+
+
+class Refused(Exception):
+    """The server does not answer. status: why, in HTTP's words"""
+
+    def __init__(self, status: int):
+        self.status = status
+
+
+class Attendance:
+    """One site at one server."""
+
+    def __init__(
+        self,
+        key: SiteKey,
+        answer: Callable[[str, bytes], bytes],  # (a run's name, a message) -> the reply
+        over: Callable[[], bool],  # whether the last message has been answered
+        folder: Path,  # where `polyfed status` looks
+        say: Say,
+        server: str | None = None,  # its address, where it is not the key's
+        proxy: str | None = None,  # http://[NAME:WORD@]HOST:PORT; None: the environment's
+        ends: str | None = None,  # authorities of a proxy that ends TLS: a file, or "system"
+        certificate: Path | None = None,  # PEM with its key, in place of the one in the site's own file
+    ):
+        self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
+        self.server, self.ends, self.certificate = split(server or key.server), ends, certificate
+        self.proxy = proxy or _proxy(self.server.host)
+        self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
+        self._session, self._n, self._signer = "", 0, ""  # signer: the server's public key
+        self._said, self._sent, self._reached, self._failed = "", True, False, 0  # failed: calls, one after another
+        self._busy, self._over, self._lock = threading.Event(), threading.Event(), threading.Lock()
+
+    def run(self) -> None:
+        """Until the run is over."""
+        write(self.folder / STATE, json.dumps({"pid": os.getpid()}).encode())
+        try:
+            with self._connected() as client:
+                beat = threading.Thread(target=self._beat, args=(client,), daemon=True)
+                beat.start()
+                try:
+                    while not (self.over() and self._sent):
+                        self._try(client)
+                finally:
+                    self._over.set()
+                    beat.join(5)  # a thread that is amid a call as the process ends can abort it
+                    with suppress(Unheard, Refused):
+                        if self._session:
+                            self._call(client, "bye")
+        finally:
+            (self.folder / STATE).unlink(missing_ok=True)
+
+    def _connected(self) -> httpx.Client:
+        limits = httpx.Limits(max_connections=4, keepalive_expiry=KEPT)
+        wait, trusted = httpx.Timeout(WAIT, connect=10.0), self._trusted()
+        proxy = None
+        if self.proxy:
+            url = urlsplit(self.proxy)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ConfigError(f"--proxy: found {_shown(self.proxy)}, expected http://[NAME:WORD@]HOST:PORT")
+            proxy = httpx.Proxy(self.proxy, ssl_context=ssl.create_default_context() if url.scheme == "https" else None)
+        headers = {"accept-encoding": "identity", "user-agent": f"polyfed/{version_of('polyfed')}"}
+        return httpx.Client(verify=trusted, proxy=proxy, trust_env=False, timeout=wait, limits=limits, headers=headers)
+
+    def _trusted(self) -> ssl.SSLContext:
+        """Who may be at the other end of TLS, and what is shown there."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=self.key.authority)
+        try:
+            if self.ends == "system":
+                context.load_default_certs()
+            elif self.ends is not None:
+                context.load_verify_locations(self.ends)
+        except OSError as e:
+            raise ConfigError(f"{self.ends}: found no certificates of authorities ({e.strerror or e})") from None
+        try:
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate)
+            elif self.key.certificate:  # ssl reads files alone
+                with tempfile.TemporaryDirectory() as place:
+                    path, word = Path(place) / "pem", secrets.token_urlsafe(32)
+                    path.write_bytes(self.key.certificate.encode() + encrypted(self.key, word.encode()))
+                    context.load_cert_chain(path, password=word)
+        except OSError as e:
+            raise ConfigError(f"{self.certificate}: expected a certificate with its key ({e.strerror or e})") from None
+        return context
+
+    # calls
+
+    def _call(self, client: httpx.Client, do: str, body: bytes = b"", **says: Any) -> tuple[Mapping[str, Any], bytes]:
+        """What the server answers. Raises Unheard or Refused."""
+        with self._lock:
+            self._n += 1
+            key = full_fingerprint(self.key.public)
+            about = {"do": do, "key": key, "session": self._session, "n": self._n, **says}
+            headers = seal("site", partial(sign, self.key), about, body)
+            path = f"https://{self.server}/v1/{do}"
+            try:
+                with client.stream("POST", path, headers=headers, content=body) as answer:
+                    envelope, data = self._read(answer)
+            except (httpx.HTTPError, httpx.InvalidURL) as e:
+                raise self._why(e) from None
+            if do == "hello":
+                self._meet(envelope, data)
+        if not envelope.by("server", partial(signed, self._signer)) or envelope.says.get("to") != opened(headers).mark:
+            self._session = ""  # its certificate may be a new one
+            raise Unheard(f"{self.server}: an answer that this server has not given to this question")
+        if hashlib.sha256(data).hexdigest() != envelope.says.get("digest"):
+            raise Unheard(f"{self.server}: an answer has changed or was cut off on its way")
+        self._reached = True
+        if envelope.says.get("say") == "refused":
+            raise Refused(int(envelope.says.get("status", 0)))
+        return envelope.says, data
+
+    def _read(self, answer: httpx.Response) -> tuple[Envelope, bytes]:
+        try:
+            envelope = opened(answer.headers)
+        except ValueError:
+            raise self._stranger(answer) from None
+        data = bytearray()
+        for part in answer.iter_bytes():
+            data += part
+            if len(data) > envelope.says["size"]:
+                raise Unheard(f"{self.server}: an answer is longer than the server has said")
+        return envelope, bytes(data)
+
+    def _meet(self, envelope: Envelope, certificate: bytes) -> None:
+        """Know the server by its certificate."""
+        there = envelope.says
+        if there.get("protocol") != PROTOCOL:
+            versions = f"polyfed {printable(str(there.get('polyfed')))[:40]}, this site {version_of('polyfed')}"
+            speak = f"messages of protocols {printable(str(there.get('protocol')))[:9]} and {PROTOCOL}"
+            raise RunError(f"{self.server}: has {versions}, with {speak}; install the same version at both ends")
+        try:
+            self._signer = server_of(self.key.authority, certificate)
+        except RunError as e:
+            raise Unheard(f"{self.server} is not the server of this key: {e}", fatal=True) from None
+
+    def _try(self, client: httpx.Client) -> None:
+        """One message, or what keeps it from coming. Whatever is lost is asked for again by asking for a message."""
+        try:
+            if not self._session:
+                self._enter(client)
+            self._serve(client)
+            self._failed = 0
+        except Refused as e:
+            if e.status == 403:
+                why = "its key is revoked, expired or unknown there"
+                raise RunError(f"the server does not accept this site: {why}; ask its operator for a new key") from None
+            if e.status == 409:
+                raise RunError(
+                    "another process has connected with this site's key, and the server talks to it alone"
+                ) from None
+            if e.status == 401:  # the server is another one
+                self._session = ""
+                time.sleep(AGAIN)
+                return
+            what = "has an error of its own" if e.status >= 500 else "was sent something else than this site sent"
+            self._again(f"{self.server} {what} ({e.status}); its operator's screen says more")
+        except Unheard as e:
+            if e.fatal and not self._reached:
+                raise RunError(e.why) from None
+            self._again(e.why)
+
+    def _again(self, why: str) -> None:
+        """Wait a little, and say why where that has not helped."""
+        if not self._sent:
+            self._tell(f"a reply did not reach the server ({why}); it will ask again")
+        elif self._failed:
+            self._tell(f"{why}; waiting for it")
+        time.sleep(PAUSE if self._failed else AGAIN)
+        self._failed += 1
+
+    def _enter(self, client: httpx.Client) -> None:
+        says, _ = self._call(client, "hello", nonce=secrets.token_hex(16))
+        self._session, self._n = str(says["session"]), 0
+        off = time.time() - float(says.get("time", 0.0))
+        if abs(off) > OFF:
+            which = "ahead of" if off > 0 else "behind"
+            self._tell(
+                f"note: this machine's clock is {_long(abs(off))} {which} the server's; certificates depend on it"
+            )
+        self._call(client, "beat")
+        self._tell(f"connected to {self.server}")
+
+    def _beat(self, client: httpx.Client) -> None:
+        while not self._over.wait(BEAT):
+            if self._session and self._busy.is_set():
+                with suppress(Unheard, Refused):
+                    self._call(client, "beat")
+
+    def _serve(self, client: httpx.Client) -> None:
+        """Wait for a message, and answer it."""
+        says, data = self._call(client, "ask")
+        if says.get("say") != "message":
+            self._sent = True  # nothing of it is wanted
+            return
+        digest = hashlib.sha256(data).digest()
+        if digest != self._last[0]:
+            self._busy.set()
+            try:
+                self._last = digest, self.answer(str(says.get("run")), data)
+            finally:
+                self._busy.clear()
+        self._sent = False
+        self._call(client, "reply", self._last[1], run=says.get("run"), asked=digest.hex())
+        self._sent = True
+
+    # words
+
+    def _why(self, error: Exception) -> Unheard:
+        """What an error of the connection means, in words that somebody can act on."""
+        where, causes = str(self.server), list[BaseException]()
+        at: BaseException | None = error
+        while at is not None and at not in causes:
+            causes.append(at)
+            at = at.__cause__ or at.__context__
+        proxied = f"the proxy {_shown(self.proxy)}" if self.proxy else where
+        if isinstance(error, httpx.ProxyError):
+            return _of_proxy(str(error), proxied, where)
+        for e in causes:
+            if isinstance(e, ssl.SSLCertVerificationError):
+                return Unheard(_certificate(e, where), fatal=True)
+        for e in causes:
+            if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
+                if "CERTIFICATE_REQUIRED" in (reason := str(e.reason)) or "ALERT" in reason:
+                    then = "it wants a certificate that it knows; polyfed keys add --rotate, or --certificate"
+                    return Unheard(f"{where} has refused the connection ({reason.lower().replace('_', ' ')}): {then}")
+                return Unheard(f"{where} does not speak TLS ({e.reason})", fatal=True)
+            if isinstance(e, socket.gaierror):
+                host = urlsplit(self.proxy).hostname if self.proxy else self.server.host
+                known = (
+                    f"no host is known by the name {host!r} ({e.strerror}); see --{'proxy' if self.proxy else 'server'}"
+                )
+                return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
+        if isinstance(error, httpx.TimeoutException):
+            return Unheard(f"no answer from {where} (it takes too long)")
+        hung_up = any(isinstance(e, ssl.SSLEOFError | ConnectionResetError) for e in causes)
+        system = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), "")
+        said = "it hangs up" if hung_up else system or " ".join(str(error).split()) or type(error).__name__
+        return Unheard(f"no answer from {proxied if isinstance(error, httpx.ConnectError) else where} ({said})")
+
+    def _stranger(self, answer: httpx.Response) -> Unheard:
+        """An answer that is not the server's."""
+        status, kind = answer.status_code, printable(answer.headers.get("content-type", "")).partition(";")[0][:40]
+        what = f"{status} {answer.reason_phrase}".strip() + f"{kind and f', {kind}'}"
+        if status in (502, 503, 504):
+            return Unheard(f"no answer from {self.server} (something before it says {what})")
+        if status == 413:
+            return Unheard(
+                f"{self.server}: something before it refuses messages of this size ({what}); raise its limit"
+            )
+        then = "is the address right, with its path? does a proxy answer in its place?"
+        return Unheard(f"{self.server} does not answer as a server of polyfed does ({what}); {then}", fatal=True)
+
+    def _tell(self, line: str) -> None:
+        """An event, once and not as often as it is repeated."""
+        if line != self._said:
+            self.say(line)
+        self._said = line
+
+
+def _proxy(host: str) -> str | None:
+    """The proxy that the environment, or the system's settings, have for a host."""
+    found = getproxies()
+    return None if proxy_bypass(host) else found.get("https") or found.get("all")
+
+
+def _shown(proxy: str | None) -> str:
+    """A proxy without the word for it."""
+    url = urlsplit(proxy or "")
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+
+
+def _of_proxy(said: str, proxy: str, where: str) -> Unheard:
+    match said[:3]:
+        case "407":
+            then = "write http://NAME:WORD@HOST:PORT in --proxy or HTTPS_PROXY"
+            return Unheard(f"{proxy} wants a name and a password, or others ({said}); {then}", fatal=True)
+        case "502" | "503" | "504":
+            return Unheard(f"{proxy} does not reach {where} ({said})")
+        case _:
+            return Unheard(f"{proxy} does not let this machine reach {where} ({said}); its operator can allow it", True)
+
+
+def _certificate(e: ssl.SSLCertVerificationError, where: str) -> str:
+    clock = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    match e.verify_code:
+        case 10:
+            return (
+                f"{where}: its certificate has expired ({clock}); its operator makes a new one with polyfed keys init"
+            )
+        case 9:
+            return f"{where}: its certificate is not valid yet ({clock}); set the clock that is wrong"
+        case 62 | 64:
+            return f"{where}: its certificate is for another name ({e.verify_message}); see --server"
+        case _:
+            ends = "if a proxy ends TLS there, the policy's tls-ends-at names its authority"
+            return f"{where} is not the server of this key: {e.verify_message}; {ends}"
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds > 86400 else f"{seconds / 60:.0f} minutes"
