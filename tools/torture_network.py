@@ -131,11 +131,11 @@ class Faults:
     def port(there: Federation, site: str) -> None:
         """The server's port closes at once, and opens again with nothing known of who was there."""
         hub = there.transport.hub
-        hub._gate.close()
+        hub.gate.close()
         with hub.changed:
             hub._sessions.clear()
             hub._open.clear()
-        hub._gate = Port(Gate(hub, hub.say), tls(there.keys, None, None), "127.0.0.1", hub.port)
+        hub.gate = Port(Gate(hub, hub.say), tls(there.keys, None, None), "127.0.0.1", hub.port)
 
     @staticmethod
     def site(there: Federation, site: str) -> None:

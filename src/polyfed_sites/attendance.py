@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from polyfed.base.errors import ConfigError, RunError, printable
 from polyfed.runs.folder import version_of
 from polyfed_sites.envelope import PROTOCOL, Envelope, opened, seal
-from polyfed_sites.keys import MISSING, SiteKey, encrypted, full_fingerprint, server_of, sign, signed, split, write
+from polyfed_sites.keys import MISSING, SiteKey, full_fingerprint, pem, server_of, sign, signed, split, write
 
 try:
     import httpx
@@ -35,15 +35,29 @@ BEAT = 10.0  # seconds between two signs of life, while a message is answered
 KEPT = 60.0  # seconds for which a connection is kept that is not used
 WAIT = 60.0  # seconds for the next bytes; a question is held for 20
 OFF = 300.0  # seconds by which clocks differ without a word
-Say = Callable[[str], None]
+LITTLE = 1 << 16  # bytes of a server's certificate
+SHOW = "it wants a certificate that it knows; polyfed keys add --rotate, or --certificate"
+PROXY = {  # what a proxy says that opens no connection
+    "407": "wants a name and a password, or others ({said}); write http://NAME:WORD@HOST:PORT in --proxy",
+    "": "does not let this machine reach {where} ({said}); its operator can allow it",
+} | dict.fromkeys(("502", "503", "504"), "does not reach {where} ({said})")
+CERTIFICATE = {  # by OpenSSL's number
+    9: ": its certificate is not valid yet ({clock}); set the clock that is wrong",
+    10: ": its certificate has expired ({clock}); its operator makes a new one with polyfed keys init",
+    0: " is not the server of this key: {said}; if a proxy ends TLS there, the policy's tls-ends-at names its own",
+} | dict.fromkeys((62, 64), ": its certificate is for another name ({said}); see --server")
+STRANGER = {  # what something in the server's place says
+    413: "{where}: something before it refuses messages of this size ({said}); raise its limit",
+    0: "{where} does not answer as a server of polyfed does ({said}); is the address right, or is it a proxy's answer?",
+} | dict.fromkeys((502, 503, 504), "no answer from {where} (something before it says {said})")
 
 
 class Unheard(Exception):
-    """No answer of the server, and why. fatal: waiting does not help, unless it was heard before"""
+    """No answer of the server. fatal: waiting does not help, unless it was heard before"""
 
     def __init__(self, why: str, fatal: bool = False):
         super().__init__(why)
-        self.why, self.fatal = why, fatal
+        self.fatal = fatal
 
 
 class Refused(Exception):
@@ -62,7 +76,7 @@ class Attendance:
         answer: Callable[[str, bytes], bytes],  # (a run's name, a message) -> the reply
         over: Callable[[], bool],  # whether the last message has been answered
         folder: Path,  # where `polyfed status` looks
-        say: Say,
+        say: Callable[[str], None],
         server: str | None = None,  # its address, where it is not the key's
         proxy: str | None = None,  # http://[NAME:WORD@]HOST:PORT; None: the environment's
         ends: str | None = None,  # authorities of a proxy that ends TLS: a file, or "system"
@@ -70,7 +84,7 @@ class Attendance:
     ):
         self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
         self.server, self.ends, self.certificate = split(server or key.server), ends, certificate
-        self.proxy = proxy or _proxy(self.server.host)
+        self.proxy, self._mark = proxy or _proxy(self.server.host), full_fingerprint(key.public)
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._session, self._n, self._signer = "", 0, ""  # signer: the server's public key
         self._said, self._sent, self._reached, self._failed = "", True, False, 0  # failed: calls, one after another
@@ -124,7 +138,7 @@ class Attendance:
             elif self.key.certificate:  # ssl reads files alone
                 with tempfile.TemporaryDirectory() as place:
                     path, word = Path(place) / "pem", secrets.token_urlsafe(32)
-                    path.write_bytes(self.key.certificate.encode() + encrypted(self.key, word.encode()))
+                    path.write_bytes(self.key.certificate.encode() + pem(self.key.private, word.encode()))
                     context.load_cert_chain(path, password=word)
         except OSError as e:
             raise ConfigError(f"{self.certificate}: expected a certificate with its key ({e.strerror or e})") from None
@@ -136,20 +150,13 @@ class Attendance:
         """What the server answers. Raises Unheard or Refused."""
         with self._lock:
             self._n += 1
-            key = full_fingerprint(self.key.public)
-            about = {"do": do, "key": key, "session": self._session, "n": self._n, **says}
-            headers = seal("site", partial(sign, self.key), about, body)
-            path = f"https://{self.server}/v1/{do}"
+            about = {"do": do, "key": self._mark, "session": self._session, "n": self._n, **says}
+            headers, where = seal("site", partial(sign, self.key), about, body), f"https://{self.server}/v1/{do}"
             try:
-                with client.stream("POST", path, headers=headers, content=body) as answer:
-                    envelope, data = self._read(answer)
+                with client.stream("POST", where, headers=headers, content=body) as answer:
+                    envelope, data = self._read(answer, do == "hello", opened(headers).mark)
             except (httpx.HTTPError, httpx.InvalidURL) as e:
                 raise self._why(e) from None
-            if do == "hello":
-                self._meet(envelope, data)
-        if not envelope.by("server", partial(signed, self._signer)) or envelope.says.get("to") != opened(headers).mark:
-            self._session = ""  # its certificate may be a new one
-            raise Unheard(f"{self.server}: an answer that this server has not given to this question")
         if hashlib.sha256(data).hexdigest() != envelope.says.get("digest"):
             raise Unheard(f"{self.server}: an answer has changed or was cut off on its way")
         self._reached = True
@@ -157,25 +164,35 @@ class Attendance:
             raise Refused(int(envelope.says.get("status", 0)))
         return envelope.says, data
 
-    def _read(self, answer: httpx.Response) -> tuple[Envelope, bytes]:
+    def _read(self, answer: httpx.Response, hello: bool, mark: str) -> tuple[Envelope, bytes]:
+        """No more than the server has signed, but for its certificate, by which it is then known."""
         try:
             envelope = opened(answer.headers)
         except ValueError:
             raise self._stranger(answer) from None
         data = bytearray()
+        if not hello:
+            self._heard(envelope, mark)
         for part in answer.iter_bytes():
             data += part
-            if len(data) > envelope.says["size"]:
+            if len(data) > (LITTLE if hello else envelope.says["size"]):
                 raise Unheard(f"{self.server}: an answer is longer than the server has said")
+        if hello:
+            self._meet(envelope, bytes(data))
+            self._heard(envelope, mark)
         return envelope, bytes(data)
+
+    def _heard(self, envelope: Envelope, mark: str) -> None:
+        if not envelope.by("server", partial(signed, self._signer)) or envelope.says.get("to") != mark:
+            self._session = ""  # its certificate may be a new one
+            raise Unheard(f"{self.server}: an answer that this server has not given to this question")
 
     def _meet(self, envelope: Envelope, certificate: bytes) -> None:
         """Know the server by its certificate."""
-        there = envelope.says
-        if there.get("protocol") != PROTOCOL:
-            versions = f"polyfed {printable(str(there.get('polyfed')))[:40]}, this site {version_of('polyfed')}"
-            speak = f"messages of protocols {printable(str(there.get('protocol')))[:9]} and {PROTOCOL}"
-            raise RunError(f"{self.server}: has {versions}, with {speak}; install the same version at both ends")
+        found, other = (printable(str(envelope.says.get(key)))[:40] for key in ("protocol", "polyfed"))
+        if found != str(PROTOCOL):
+            versions = f"polyfed {other}, this site {version_of('polyfed')}, with messages of protocols {found} and"
+            raise RunError(f"{self.server}: has {versions} {PROTOCOL}; install the same version at both ends")
         try:
             self._signer = server_of(self.key.authority, certificate)
         except RunError as e:
@@ -193,9 +210,8 @@ class Attendance:
                 why = "its key is revoked, expired or unknown there"
                 raise RunError(f"the server does not accept this site: {why}; ask its operator for a new key") from None
             if e.status == 409:
-                raise RunError(
-                    "another process has connected with this site's key, and the server talks to it alone"
-                ) from None
+                other = "another process has connected with this site's key"
+                raise RunError(f"{other}, and the server talks to it alone") from None
             if e.status == 401:  # the server is another one
                 self._session = ""
                 time.sleep(AGAIN)
@@ -204,8 +220,8 @@ class Attendance:
             self._again(f"{self.server} {what} ({e.status}); its operator's screen says more")
         except Unheard as e:
             if e.fatal and not self._reached:
-                raise RunError(e.why) from None
-            self._again(e.why)
+                raise RunError(str(e)) from None
+            self._again(str(e))
 
     def _again(self, why: str) -> None:
         """Wait a little, and say why where that has not helped."""
@@ -222,9 +238,8 @@ class Attendance:
         off = time.time() - float(says.get("time", 0.0))
         if abs(off) > OFF:
             which = "ahead of" if off > 0 else "behind"
-            self._tell(
-                f"note: this machine's clock is {_long(abs(off))} {which} the server's; certificates depend on it"
-            )
+            much = f"{abs(off) / 86400:.1f} days" if abs(off) > 86400 else f"{abs(off) / 60:.0f} minutes"
+            self._tell(f"note: this machine's clock is {much} {which} the server's; certificates depend on it")
         self._call(client, "beat")
         self._tell(f"connected to {self.server}")
 
@@ -260,43 +275,37 @@ class Attendance:
         while at is not None and at not in causes:
             causes.append(at)
             at = at.__cause__ or at.__context__
-        proxied = f"the proxy {_shown(self.proxy)}" if self.proxy else where
+        to, option, host = where, "--server", self.server.host
+        if self.proxy:
+            to, option, host = f"the proxy {_shown(self.proxy)}", "--proxy", urlsplit(self.proxy).hostname or ""
         if isinstance(error, httpx.ProxyError):
-            return _of_proxy(str(error), proxied, where)
+            says = PROXY.get(str(error)[:3], PROXY[""])
+            return Unheard(f"{to} {says.format(where=where, said=error)}", not str(error).startswith("50"))
         for e in causes:
             if isinstance(e, ssl.SSLCertVerificationError):
-                return Unheard(_certificate(e, where), fatal=True)
-        for e in causes:
+                clock = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+                says = CERTIFICATE.get(e.verify_code, CERTIFICATE[0])
+                return Unheard(f"{where}{says.format(clock=clock, said=e.verify_message)}", fatal=True)
             if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
-                if "CERTIFICATE_REQUIRED" in (reason := str(e.reason)) or "ALERT" in reason:
-                    then = "it wants a certificate that it knows; polyfed keys add --rotate, or --certificate"
-                    return Unheard(f"{where} has refused the connection ({reason.lower().replace('_', ' ')}): {then}")
+                reason = str(e.reason).lower().replace("_", " ")
+                if "alert" in reason or "certificate required" in reason:
+                    return Unheard(f"{where} has refused the connection ({reason}): {SHOW}")
                 return Unheard(f"{where} does not speak TLS ({e.reason})", fatal=True)
             if isinstance(e, socket.gaierror):
-                host = urlsplit(self.proxy).hostname if self.proxy else self.server.host
-                known = (
-                    f"no host is known by the name {host!r} ({e.strerror}); see --{'proxy' if self.proxy else 'server'}"
-                )
+                known = f"no host is known by the name {host!r} ({e.strerror}); see {option}"
                 return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
         if isinstance(error, httpx.TimeoutException):
             return Unheard(f"no answer from {where} (it takes too long)")
         hung_up = any(isinstance(e, ssl.SSLEOFError | ConnectionResetError) for e in causes)
         system = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), "")
         said = "it hangs up" if hung_up else system or " ".join(str(error).split()) or type(error).__name__
-        return Unheard(f"no answer from {proxied if isinstance(error, httpx.ConnectError) else where} ({said})")
+        return Unheard(f"no answer from {to if isinstance(error, httpx.ConnectError) else where} ({said})")
 
     def _stranger(self, answer: httpx.Response) -> Unheard:
         """An answer that is not the server's."""
         status, kind = answer.status_code, printable(answer.headers.get("content-type", "")).partition(";")[0][:40]
-        what = f"{status} {answer.reason_phrase}".strip() + f"{kind and f', {kind}'}"
-        if status in (502, 503, 504):
-            return Unheard(f"no answer from {self.server} (something before it says {what})")
-        if status == 413:
-            return Unheard(
-                f"{self.server}: something before it refuses messages of this size ({what}); raise its limit"
-            )
-        then = "is the address right, with its path? does a proxy answer in its place?"
-        return Unheard(f"{self.server} does not answer as a server of polyfed does ({what}); {then}", fatal=True)
+        says, what = STRANGER.get(status, STRANGER[0]), f"{status} {answer.reason_phrase}{kind and f', {kind}'}"
+        return Unheard(says.format(where=self.server, said=what), status not in STRANGER)
 
     def _tell(self, line: str) -> None:
         """An event, once and not as often as it is repeated."""
@@ -315,34 +324,3 @@ def _shown(proxy: str | None) -> str:
     """A proxy without the word for it."""
     url = urlsplit(proxy or "")
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-
-
-def _of_proxy(said: str, proxy: str, where: str) -> Unheard:
-    match said[:3]:
-        case "407":
-            then = "write http://NAME:WORD@HOST:PORT in --proxy or HTTPS_PROXY"
-            return Unheard(f"{proxy} wants a name and a password, or others ({said}); {then}", fatal=True)
-        case "502" | "503" | "504":
-            return Unheard(f"{proxy} does not reach {where} ({said})")
-        case _:
-            return Unheard(f"{proxy} does not let this machine reach {where} ({said}); its operator can allow it", True)
-
-
-def _certificate(e: ssl.SSLCertVerificationError, where: str) -> str:
-    clock = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    match e.verify_code:
-        case 10:
-            return (
-                f"{where}: its certificate has expired ({clock}); its operator makes a new one with polyfed keys init"
-            )
-        case 9:
-            return f"{where}: its certificate is not valid yet ({clock}); set the clock that is wrong"
-        case 62 | 64:
-            return f"{where}: its certificate is for another name ({e.verify_message}); see --server"
-        case _:
-            ends = "if a proxy ends TLS there, the policy's tls-ends-at names its authority"
-            return f"{where} is not the server of this key: {e.verify_message}; {ends}"
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds / 86400:.1f} days" if seconds > 86400 else f"{seconds / 60:.0f} minutes"

@@ -37,21 +37,9 @@ class Server(
     )
     at_once: int | None = option("Runs that go at once; others wait for their turn. Default: 4.", None, "N", min=1)
     keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
-    host: str = option(
-        "Address of this machine to listen at; unix:PATH: a socket for a proxy here, which then ends TLS.",
-        "0.0.0.0",
-        "HOST|unix:PATH",
-    )
-    certificate: Path | None = option(
-        "PEM file with a certificate for TLS and its key, of your own authority. Default: that of polyfed keys.",
-        None,
-        "FILE",
-    )
-    clients: Path | None = option(
-        "Let nobody connect without a certificate of these authorities (mutual TLS); keys/ca.pem: the federation's.",
-        None,
-        "FILE",
-    )
+    host: str = option("Address of this machine; unix:PATH: a proxy here ends TLS.", "0.0.0.0", "HOST|unix:PATH")
+    certificate: Path | None = option("PEM for TLS and its key. Default: that of polyfed keys.", None, "FILE")
+    clients: Path | None = option("Nobody connects without a certificate of these authorities.", None, "FILE")
     port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
     wait: float | None = option(
         "Seconds to wait for all sites of a round before --quorum will do. Default: for ever.", None, "S", min=0
@@ -93,19 +81,9 @@ class Client(Shared, takes=("quiet",), idle={"yes": "with --dry-run", "stay": "w
     stay: bool = option(
         "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.", False
     )
-    server: str | None = option(
-        "Address of the server, where it is not the one in the key.", None, "[https://]HOST[:PORT][/PATH]"
-    )
-    proxy: str | None = option(
-        "HTTP proxy on the way to it. Default: that of HTTPS_PROXY, if the environment has one.",
-        None,
-        "http://[NAME:WORD@]HOST:PORT",
-    )
-    certificate: Path | None = option(
-        "PEM file with a certificate of this site and its key, to show the server in place of the key's own.",
-        None,
-        "FILE",
-    )
+    server: str | None = option("Where the server is, if not where the key says.", None, "[https://]HOST[:PORT][/PATH]")
+    proxy: str | None = option("Proxy on the way there. Default: HTTPS_PROXY's.", None, "http://[NAME:WORD@]HOST:PORT")
+    certificate: Path | None = option("PEM of this site and its key, if the server wants another one.", None, "FILE")
     allow: list[str] | None = option(
         f"Let leave the site what is made of samples and not by training: {', '.join(MADE)}.", None, "A,B,..."
     )

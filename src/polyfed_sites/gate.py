@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.system import files
 from polyfed.runs.folder import version_of
-from polyfed_sites.envelope import Envelope, opened
+from polyfed_sites.envelope import Envelope, opened, seal
 from polyfed_sites.keys import MISSING, Keys
 from polyfed_sites.listening import EACH, listening
 
@@ -57,14 +57,13 @@ class Gate:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         try:
-            if (body := await self._answer(request, send)) is not None:
-                await body(scope, receive, send)
+            await (await self._answer(request))(scope, receive, send)
         except Denied as e:
             await Response(status_code=e.status, headers={"connection": "close"})(scope, receive, send)
         except (ConnectionError, ClientDisconnect):
             return
 
-    async def _answer(self, request: Request, send: Any) -> Response | None:
+    async def _answer(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(self.base)
         if path == "/health":
             return Response()
@@ -82,15 +81,8 @@ class Gate:
         except Denied as e:
             says = {"say": "refused", "status": e.status, "polyfed": version_of("polyfed")}
             body = self.there.certificate if do == "hello" else b""
-        headers = await asyncio.to_thread(self.there.sealed, says, said.mark, body)
-        headers |= {"content-length": str(len(body)), "content-type": "application/octet-stream"}
-        headers |= {"cache-control": "no-store"}
-        await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
-        whole = memoryview(body)
-        for i in range(0, len(body), PIECE):
-            await send({"type": "http.response.body", "body": whole[i : i + PIECE].tobytes(), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-        return None
+        headers = await asyncio.to_thread(seal, "server", self.there.sign, {"to": said.mark, **says}, body)
+        return Pieces(body, headers={"cache-control": "no-store", **headers}, media_type="application/octet-stream")
 
     async def _called(self, do: str, said: Envelope, request: Request) -> tuple[dict[str, Any], bytes]:
         client = request.client  # None: a proxy on this machine, which says for whom it asks
@@ -101,7 +93,7 @@ class Gate:
         try:
             body = b""
             if do == "ask":
-                await self._hold(caller.name, request)
+                await self._hold(caller.site, request)
             elif do == "reply":
                 if not self.there.room(said, caller):
                     return {"say": "unwanted"}, b""
@@ -141,8 +133,14 @@ class Gate:
             raise ConnectionError
 
 
-def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
+class Pieces(Response):
+    """An answer that is handed on in pieces, so that no copy of a large one waits."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for i in range(0, len(self.body), PIECE):
+            await send({"type": "http.response.body", "body": self.body[i : i + PIECE], "more_body": True})
+        await send({"type": "http.response.body"})
 
 
 async def _hung_up(request: Request) -> None:

@@ -21,7 +21,7 @@ from polyfed.base.errors import PolyfedError
 from polyfed.runs import stop
 from polyfed.runs.folder import version_of
 from polyfed_sites.audit import Audit, heading, mark
-from polyfed_sites.envelope import PROTOCOL, Envelope, seal
+from polyfed_sites.envelope import PROTOCOL, Envelope
 from polyfed_sites.gate import Denied, Gate, Port, tls
 from polyfed_sites.keys import Keys, full_fingerprint, signed, split, write
 
@@ -58,9 +58,9 @@ class Given(NamedTuple):
 class Left(NamedTuple):
     """What has left a site in a run. kind: of the last answer"""
 
-    answers: int
-    bytes: int
-    kind: str
+    answers: int = 0
+    bytes: int = 0
+    kind: str = ""
 
 
 class Known(NamedTuple):
@@ -75,19 +75,12 @@ class Session:
     """A site's process. n: number of the last that it said     busy: calls of it under way     heard: when last"""
 
     def __init__(self, id: str, by: Known, address: str):
-        self.id, self.by, self.address, self.n, self.busy, self.heard = id, by, address, 0, 0, time.monotonic()
+        self.id, self.by, self.site, self.address = id, by, by.site, address
+        self.n, self.busy, self.heard = 0, 0, time.monotonic()
 
     @property
     def alive(self) -> bool:
         return self.busy > 0 or time.monotonic() < self.heard + ALIVE
-
-
-class Caller(NamedTuple):
-    """Who calls, and the number of the call."""
-
-    name: str
-    session: Session
-    n: int
 
 
 class Hub:
@@ -120,7 +113,7 @@ class Hub:
         self._wake: dict[str, Callable[[], None]] = {}
         self._registered, self._over = (0, 0.0), threading.Event()
         self.register()
-        self._gate = Port(Gate(self, say, address.path), tls(keys, certificate, clients), host, self.port)
+        self.gate = Port(Gate(self, say, address.path), tls(keys, certificate, clients), host, self.port)
         threading.Thread(target=self._watch, daemon=True).start()
 
     # who is there
@@ -174,7 +167,7 @@ class Hub:
         """By site, the key of the process that is connected, as OpenSSH writes it."""
         return {name: self._sessions[name].by.public for name in self.online if name in self._sessions}
 
-    def admit(self, do: str, said: Envelope, address: str) -> Caller:
+    def admit(self, do: str, said: Envelope, address: str) -> Session:
         """Who calls. Raises Denied for whom no key vouches, and for what was said before."""
         says = said.says
         if says.get("protocol") != PROTOCOL:
@@ -193,7 +186,7 @@ class Hub:
         with self.changed:
             if do == "hello":
                 self._named[key] = secrets.token_hex(16)
-                return Caller(known.site, Session(self._named[key], known, address), 0)
+                return Session(self._named[key], known, address)
             there = self._enter(key, known, address, str(says.get("session")))
             if not isinstance(n := says.get("n"), int) or n <= there.n:
                 raise Denied(400)
@@ -201,7 +194,7 @@ class Hub:
             if known.site not in self.online:
                 self.online[known.site] = address
                 self.say(f"{known.site} is connected")
-            return Caller(known.site, there, n)
+            return there
 
     def _enter(self, key: str, known: Known, address: str, session: str) -> Session:
         """The session; a new one takes the place of another of its site."""
@@ -223,11 +216,10 @@ class Hub:
             then = f"came from {', '.join(before)} before"
             self.say(f"note: {known.site}'s key {known.mark} comes from a new address, {address}; it {then}")
 
-    def left(self, caller: Caller) -> None:
+    def left(self, caller: Session) -> None:
         """A call has ended."""
         with self.changed:
-            caller.session.busy -= 1
-            caller.session.heard = time.monotonic()
+            caller.busy, caller.heard = caller.busy - 1, time.monotonic()
 
     # messages
 
@@ -261,76 +253,67 @@ class Hub:
     def _next(self, name: str) -> Asked | None:
         return next((asked for (_, site), asked in self.asked.items() if site == name), None)
 
-    def answer(self, do: str, said: Envelope, caller: Caller, body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def answer(self, do: str, said: Envelope, caller: Session, body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """What is said to a call, and the bytes that go with it. Raises Denied."""
         match do:
             case "hello":
-                about = {"session": caller.session.id, "polyfed": version_of("polyfed"), "time": time.time()}
+                about = {"session": caller.id, "polyfed": version_of("polyfed"), "time": time.time()}
                 return {"say": "hello", **about}, self.certificate
             case "ask":
-                return self._give(caller)
+                return self._give(said, caller)
             case "reply":
                 return {"say": self._take(said, caller, body)}, b""
             case "bye":
                 with self.changed:
-                    self._sessions.pop(caller.name, None)
+                    self._sessions.pop(caller.site, None)
                 self.look()
         return {"say": "well"}, b""
 
-    def _give(self, caller: Caller) -> tuple[dict[str, Any], bytes]:
+    def _give(self, said: Envelope, caller: Session) -> tuple[dict[str, Any], bytes]:
         with self.changed:
-            if self._sessions.get(caller.name) is not caller.session:
-                raise Denied(409 if caller.name in self._sessions else 401)
-            question = self._next(caller.name) if caller.n == caller.session.n else None
+            if self._sessions.get(caller.site) is not caller:
+                raise Denied(409 if caller.site in self._sessions else 401)
+            question = self._next(caller.site) if said.says["n"] == caller.n else None
         if question is None:
             return {"say": "nothing"}, b""
         data = question.message.pack()
         given = Given(question, mark(data), heading(data))
-        question.by.note_asked(caller.name, given)
+        question.by.note_asked(caller.site, given)
         with self.changed:
-            self._open[caller.name] = given
+            self._open[caller.site] = given
         return {"say": "message", "run": question.by.run}, data
 
-    def room(self, said: Envelope, caller: Caller) -> bool:
+    def room(self, said: Envelope, caller: Session) -> bool:
         """Whether a reply is to be read: one to what its site was given last, of twice the largest at most."""
         with self.changed:
             there = self._wanted(said, caller)
             if there is not None and said.says["size"] > 2 * there.asked.by.most:
-                self._answer((there.asked.by.run, caller.name), LONG)
+                self._answer((there.asked.by.run, caller.site), LONG)
                 return False
             return there is not None
 
-    def _wanted(self, said: Envelope, caller: Caller) -> Given | None:
-        there = self._open.get(caller.name)
+    def _wanted(self, said: Envelope, caller: Session) -> Given | None:
+        there = self._open.get(caller.site)
         if there is None or (said.says.get("run"), said.says.get("asked")) != (there.asked.by.run, there.digest):
             return None
-        return there if self.asked.get((there.asked.by.run, caller.name)) is there.asked else None
+        return there if self.asked.get((there.asked.by.run, caller.site)) is there.asked else None
 
-    def _take(self, said: Envelope, caller: Caller, body: bytes) -> str:
+    def _take(self, said: Envelope, caller: Session, body: bytes) -> str:
         if mark(body) != said.says.get("digest"):
             raise Denied(400)
         with self.changed:
             there = self._wanted(said, caller)
             if there is None:
                 return "unwanted"
-            del self._open[caller.name]
-            there.asked.by.note_answered(caller.name, there, body)
-            self._answer((there.asked.by.run, caller.name), body)
+            del self._open[caller.site]
+            there.asked.by.note_answered(caller.site, there, body)
+            self._answer((there.asked.by.run, caller.site), body)
         return "taken"
 
     def _answer(self, key: tuple[str, str], reply: bytes | str) -> None:
         del self.asked[key]
         self.found[key] = reply
         self.changed.notify_all()
-
-    def sealed(self, says: Mapping[str, Any], to: str, body: bytes = b"") -> dict[str, str]:
-        """The headers of an answer. to: mark of what it answers"""
-        return seal("server", self.sign, {"to": to, **says}, body)
-
-    @property
-    def where(self) -> str:
-        """What it listens at."""
-        return self._gate.where
 
     def page(self, path: str) -> bytes | None:
         """The page of who asks for it by its path, which nobody can guess; None: there is none."""
@@ -345,7 +328,7 @@ class Hub:
         with self.changed:
             for name in [*self._wake]:
                 self._rouse(name)
-        self._gate.close()
+        self.gate.close()
         for run in self.runs:
             (run.folder / STATE).unlink(missing_ok=True)
 
@@ -365,7 +348,7 @@ class Channel:
         hub.runs.append(self)
 
     def _count(self, name: str, size: int, kind: str) -> None:
-        before = self.left.get(name, Left(0, 0, ""))
+        before = self.left.get(name, Left())
         self.left[name] = Left(before.answers + 1, before.bytes + size, kind)
 
     def sites(self) -> Sequence[str]:

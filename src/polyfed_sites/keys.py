@@ -120,11 +120,6 @@ def sign(key: SiteKey, text: bytes) -> bytes:
     return key.private.sign(text, ec.ECDSA(SHA))
 
 
-def encrypted(key: SiteKey, passphrase: bytes) -> bytes:
-    """A site's key as PEM that a passphrase opens."""
-    return _pem(key.private, passphrase)
-
-
 def signed(public: str, text: bytes, signature: bytes) -> bool:
     """True for what `sign` gives by the key of this public one, as OpenSSH writes it."""
     try:
@@ -181,14 +176,14 @@ class Keys:
         made = _certificate(host, authority, key.public_key(), days, x509.ExtendedKeyUsageOID.SERVER_AUTH)
         made = made.add_extension(x509.SubjectAlternativeName([_named(n) for n in names]), critical=False)
         certificate = made.sign(self._read(lambda data: s.load_pem_private_key(data, None), self._signing), SHA)
-        write(self.private, _pem(key))
+        write(self.private, pem(key))
         write(self.certificate, certificate.public_bytes(s.Encoding.PEM))
         self._save(register | {"address": address})
 
     def _authorise(self, host: str) -> None:
         key, name = ec.generate_private_key(ec.SECP256R1()), f"polyfed {secrets.token_hex(4)} at {host}"
         certificate = _certificate(name, None, key.public_key(), AUTHORITY).sign(key, SHA)
-        write(self._signing, _pem(key))
+        write(self._signing, pem(key))
         write(self.authority, certificate.public_bytes(s.Encoding.PEM))
 
     def add(self, site: str, to: Path, days: int = SITE, rotate: bool = False, passphrase: bytes | None = None) -> Path:
@@ -221,7 +216,7 @@ class Keys:
             "until": until.isoformat(),
             "authority": self.authority.read_text("utf-8"),
             "certificate": certificate.decode(),
-            "key": _pem(key, passphrase).decode(),
+            "key": pem(key, passphrase).decode(),
         }
         path = to / f"{site}.key"
         if path.exists():
@@ -494,7 +489,8 @@ def _entry(name: str, says: Any) -> Entry:
     raise ValueError(f"site {name!r}: expected a public key, and the time until which it is good")
 
 
-def _pem(key: Any, passphrase: bytes | None = None) -> bytes:
+def pem(key: Any, passphrase: bytes | None = None) -> bytes:
+    """A private key, encrypted by the passphrase if there is one."""
     secret = s.NoEncryption() if passphrase is None else s.BestAvailableEncryption(passphrase)
     return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, secret)
 

@@ -115,9 +115,8 @@ class Policy(Table):
     )
     tls_ends_at: str | None = setting(
         None,
-        doc="Who may end TLS beside the federation's server, as many proxies do: those with a certificate of the "
-        "authorities in this PEM file, or of this machine (system). All that is said stays signed from end to end. "
-        "Default: nobody.",
+        doc="Who may end TLS beside the federation's server, as proxies do: whom the authorities in this PEM file, or "
+        "those of this machine (system), have certified; messages stay signed from end to end. Default: nobody.",
     )
     clip: float | None = setting(
         None,

@@ -456,13 +456,8 @@ def test_clocks_that_differ_are_said_and_hinder_nobody(there, monkeypatch):
     """Certificates alone look at a clock."""
     there.transport.push({"bern": Raw({"n": 1})})
     real = time.time
-    monkeypatch.setattr(hub_py.time, "time", lambda: real() + 86400)
-    assert (
-        there.hub.answer("hello", None, SimpleNamespace(session=SimpleNamespace(id="x")))[0]["time"]
-        > real() + 9e4 - 9e3
-    )
     site = there.site()
-    monkeypatch.setattr(site_end, "time", SimpleNamespace(time=lambda: real() - 86400, sleep=time.sleep))
+    monkeypatch.setattr(site_end, "time", SimpleNamespace(time=lambda: real() - 2 * 86400, sleep=time.sleep))
     site.enter()
     assert any(re.search(r"this machine's clock is 2\.0 days behind the server's", line) for line in there.said)
     assert said(site.pull()) == {"n": 1}
@@ -488,7 +483,7 @@ def test_who_only_connects_does_not_close_the_port_to_sites(there):
         for name, end in (("oslo", there.site("oslo").enter()), ("bern", site)):
             there.transport.push({name: Raw({"n": 1})})
             assert said(end.pull()) == {"n": 1}
-        assert len(there.hub._gate._socket.open["127.0.0.1"]) <= 256
+        assert len(there.hub.gate._socket.open["127.0.0.1"]) <= 256
     finally:
         for one in idle:
             one.close()

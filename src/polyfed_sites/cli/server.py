@@ -90,7 +90,7 @@ def served(o: Server, keys: Keys, folder: Path) -> Generator[Hub]:
     for line in keys.warnings():
         say(f"note: {line}")
     with closing(Hub(keys, say, o.host, o.port, status_page, o.certificate, o.clients)) as hub:
-        say(f"listening at {hub.where}; status: https://{keys.address}{hub.path}")
+        say(f"listening at {hub.gate.where}; status: https://{keys.address}{hub.path}")
         yield hub
 
 
