@@ -5,7 +5,9 @@ stay whole, dates stay dates, and an ordered categorical keeps its order. Nothin
 import os
 import re
 import zipfile
+from collections.abc import Collection
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from polyfed.data.readers import unpacked_at_most
 EXTRA = "pip install 'polyfed[tables]'"
 SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 PATIENT, PATIENCE = ("psycopg", "psycopg2", "pymysql", "mysqldb"), "15"  # drivers that wait for ever, and seconds
+MERGED, FORMULA = re.compile(rb'<mergeCell ref="([A-Z0-9:]+)"'), re.compile(rb"<f[ >]")  # in a sheet's XML
+DIGITS = 10**15  # from which on a workbook does not hold every whole number
 INDEX = re.compile(r"__index_level_\d+__")  # pandas' own name in a parquet file for an index without one
 
 
@@ -35,12 +39,15 @@ def frame(table: Any, where: str) -> pd.DataFrame:
     return _of_arrow(arrow.table(table))
 
 
-def read(path: Path) -> pd.DataFrame:
-    """A parquet or Excel file; the index counts rows from the header. Raises DataError in one line for what is none."""
+def read(path: Path, unread: Collection[str] = ()) -> pd.DataFrame:
+    """A parquet or Excel file; the index counts rows from the header. Raises DataError in one line for what is none.
+
+    Columns in `unread` are not used, and may hold numbers that a workbook has rounded.
+    """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return {".parquet": _parquet, ".xlsx": _excel}[path.suffix.lower()](path)
+        return _parquet(path) if path.suffix.lower() == ".parquet" else _excel(path, unread)
     except PolyfedError:
         raise
     except Exception as e:  # the libraries have errors of their own
@@ -109,29 +116,56 @@ def _parquet(path: Path) -> pd.DataFrame:
     return _of_arrow(table.drop_columns([name for name in table.column_names if INDEX.fullmatch(name)]))
 
 
-def _excel(path: Path) -> pd.DataFrame:
+def _excel(path: Path, unread: Collection[str]) -> pd.DataFrame:
     """The one sheet of a workbook that holds anything, without rows and columns that are empty."""
     excel = _library("openpyxl", f"{path}: an Excel file")
     with zipfile.ZipFile(path) as packed:
         _bounded(path, sum(member.file_size for member in packed.infolist()))
-    book = excel.load_workbook(path, read_only=True, data_only=True)
-    try:
-        for sheet in book.worksheets:
-            sheet.reset_dimensions()  # which some programs write wrong
-        sheets = {s.title: pd.DataFrame([*s.iter_rows(values_only=True)], dtype=object) for s in book.worksheets}
-    finally:
-        book.close()
-    full = {title: cells for title, cells in sheets.items() if cells.notna().to_numpy().any()}
+        sheets = [packed.read(name) for name in packed.namelist() if name.startswith("xl/worksheets/sheet")]
+    if merged := [m for sheet in sheets for m in MERGED.findall(sheet)]:
+        found = f"found the merged cells {merged[0].decode()}, expected a value in each"
+        raise DataError(f"{path}: {found}; unmerge them (in Excel: Home, Merge & Center)")
+    full = {title: cells for title, cells in _cells(excel, path).items() if cells.notna().to_numpy().any()}
+    if any(FORMULA.search(sheet) for sheet in sheets):
+        for title, cells in _cells(excel, path, data_only=False).items():
+            there = cells.notna().to_numpy()
+            lost = there & full[title].isna().to_numpy() if title in full else there
+            if lost.any():
+                row, k = np.argwhere(lost)[0]
+                what = f"found the formula {str(cells.iat[row, k])[:40]!r} without its value"
+                raise DataError(f"{path}, line {row + 1}, column {k + 1}: {what}; save the file in Excel once")
     if len(full) != 1:
         found = f"sheets {few(full)}" if full else "no cell"
         raise DataError(f"{path}: found {found}, expected one sheet with a table; save it as a file of its own")
     (cells,) = full.values()
-    used = cells.dropna(axis=1, how="all")
+    used = cells.dropna(axis=1, how="all").dropna(how="all")
     if (names := used.iloc[0]).isna().any():
         column = 1 + int(names[names.isna()].index[0])
         raise DataError(f"{path}: column {column} has no name, expected names in the first row of the sheet")
-    rows = used.iloc[1:].dropna(how="all")
+    rows = used.iloc[1:]
+    for k, name in enumerate(names):
+        column = [] if str(name) in unread else rows.iloc[:, k].tolist()
+        if (at := next((i for i, v in enumerate(column) if _rounded(v)), None)) is not None:
+            problem = f"found {column[at]:.0f}, and a workbook keeps 15 digits of a number; write it as text"
+            raise DataError(f"{path}, line {rows.index[at] + 1}, column {str(name)!r}: {problem}, or leave it out")
     return rows.set_axis(names.tolist(), axis=1).set_axis(rows.index - 1)
+
+
+def _rounded(value: object) -> bool:
+    """Whether a workbook may have lost digits of a whole number."""
+    return isinstance(value, int | float) and DIGITS <= abs(value) < np.inf and value % 1 == 0
+
+
+def _cells(excel: Any, path: Path, data_only: bool = True) -> dict[str, pd.DataFrame]:
+    """Every sheet's cells by its title."""
+    book = excel.load_workbook(path, read_only=True, data_only=data_only)
+    try:
+        for sheet in book.worksheets:
+            sheet.reset_dimensions()  # which some programs write wrong
+        rows = {s.title: zip_longest(*s.iter_rows(values_only=True)) for s in book.worksheets}
+        return {title: pd.DataFrame([*zip(*columns, strict=True)], dtype=object) for title, columns in rows.items()}
+    finally:
+        book.close()
 
 
 def _of_arrow(table: Any) -> pd.DataFrame:

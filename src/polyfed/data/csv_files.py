@@ -280,15 +280,16 @@ def sheet_of(
     frame = _in_pandas(frame)
     if not isinstance(frame, pd.DataFrame):
         frame = sibling("polyfed_tables.readers", f"{where}: a {type(frame).__name__}").frame(frame, where)
-    names = [nfc(str(c)) for c in frame.columns]
-    if len(set(names)) < len(names):
-        raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+    names = [nfc(str(c).strip()) for c in frame.columns]
+    if len(set(names)) < len(names) or "" in names:
+        found = "" if "" in names else next(n for n in names if names.count(n) > 1)
+        raise DataError(f"{where}: two columns are called {found!r}" if found else f"{where}: a column has no name")
     text: dict[str, list[str]] = {}
     orders: dict[str, tuple[str, ...]] = {}
     for k, name in enumerate(names):
         column = frame.iloc[:, k]
-        short = column.dtype in ("float32", "float16")  # whose numbers have fewer digits
-        cells = [*column.to_numpy()] if short else column.tolist()
+        short = next((t for t in ("float16", "float32") if str(column.dtype).lower().startswith(t)), None)
+        cells = [*column.to_numpy(short, na_value=np.nan)] if short else column.tolist()  # these have fewer digits
         if (row := next((i for i, v in enumerate(cells) if hasattr(v, "__len__") and not isinstance(v, str)), -1)) >= 0:
             if name not in unread:
                 problem = f"found a {type(cells[row]).__name__}, expected a number, a text or a gap"

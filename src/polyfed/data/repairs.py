@@ -46,7 +46,7 @@ def plain(place: Path | str, columns: Columns, encoding: str | None = None) -> S
         where, frame = sibling("polyfed_tables.readers", "data.name: a database").query(place, columns.query)
         return sheet_of(frame, where)
     if place.suffix.lower() in MORE:
-        frame = sibling("polyfed_tables.readers", f"{place}:").read(place)
+        frame = sibling("polyfed_tables.readers", f"{place}:").read(place, columns.drop)
         return replace(sheet_of(frame, str(place), files=columns.image), lines=[2 + k for k in frame.index])
     header, lines, cells, delimiter = read_cells(place, ",;\t", encoding, columns.image)
     return Sheet(str(place), lines, dict(zip(header, cells, strict=True)), delimiter)
@@ -61,6 +61,8 @@ def by_site(sheet: Sheet, columns: Columns) -> list[Sheet]:
     """The repaired rows of each site that a column names; sites by size for numbers, else by the alphabet."""
     column = columns.by or ""
     sheet.need(column, ", the sites")
+    if not sheet.lines:
+        raise DataError(f"{sheet.where}: found a header and no rows")
     if (gone := sheet.missing(column)).any():
         raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected the row's site", column)
     names = spelt(sheet.texts(column).all)
