@@ -12,6 +12,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import polyfed as pf
@@ -213,7 +214,7 @@ def method(cls: Any) -> str:
     table = describe.settings(cls)
     heads = [str(c.header) for c in table.columns]
     rows = list(zip(*([cell(str(v)) for v in c.cells] for c in table.columns), strict=True))
-    parts = ["---\nhide: [toc]\n---", f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]
+    parts = ["---\nhide: [toc]\n---", f"# {cls.__name__}", prose(found["summary"]), formulas(found["body"])]
     parts += ["## When to use it", *uses(cls), "## Example", example(cls)]
     if cls.name in board()[0]:
         parts += ["## What the board says", *boarded(cls.name)]
@@ -504,6 +505,12 @@ def prose(text: str) -> str:
         t if t.startswith("    ") else re.sub(r"([*\[\]])", r"\\\1", t).replace("<", "&lt;") for t in text.splitlines()
     )
     return "\n".join(lines)
+
+
+def formulas(text: str) -> str:
+    """Prose, of which a paragraph of assignments is code: a line each."""
+    each = text.split("\n\n")
+    return prose("\n\n".join(indent(p, "    ") if " <- " in p else p for p in each))
 
 
 def cell(text: str) -> str:

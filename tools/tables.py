@@ -34,7 +34,7 @@ def cells(line: str) -> list[str]:
 
 def numeric(rows: list[list[str]]) -> bool:
     """Whether a table is large and its cells are no sentences."""
-    lengths = [len(cell.split()) for row in rows[2:] for cell in row]
+    lengths = [len(re.findall(r"\w\S*", cell)) for row in rows[2:] for cell in row]  # a + b | c is no sentence
     total = sum(len(cell.split()) + 1 for row in rows for cell in row)
     return total >= LARGE and sum(lengths) <= SENTENCE * len(lengths) and max(lengths) <= LONGEST
 
