@@ -735,7 +735,8 @@ def main() -> None:
             kept.append({"job": job, "rows": rows})
             print(json.dumps(kept[-1]), file=out, flush=True)
             print(f"{time.perf_counter() - start:6.0f} s: {' '.join(map(str, job))}", flush=True)
-    text = tables([r for k in kept if tuple(k["job"]) in set(jobs) for r in k["rows"]])
+    drawn = {tuple(k["job"]): k["rows"] for k in kept}
+    text = tables([r for job in jobs for r in drawn.get(job, ())])
     print(text)
     if given.docs:
         before, rest = given.docs.read_text().split(MARKS[0])
