@@ -1,5 +1,7 @@
 """The cost of privacy: a comparison of runs without it and at several epsilons, in a line per site and as a figure."""
 
+import math
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -50,15 +52,20 @@ def privacy_figure(study: Study) -> Figure | None:
     means = [study.verdicts.mean_gain(label_of(e), OPEN) for e in levels]
     with styled():
         figure, (axes,) = canvas(height=3.2)
+        last = dict[str, float]()
         for name in study.names:
             gains = [study.verdicts.gains(label_of(e), OPEN)[name].mean * scale.factor for e in levels]
             axes.plot(place, gains, color=QUIET, linewidth=0.8, zorder=1)
-            axes.annotate(name, (place[-1], gains[-1]), (4, 0), textcoords="offset points", color=QUIET, va="center")
+            last[name] = gains[-1]
         mean, low, high = (np.array([getattr(g, k) for g in means]) * scale.factor for k in ("mean", "low", "high"))
         axes.plot(place, mean, color=INK, linewidth=1.6, zorder=3, marker="o")
         axes.vlines(place, low, high, color=INK, linewidth=1.2, zorder=2)
         hover(axes, [*place], [*mean], [said(e, g, scale) for e, g in zip(levels, means, strict=True)])
         axes.axhline(0, color=INK, linewidth=0.8)
+        (bottom, top), at = axes.get_ylim(), -math.inf
+        for name in sorted((n for n, gain in last.items() if math.isfinite(gain)), key=lambda n: last[n]):
+            at = max(last[name], at + 0.06 * (top - bottom))  # no name on another
+            axes.annotate(name, (place[-1], at), (4, 0), textcoords="offset points", color=QUIET, va="center")
         axes.set_xticks(place, [f"{e:g}" for e in levels])
         axes.set_xlim(-0.3, len(levels) - 0.5)
         axes.set_xlabel("epsilon")

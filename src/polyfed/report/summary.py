@@ -116,7 +116,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         if g.known:
             text += f" ({scale.range(g.low, g.high)}){f'; a verdict would take {g.enough}' if g.enough else ''}"
         else:
-            text += f", {g.why}"
+            text += f"; {g.why}"
         other = None if v.choice in (None, method) else v.gains.get(v.choice)  # pyrefly: ignore[bad-argument-type]
         if other is not None:
             text += f"; {v.choice} clearly gains {_signed(other.mean, scale)} there"
