@@ -23,6 +23,7 @@ FACES = (ROOT / "__init__.py", ROOT / "data/__init__.py", ROOT / "face.py")  # h
 UNDER = {  # may import
     "polyfed_sites": ("polyfed_privacy", "polyfed_audit", "polyfed_export"),
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
+    "polyfed_flower": ("polyfed_sites",),
     "polyfed_papers": ("polyfed_export", "polyfed_tuning"),
     "polyfed_testing": ("polyfed_members",),
 }

@@ -98,7 +98,10 @@ def experiment(join: Join, settled: Settled, loss: str | None = None, backbone: 
     if training.privacy is not None and training.privacy.epsilon is not None and training.dtype is None:
         training = dataclasses.replace(training, dtype=torch.float64)  # as `prepare` does
     table = {key.replace("-", "_"): value for key, value in join.algorithm.items()}
-    method = REGISTRY.make(str(table.pop("name", "")), table)
+    name = str(table.pop("name", ""))
+    if not REGISTRY.knows(name):
+        raise Refusal(f"is asked for the method {name[:64]!r}, which is not installed here")
+    method = REGISTRY.make(name, table)
     if not isinstance(method, Algorithm):
         raise Refusal(f"{method.name} is a yardstick, which needs no sites")
     model = {"name": default_for(settled.inputs)} | join.model

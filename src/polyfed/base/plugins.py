@@ -27,6 +27,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_privacy": ("privacy", "audit"),
     "polyfed_audit": ("data repair",),
     "polyfed_papers": ("reproduce", "data fetch"),
+    "polyfed_flower": ("flower",),
     "polyfed_ray": (),
     "polyfed_estimators": (),
     "polyfed_tables": (),
