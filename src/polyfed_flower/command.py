@@ -41,6 +41,7 @@ build-backend = "hatchling.build"
 [project]
 name = {name}
 version = "1.0.0"
+description = "An experiment of polyfed"
 dependencies = []  # polyfed is installed by whoever runs a SuperLink or SuperNode, of one version everywhere
 
 [tool.flwr.app]

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.base.errors import ConfigError, PolyfedError, printable
-from polyfed.base.locks import alone, lock
+from polyfed.base.system import alone, lock, opened
 from polyfed.data.readers import client_files, picture_folders
 from polyfed_flower.node import TERMS, Node, receive, send
 from polyfed_sites import wire as m
@@ -189,7 +189,7 @@ def main(given: str) -> None:
     """A node's process, unless there is one."""
     os.umask(0o077)
     node = Node(*json.loads(given))
-    handle = os.open(Path(node.vault) / "process.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = opened(Path(node.vault) / "process.lock")
     try:
         lock(handle, wait=False)
     except BlockingIOError:
