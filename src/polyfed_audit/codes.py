@@ -117,7 +117,7 @@ def piled(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
             value, rows = end
             under = float(np.interp(value, middle, QUANTILES, left=0.0, right=1.0))
             share = under if word == "least" else 1 - under
-            inside = middle[0] < value if word == "least" else middle[4] > value
+            inside = middle[0] < value < middle[4]
             if inside and max(PILED, rows / p.there / 2) <= share <= 4 * rows / p.there:
                 text = f"{rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which other sites have "
                 yield Flag(site, name, f"{text}{share:.0%} of theirs: a limit of detection?")

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
+from polyfed.base.arithmetic import OWN
 from polyfed.base.columns import RENAME
 from polyfed.base.errors import few as listed
 from polyfed.base.part import Flag, Part
@@ -22,6 +24,8 @@ FEWEST = 30  # rows with which a third tested bears a verdict
 BELOW, ABOVE = 3.0, 2.0  # standard errors from an AUC of a half: of the others' model here, and of the site's own
 TURNED, APART = 3.0, 4.5  # standard errors of a coefficient from 0, here and elsewhere, and of both from each other
 SHIFTED, NEAR, LIKE = 0.9, 0.7, 0.2  # widths of exchanged columns: off their place, off the other's; its share of that
+MIDDLE, PLAIN = (0.25, 0.5, 0.75), 0.05  # quartiles; of a range, that it may be short of its scale
+LEFT = 0.3  # of the distances of classes' means that a permutation may leave
 UNLIKE = 3.0  # odds ratio that case mix explains where a site has one class
 
 
@@ -80,64 +84,158 @@ def _far(q: np.ndarray, r: np.ndarray) -> float:
 
 
 class Fit(NamedTuple):
-    """A logistic regression: coefficients and their variances, of a site's own columns and not of its intercepts."""
+    """A regression: coefficients of columns and intercepts of sites, each with their variances."""
 
     coefficients: np.ndarray
     variances: np.ndarray
+    levels: np.ndarray
+    errors: np.ndarray
 
 
-def turned(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column) -> Iterator[Flag]:
-    """Sites where the outcome, or one input, goes the other way than at most others.
+class Rows(NamedTuple):
+    """Rows of all sites, scaled within each, so that another unit is not another sign; gaps are in the middle."""
 
-    Numbers are scaled within each site, so that another unit is not another sign.
-    """
-    columns, x, y = _scaled(sheets, inputs, target)
-    bears = [k for k, v in enumerate(y) if min(v.sum(), len(v) - v.sum()) >= EACH]
+    columns: list[tuple[str, str | None]]  # and value of each input
+    x: list[np.ndarray]  # [n, d]
+    y: list[np.ndarray]  # [n] positions of classes, or numbers
+    number: bool  # which the outcome is
+
+
+def turned(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, number: bool = False) -> Iterator[Flag]:
+    """Sites where the outcome, of two classes or a `number`, or one input goes the other way than at most others."""
+    rows = scaled(sheets, inputs, target, number)
+    columns, x, y, _ = rows
+    bears = [k for k, v in enumerate(y) if _bears(v, number)]
     if len(bears) < 2 or not columns:
         return
-    fits = {k: _fitted([x[k]], [y[k]]) for k in bears}
-    most = _agreed(bears, x, y, fits)
-    values, swap = target.values, dict(zip(target.values, reversed(target.values), strict=True))
+    fits = {k: fitted([x[k]], [y[k]], number) for k in bears}
+    most = _agreed(bears, rows, fits)
+    what = "a correlation" if number else "an AUC"
     for k in bears:
         rest = [j for j in most if j != k]
         if not rest:
             continue
-        site, own, others = sheets[k].name, fits[k], _fitted([x[j] for j in rest], [y[j] for j in rest])
-        (auc, error), mine = ranking(x[k] @ others.coefficients, y[k]), _own_auc(x[k], y[k])
-        if auc + BELOW * error < 0.5 < mine - ABOVE * error:
-            said = f"a model of the other sites has an AUC of {auc:.2f} there, its own {mine:.2f}"
-            text = f"{target.name} goes the other way: {said}; are {' and '.join(values)} coded the other way round?"
-            yield Flag(site, target.name, text, {"site": {site: {target.name: swap}}})
+        site, own, others = sheets[k].name, fits[k], fitted([x[j] for j in rest], [y[j] for j in rest], number)
+        rank, error = _ranked(x[k] @ others.coefficients, y[k], number)
+        if rank + BELOW * error < 0.5 < (mine := _own_rank(x[k], y[k], number)) - ABOVE * error:
+            here, there = (2 * rank - 1, 2 * mine - 1) if number else (rank, mine)
+            said = f"a model of the other sites has {what} of {here:.2f} there, its own {there:.2f}"
+            then = "counted" if number else f"are {' and '.join(target.values)} coded"
+            text = f"{target.name} goes the other way: {said}; {then} the other way round?"
+            values = [sheets[j].numbers(target.name) for j in (k, *rest)] if number else []
+            back = mirrored(values[0], values[1:]) if number else _swap(target)
+            yield Flag(site, target.name, text, {"site": {site: {target.name: back}}} if back else {})
             continue
         for j, (name, value) in enumerate(columns):
             b, c = own.coefficients[j], others.coefficients[j]
             se, sc = np.sqrt(own.variances[j]), np.sqrt(others.variances[j])
             if b * c < 0 and min(abs(b) / se, abs(c) / sc) > TURNED and abs(b - c) > APART * np.hypot(se, sc):
                 of = next(i for i in inputs if i.name == name)
-                what = name if value is None else f"{name} = {value}"
-                text = f"{what} has the coefficient {b:+.2f} for {target.name}, and {c:+.2f} at the other sites"
-                two = dict(zip(of.values, reversed(of.values), strict=True)) if len(of.values) == 2 else {}
-                repair = {"site": {site: {name: two}}} if two else {}
+                which = name if value is None else f"{name} = {value}"
+                text = f"{which} has the coefficient {b:+.2f} for {target.name}, and {c:+.2f} at the other sites"
+                repair = {"site": {site: {name: _swap(of)}}} if len(of.values) == 2 else {}
                 yield Flag(site, name, f"{text}: coded the other way round?", repair)
                 break
 
 
-def _agreed(
-    bears: Sequence[int], x: Sequence[np.ndarray], y: Sequence[np.ndarray], fits: Mapping[int, Fit]
-) -> list[int]:
+def _swap(c: Column) -> dict[str, str]:
+    return dict(zip(c.values, reversed(c.values), strict=True))
+
+
+def mirrored(mine: np.ndarray, others: Sequence[np.ndarray]) -> str | None:
+    """Arithmetic that turns numbers round to where those of other sites lie: -x of signs, 100 - x of a scale."""
+    mine, theirs = mine[np.isfinite(mine)], np.concatenate([v[np.isfinite(v)] for v in others])
+    low, high, q = theirs.min(), theirs.max(), np.quantile(theirs, (0.02, 0.98))
+    if np.quantile(-mine, 0.02) >= low - (high - low) / 20 and q[0] <= np.median(-mine) <= q[1]:
+        return f"-{OWN}"
+    ends = min(low, mine.min()) + max(high, mine.max())
+    ends = plain if abs((plain := float(f"{ends:.1g}")) - ends) < PLAIN * (high - low) else float(f"{ends:.4g}")
+    inside = min(low, mine.min()) >= 0 and q[0] <= ends - np.median(mine) <= q[1]
+    return f"{ends:g} - {OWN}" if inside else None
+
+
+def permuted(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column) -> Iterator[Flag]:
+    """Sites that give more than two classes each other's names: their means lie where other classes' do elsewhere."""
+    columns, x, y, _ = scaled(sheets, inputs, target)
+    if not columns:
+        return
+    classes = range(len(target.values))
+    n = np.array([[(v == c).sum() for c in classes] for v in y])
+    means = [np.stack([z[v == c].mean(0) if (v == c).any() else np.zeros(z.shape[1]) for c in classes])
+             for z, v in zip(x, y, strict=True)]  # fmt: skip
+    left = np.concatenate([z - m[v.astype(int)] for z, m, v in zip(x, means, y, strict=True)])
+    within = left.T @ left / max(1, len(left) - np.count_nonzero(n)) + 1e-3 * np.eye(left.shape[1])
+    white = np.linalg.inv(np.linalg.cholesky(within)).T
+    at = [m @ white for m in means]
+    left = [k for k in range(len(sheets)) if (n[k] >= EACH).sum() > 1]
+    most = np.median([len(y[k]) for k in left]) if left else 0
+    share = [min(1.0, most / max(1, len(v))) for v in y]  # no site outweighs the others
+    while len(left) > 1:
+        found = [(*_permutation(at[k], n[k], *_pooled(at, n, share, [j for j in left if j != k])), k) for k in left]
+        _, pairs, k = max(found, key=lambda f: (f[0], -len(y[f[2]])))
+        if not pairs:
+            return
+        site, names = sheets[k].name, {target.values[a]: target.values[b] for a, b in pairs.items()}
+        said = listed([f"{a} for {b}" for a, b in names.items()])
+        text = f"the classes of {target.name} lie where others do at the other sites: {said}?"
+        yield Flag(site, target.name, text, {"site": {site: {target.name: names}}})
+        left.remove(k)
+
+
+def _pooled(
+    at: Sequence[np.ndarray], n: np.ndarray, share: Sequence[float], sites: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(means [K, d] of classes over sites, their rows [K])."""
+    rows = sum(n[j] * share[j] for j in sites)
+    return sum(at[j] * (n[j] * share[j])[:, None] for j in sites) / np.maximum(rows, 1)[:, None], np.asarray(rows)
+
+
+def _permutation(mine: np.ndarray, n: np.ndarray, others: np.ndarray, m: np.ndarray) -> tuple[float, dict[int, int]]:
+    """(how much it explains, which classes [K] lie where others do) if that explains means [K, d] far better."""
+    there = np.flatnonzero((n >= EACH) & (m >= EACH))
+    if len(there) < 2:
+        return 0.0, {}
+    a, b = (v[there] - v[there].mean(0) for v in (mine, others))
+    axes = np.linalg.svd(b, full_matrices=False)[2]
+    spread = (m[there][:, None] * (b @ axes.T) ** 2).sum(0)
+    axes = axes[spread > 2 * b.shape[1]]  # as chance would not
+    a, b = a @ axes.T, b @ axes.T
+    v, prior = 1 / n[there] + 1 / m[there], math.lgamma(len(there) + 1)
+    cost = ((a[:, None] - b[None]) ** 2).sum(-1) / v[:, None]
+    best = import_module("scipy.optimize").linear_sum_assignment(cost)[1]  # slow to import
+    back, rows = np.arange(len(there))[::-1], np.arange(len(there))
+    best = back if cost[rows, back].sum() - cost[rows, best].sum() < 2 * prior else best
+    moved = np.flatnonzero(best != rows)
+    same, least = cost[moved, moved].sum(), cost[moved, best[moved]].sum()
+    gain, chance = same - least, len(moved) * len(axes)  # of what is left
+    if gain < 2 * (prior - math.log(RARE)) or least - chance > LEFT * same:
+        return 0.0, {}
+    a, b = (u[moved] - np.average(u[moved], axis=0, weights=1 / v[moved]) for u in (a, b))
+    along, error = ((a * b).sum(1) / v[moved]).sum(), math.sqrt(float(((b * b).sum(1) / v[moved]).sum()))
+    if along > -error:  # they do not lie the other way
+        return 0.0, {}
+    return gain, {int(there[k]): int(there[best[k]]) for k in moved}
+
+
+def _bears(y: np.ndarray, number: bool) -> bool:
+    """Whether signs of a site are believed."""
+    return len(y) >= 2 * EACH and len({*y.tolist()}) > 2 if number else min(y.sum(), len(y) - y.sum()) >= EACH
+
+
+def _agreed(bears: Sequence[int], rows: Rows, fits: Mapping[int, Fit]) -> list[int]:
     """The sites whose models rank each other's rows the same way, the larger of two groups."""
-    ranked = [[ranking(x[k] @ fits[j].coefficients, y[k]) for k in bears] for j in bears]
-    z = np.array([[(auc - 0.5) / error for auc, error in row] for row in ranked])
+    ranked = [[_ranked(rows.x[k] @ fits[j].coefficients, rows.y[k], rows.number) for k in bears] for j in bears]
+    z = np.array([[(rank - 0.5) / error for rank, error in row] for row in ranked])
     np.fill_diagonal(z, 0)
     side = np.linalg.eigh(z + z.T)[1][:, -1] >= 0
     groups = [[k for k, s in zip(bears, side, strict=True) if s == of] for of in (True, False)]
-    return max(groups, key=lambda ks: (len(ks), sum(len(y[k]) for k in ks)))
+    return max(groups, key=lambda ks: (len(ks), sum(len(rows.y[k]) for k in ks)))
 
 
-def _scaled(
-    sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column
-) -> tuple[list[tuple[str, str | None]], list[np.ndarray], list[np.ndarray]]:
-    """(column and value of each input, inputs [n, d] and outcomes [n] of each site), gaps in the middle."""
+def scaled(
+    sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column, number: bool = False, pooled: bool = False
+) -> Rows:
+    """The rows with an outcome, of the largest sites some; `pooled`: scaled over all sites."""
     columns: list[tuple[str, str | None]] = []
     for c in inputs:
         if c.kind == "number":
@@ -146,42 +244,61 @@ def _scaled(
             columns += [(c.name, value) for value in c.values[1:]]
     x, y = list[np.ndarray](), list[np.ndarray]()
     for s in sheets:
-        outcome = s.positions(target.name, target.values)
-        take = np.flatnonzero(outcome >= 0)
+        outcome = s.numbers(target.name) if number else s.positions(target.name, target.values).astype(float)
+        take = np.flatnonzero(np.isfinite(outcome) if number else outcome >= 0)
         take = take[:: max(1, len(take) // ROWS)]
-        y.append(outcome[take].astype(float))
-        x.append(np.stack([_column(s, *c)[take] for c in columns], 1) if columns else np.zeros((len(take), 0)))
-    return columns, x, y
+        y.append((_middled(outcome, outcome) if number else outcome)[take])
+        x.append(
+            np.stack([_column(s, *c, sheets if pooled else [s])[take] for c in columns], 1)
+            if columns
+            else np.zeros((len(take), 0))
+        )
+    return Rows(columns, x, y, number)
 
 
-def _column(s: Sheet, name: str, value: str | None) -> np.ndarray:
+def _column(s: Sheet, name: str, value: str | None, over: Sequence[Sheet]) -> np.ndarray:
     if value is not None:
         return (s.positions(name, [value]) == 0).astype(float)
-    v = s.numbers(name)
-    there = v[np.isfinite(v)]
+    return _middled(s.numbers(name), np.concatenate([o.numbers(name) for o in over]))
+
+
+def _middled(v: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """Numbers in deviations from the median of some."""
+    there = over[np.isfinite(over)]
     if not len(there):
         return np.zeros(len(v))
-    low, middle, high = np.quantile(there, (0.25, 0.5, 0.75))
+    low, middle, high = np.quantile(there, MIDDLE)
     return np.clip(np.where(np.isfinite(v), v - middle, 0) / ((high - low) / 1.349 or 1.0), -4, 4)
 
 
-def _fitted(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Fit:
-    """Logistic regression with an intercept for each site and a ridge of 1, by Newton's method."""
+def fitted(x: Sequence[np.ndarray], y: Sequence[np.ndarray], number: bool = False) -> Fit:
+    """Logistic or linear regression with an intercept for each site and a ridge of 1, by Newton's method."""
     site, d = np.repeat(np.arange(len(x)), [len(v) for v in y]), x[0].shape[1]
     whole, out = np.hstack([np.concatenate(x), np.eye(len(x))[site]]), np.concatenate(y)
     ridge = np.diag([1.0] * d + [1e-3] * len(x))
-    b = np.zeros(whole.shape[1])
-    for _ in range(8):
-        p = expit(whole @ b)
-        hessian = (whole * (p * (1 - p))[:, None]).T @ whole + ridge
+    b, hessian = np.zeros(whole.shape[1]), ridge
+    for _ in range(1 if number else 8):
+        p = whole @ b if number else expit(whole @ b)
+        weight = np.ones(len(p)) if number else p * (1 - p)
+        hessian = (whole * weight[:, None]).T @ whole + ridge
         b += np.linalg.solve(hessian, whole.T @ (out - p) - ridge @ b)
-    return Fit(b[:d], np.diag(np.linalg.inv(hessian))[:d])
+    spread = float(np.square(out - whole @ b).sum()) / max(1, len(out) - len(b)) if number else 1.0
+    variances = np.diag(np.linalg.inv(hessian)) * spread
+    return Fit(b[:d], variances[:d], b[d:], variances[d:])
 
 
-def _own_auc(x: np.ndarray, y: np.ndarray) -> float:
-    """AUC of a site's own model on rows that it has not seen, five folds."""
+def _ranked(score: np.ndarray, y: np.ndarray, number: bool) -> tuple[float, float]:
+    """(how well a score ranks rows, from 0 to 1, its standard error near a half): AUC, or Spearman's rho scaled so."""
+    if not number:
+        return ranking(score, y)
+    rho = np.corrcoef(*(import_module("scipy.stats").rankdata(v) for v in (score, y)))[0, 1] if np.ptp(score) else 0.0
+    return (1 + float(rho)) / 2, 0.5 / math.sqrt(len(y) - 1)
+
+
+def _own_rank(x: np.ndarray, y: np.ndarray, number: bool) -> float:
+    """How well a site's own model ranks rows that it has not seen, five folds."""
     fold, score = np.arange(len(y)) % 5, np.zeros(len(y))
     for k in range(5):
-        b = _fitted([x[fold != k]], [y[fold != k]]).coefficients
+        b = fitted([x[fold != k]], [y[fold != k]], number).coefficients
         score[fold == k] = x[fold == k] @ b
-    return ranking(score, y)[0]
+    return _ranked(score, y, number)[0]

@@ -8,6 +8,7 @@ import numpy as np
 from polyfed.base.columns import Columns
 from polyfed.base.part import Part
 from polyfed.data.csv_files import FEW, NAMED, Sheet
+from polyfed_audit.bounds import beyond
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 AT = np.array(QUANTILES)
@@ -26,12 +27,41 @@ def parts_of(sheets: Sequence[Sheet], columns: Columns) -> dict[str, dict[str, P
     return {n: {site: described(s, n, columns) for site, s in of.items() if n in s.columns} for n in names}
 
 
-def told(sheet: Sheet, columns: Columns) -> dict[str, Part]:
-    """The columns of a site's file, but for those that are dropped."""
+def told(sheet: Sheet, columns: Columns, target: str = "") -> dict[str, Part]:
+    """The columns of a site's file, but for those that are dropped; numbers also in each class of the target."""
     left = [name for name in sheet.columns if name not in (*columns.drop, columns.weights)]
     if columns.raw is not None:
         left = [name for name in left if name in columns.outcome]
-    return {name: described(sheet, name, columns) for name in left}
+    classes = _classes(sheet, target, columns) if target in left else {}
+    return {
+        name: p.model_copy(update={"by": _by_class(sheet, name, columns, classes)})
+        if p.quantiles and name != target
+        else p
+        for name, p in ((name, described(sheet, name, columns)) for name in left)
+    }
+
+
+def _classes(sheet: Sheet, target: str, columns: Columns) -> dict[str, np.ndarray]:
+    """The rows of each class of a target; of one that is a number those below its median, and those above it."""
+    cells = sheet.texts(target)
+    there = ~cells.missing(columns.gaps)
+    texts = {cells.key(cells.all[k]) for k in np.flatnonzero(there)}
+    if len(texts) <= FEW:
+        return {text: sheet.positions(target, [text]) == 0 for text in texts}
+    if cells.odd[there].any():
+        return {}
+    v = np.where(there[cells.at], sheet.numbers(target), np.nan)
+    return {"low": v < np.nanmedian(v), "high": v > np.nanmedian(v)}
+
+
+def _by_class(
+    sheet: Sheet, name: str, columns: Columns, classes: Mapping[str, np.ndarray]
+) -> dict[str, list[float]] | None:
+    """Quartiles in each class, and its rows."""
+    v = np.where(sheet.missing(name, columns.gaps), np.nan, sheet.numbers(name))
+    some = {text: np.sort(v[rows & np.isfinite(v)]) for text, rows in classes.items()}
+    at = {t: [float(u[int(np.ceil(q * len(u))) - 1]) for q in AT[1:4]] + [len(u)] for t, u in some.items() if len(u)}
+    return at if len({*v[np.isfinite(v)].tolist()}) > 2 else None
 
 
 def described(sheet: Sheet, name: str, columns: Columns) -> Part:
@@ -60,7 +90,8 @@ def described(sheet: Sheet, name: str, columns: Columns) -> Part:
     low, high = _piled_at(size, of) if distinct > FEW else (None, None)
     return Part(
         rows=len(sheet.lines), gaps=gaps, distinct=distinct, values=values, repeats=repeats,
-        quantiles=q, odd=_sentinels(size, of) or None, low=low, high=high,
+        quantiles=q, odd=(odd := _sentinels(size, of)) or None, low=low, high=high,
+        beyond=beyond(name, size, of, odd) or None,
     )  # fmt: skip
 
 
@@ -119,5 +150,9 @@ def withheld(part: Part, least: int, quantiles: bool) -> Part:
     ends = {
         key: end for key in ("low", "high") if (end := getattr(part, key)) is not None and quantiles and end[1] >= least
     }
+    least_of = {
+        t: [float(f"{v:.2g}") for v in of[:3]] for t, of in (part.by or {}).items() if of[3] * QUANTILES[1] >= least
+    }
+    changed |= {"beyond": often(part.beyond) or None, "by": (least_of or None) if keep else None}
     few = {"repeats": part.repeats if part.repeats >= least else 0, "low": ends.get("low"), "high": ends.get("high")}
     return part.model_copy(update=changed | few)

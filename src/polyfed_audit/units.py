@@ -23,7 +23,7 @@ LIKE, NEAR = 0.5, 0.1  # widths that like sites differ by, and least error of a 
 STEP = 0.03  # of a quantile that leaves a site in two digits
 SHARE = 0.12  # of the logarithm of a unit's factor, that may be left
 # of any column
-POWERS = [(f"x {s} {k}", Change(k**p)) for k in (10, 1000) for s, p in (("/", -1), ("*", 1))]
+POWERS = [(f"x {s} {k}", Change(k**p)) for k in (10, 100, 1000) for s, p in (("/", -1), ("*", 1))]
 UNITS = {  # units that are mixed, by parts of the names of their columns
     "gluc gluk glc sugar zucker lact lakt chol ldl hdl trig urea harnstoff bun calc kalz magn phos": "mg/dl mmol/l",
     "crea krea bili uric urate harnsäure": "mg/dl µmol/l",
@@ -99,14 +99,15 @@ def _shifts(name: str, at: Mapping[str, Part]) -> Iterator[tuple[str, Shift]]:
         others = sorted((s for s in of if s != site), key=lambda s: of[s][2])
         if not others:
             continue
-        like = others[(len(others) - 1) // 2]
+        middle = {others[(len(others) - 1) // 2], others[len(others) // 2]}
+        like = min(middle, key=lambda s: (abs(math.log(mine[2] / of[s][2])), s))
         theirs, error = of[like], math.hypot(errors[site], errors[like])
         widths = [max(STEP, math.log(q[3] / q[1]) / 1.349) for q in (mine, theirs)]
-        scatter = _scatter([math.log(of[s][2]) for s in others]) if len(others) > 2 else 0.0
+        apart = scatter([math.log(of[s][2]) for s in others]) if len(others) > 2 else 0.0
         by, whose = math.log(mine[2] / theirs[2]), "other sites" if len(others) > 1 else like
-        near = min(max(NEAR, 3 * math.hypot(error, scatter)), 0.22)
+        near = min(max(NEAR, 3 * math.hypot(error, apart)), 0.22)
         units, middle = _units(name, mine, theirs, near), math.sqrt(widths[0] * widths[1])
-        yield site, Shift(by, math.hypot(error, scatter), max(widths), middle, mine, theirs, whose, units)
+        yield site, Shift(by, math.hypot(error, apart), max(widths), middle, mine, theirs, whose, units)
 
 
 def _units(name: str, mine: Sequence[float], theirs: Sequence[float], near: float) -> tuple[str, Change] | None:
@@ -145,7 +146,7 @@ def _error(q: Sequence[float], n: int) -> float:
     return 1.2533 * math.log(q[3] / q[1]) / 1.349 / math.sqrt(n)
 
 
-def _scatter(logs: Sequence[float]) -> float:
+def scatter(logs: Sequence[float]) -> float:
     """Distance between the sites' medians, robust: half of the sites may use another unit."""
     ordered = np.sort(np.array(logs))
     half = len(ordered) // 2 + 1

@@ -42,7 +42,8 @@ RAW = {
 }
 AUDIT = {
     "counts": "rows, gaps, and rows of each value that many have, of each column",
-    "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
+    "quantiles": "rows, gaps, rows of each value that many have, rows that cannot be, "
+    "and five quantiles in two digits, of each column; three of them also in each class of the target",
 }
 HONEST = (
     "no epsilon: units of a model that few rows tell apart are kept back, where layers show it; beyond that the bounds "

@@ -90,10 +90,11 @@ class Joined:
         cut = Cut(join.cut, join.test, join.validation)
         self.file = File(own.data, own.name, columns, cut, policy.columns, policy.least_count)
         self.rows.part(self.file, self.cut, own.consent.metrics != "none")
+        self.removed = 0 if self.file.sheet is None else self.file.sheet.removed
         self.about = m.Joined(
             site=own.name, versions=versions(), cpu=torch.backends.cpu.get_cpu_capability(), file=self.file.schema(),
             counts=m.Counts(**self.file.counts), audit=policy.audit != "none" and self.file.sheet is not None,
-            pooled=policy.pooled,
+            pooled=policy.pooled, removed=self.removed if self.removed >= policy.least_count else 0,
         )  # fmt: skip
         self.columns = self.about.file.columns if isinstance(self.about.file, Csv) else {}
         self.answered = Answered(own.vault, file_digest(own.data), policy)
@@ -140,6 +141,8 @@ class Joined:
             refuse_rows(method)
         text = words(self.join, e, self.about, up, needs, own.policy, own.consent)
         terms = mark(text, self.join)
+        if self.removed:
+            own.show(f"{own.name}: drop-rows leaves out {self.removed} rows of {self.own.data}")
         own.show(f"{text}\n  all of this is {terms}; agree with --yes {terms}")
         own.say(f"{own.name}: has been shown what would leave it for {method.name}: {terms}")
         own.consent.check(needs)
@@ -210,8 +213,9 @@ class Joined:
         self.answered.spend(f"audit {self.mark}", mark(asked), 1, "audits")
         self.rows.spend("agreements", self.mark)
         assert self.file.sheet is not None  # by `about.audit`
-        parts = told(self.file.sheet, self.file.columns)
-        self.rows.spend("cells", f"audit {mark(asked)}", len(parts))
+        target = self.about.file.target if isinstance(self.about.file, Csv) else ""
+        parts = told(self.file.sheet, self.file.columns, target)
+        self.rows.spend("cells", f"audit {mark(asked)}", sum(1 + len(p.by or ()) for p in parts.values()))
         return Message(m.Audited(columns=parts))
 
     def _pooled(self, question: Message[m.Pooled]) -> Message[m.Sums]:

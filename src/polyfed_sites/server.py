@@ -165,6 +165,9 @@ class Server:
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
         self.said = {name: reply.head for name, reply in replies.items()}
         self.peers = {name: about.peer for name, about in self.said.items() if about.peer is not None}
+        for name, about in self.said.items():
+            if about.removed:
+                self.say(f"{name}: drop-rows leaves out {about.removed:,} rows")
         rows = {name: about.counts.train for name, about in self.said.items()}
         for name, n in rows.items():
             if n > most_share * sum(rows.values()):

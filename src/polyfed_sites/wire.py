@@ -208,7 +208,10 @@ class Counts(Strict):
 
 
 class Joined(Strict):
-    """What the site's file is like. audit: whether its policy lets it answer an audit     pooled: the policy's"""
+    """What the site's file is like.
+
+    audit: whether its policy lets it answer an audit     pooled: the policy's     removed: rows that drop-rows left out
+    """
 
     kind: Literal["joined"] = "joined"
     site: Word
@@ -218,6 +221,7 @@ class Joined(Strict):
     counts: Counts
     audit: bool
     pooled: Literal["none", "sums", "medians"]
+    removed: Count = 0  # none of fewer than least-count
     peer: Peer | None = None
 
 

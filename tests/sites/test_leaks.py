@@ -27,7 +27,7 @@ KEPT = {
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",
-    "metrics", "parameters", "frozen", "aggregate", "peer", "audit", "pooled",
+    "metrics", "parameters", "frozen", "aggregate", "peer", "audit", "pooled", "removed",
 }  # fmt: skip
 
 

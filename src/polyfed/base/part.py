@@ -37,6 +37,8 @@ class Part(Strict):
     low: End | None = None  # where many rows have it
     high: End | None = None
     repeats: Count = 0  # rows that repeat another's, of identifiers
+    beyond: Annotated[dict[str, Count], Field(max_length=2)] | None = None  # rows that cannot be, as "< 0"
+    by: Annotated[dict[str, list[Finite]], Field(max_length=20)] | None = None  # quartiles in each class, then its rows
 
     @property
     def there(self) -> int:
