@@ -208,10 +208,7 @@ class Counts(Strict):
 
 
 class Joined(Strict):
-    """What the site's file is like.
-
-    audit: whether its policy lets it answer an audit     pooled: the policy's     removed: rows that drop-rows left out
-    """
+    """What the site's file is like. audit: whether its policy lets it answer an audit     pooled: the policy's"""
 
     kind: Literal["joined"] = "joined"
     site: Word
@@ -221,7 +218,7 @@ class Joined(Strict):
     counts: Counts
     audit: bool
     pooled: Literal["none", "sums", "medians"]
-    removed: Count = 0  # none of fewer than least-count
+    removed: Count = 0  # rows that drop-rows left out, none of fewer than least-count
     peer: Peer | None = None
 
 
