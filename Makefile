@@ -5,7 +5,7 @@ RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
 .PHONY: demo demo-network test types suite fast-test test-torch test-long test-core test-base test-oldest test-newest coverage \
-    mutate mutate-promises torture torture-network fuzz wheel bench bench-gpu docs docs-release clean
+    mutate mutate-promises torture torture-network fuzz wheel sbom bench bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -88,6 +88,15 @@ fuzz: .venv/ready-dev   ## hostile configurations, settings, calls of all that i
 
 wheel: .venv/ready   ## a wheel with the compiled kernel for this platform, in dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+sbom: .venv/ready   ## for a security officer, in build/release: packages with versions and licences (CycloneDX), dist's hashes
+	rm -rf build/release build/venv-sbom
+	mkdir -p build/release
+	$(PYTHON) -m venv build/venv-sbom
+	build/venv-sbom/bin/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7'
+	build/venv-sbom/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/release/sbom.json
+	cd dist && sha256sum * | tee ../build/release/SHA256SUMS
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py

@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
-#if defined(_WIN32)
+#if !defined(__GNUC__) && !defined(__clang__)
+#error "polyfed's kernel needs GCC or Clang, which have vectors and integers of 128 bits; without it torch trains alone"
+#elif defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
 #else
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -80,15 +82,13 @@ class Order {
     uint32_t other = 0;
 
     static uint64_t high(uint64_t a, uint64_t b, uint64_t &low) {
-        unsigned __int128 product = (unsigned __int128)a * b;
-        low = (uint64_t)product;
-        return (uint64_t)(product >> 64);
+        low = a * b;
+        return (uint64_t)((unsigned __int128)a * b >> 64);
     }
 
     uint64_t next64() {
         if (used < 4) return buffer[used++];
-        for (int i = 0; i < 4 && ++counter[i] == 0; i++) {
-        }
+        for (int i = 0; i < 4 && ++counter[i] == 0; i++) continue;
         uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]}, k[2] = {key[0], key[1]};
         for (int round = 0; round < 10; round++) {
             uint64_t low0, low1;
