@@ -296,9 +296,11 @@ class Attendance:
                 return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
         if isinstance(error, httpx.TimeoutException):
             return Unheard(f"no answer from {where} (it takes too long)")
-        hung_up = any(isinstance(e, ssl.SSLEOFError | ConnectionResetError) for e in causes)
+        hung_up = any(isinstance(e, ssl.SSLEOFError | ConnectionError | httpx.RemoteProtocolError) for e in causes)
+        hung_up = hung_up and not any(isinstance(e, ConnectionRefusedError) for e in causes)
         system = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), "")
-        said = "it hangs up" if hung_up else system or " ".join(str(error).split()) or type(error).__name__
+        known = "" if self._reached else ", as to who shows no certificate that it wants"
+        said = f"it hangs up{known}" if hung_up else system or " ".join(str(error).split()) or type(error).__name__
         return Unheard(f"no answer from {to if isinstance(error, httpx.ConnectError) else where} ({said})")
 
     def _stranger(self, answer: httpx.Response) -> Unheard:
