@@ -4,8 +4,8 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo demo-network test types suite fast-test test-torch test-long test-core test-base test-oldest test-newest coverage \
-    mutate mutate-promises torture torture-network fuzz wheel sbom bench bench-gpu docs docs-release clean
+.PHONY: demo demo-network test types suite fast-test test-torch test-long test-core test-oldest test-newest coverage \
+    mutate mutate-promises torture torture-network fuzz wheel sbom bench bench-sites bench-gpu docs docs-release clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -41,12 +41,6 @@ test-core: BESIDE := $(shell cd src; ls -d polyfed_* | paste -sd,)
 test-core: .venv/ready-dev   ## the core's own tests, with every package beside it hidden
 	$(BIN)/python -m pytest -n 2 --fast --without $(BESIDE) $(patsubst src/polyfed/%/__init__.py,tests/%,$(wildcard src/polyfed/*/__init__.py))
 
-test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back
-	rm -rf build/newest
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/newest \
-	    typer rich packaging click
-	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
-
 build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies, and of the readers of tables
 	mkdir -p build
 	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^tables/s/[^"]*"\([^">]*\)>=\([0-9.]*\)"]*/\1==\2\n/gp' \
@@ -60,7 +54,7 @@ test-oldest test-newest: test-%:  # in environments of their own, without the ex
 	$(PYTHON) -m venv build/venv-$*
 	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e '.[tables]' \
 	    pytest pytest-xdist hypothesis statsmodels lifelines
-	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,ray,cryptography
+	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,uvicorn,httpx,ray,cryptography
 
 coverage: .venv/ready-dev   ## which lines and branches of src the tests run, in build/coverage/report.txt
 	rm -rf build/coverage
@@ -100,6 +94,9 @@ sbom: .venv/ready   ## for a security officer, in build/release: packages with v
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
+
+bench-sites: .venv/ready-dev   ## 200 sites at one server, messages of 1 MB: seconds a round and memory
+	$(BIN)/python benchmarks/sites.py
 
 bench-gpu: .venv/ready-dev   ## on a machine with a GPU, under 40 minutes, into build/gpu.md: DRY=1 tries it on the processor; PFL=FOLDER
 	$(BIN)/python benchmarks/gpu.py $(if $(DRY),--dry) $(if $(PFL),--pfl $(PFL))

@@ -67,7 +67,8 @@ class Member:
             self.finished = True
             return Raw({"kind": "stored"}).pack()
         if do == "private":
-            return Raw({}, self.site(message.head).state(tuple(message.head["base"]))).pack()
+            rows = self.site(message.head)._rows(tuple(message.head["base"]))
+            return Raw({}, rows.snapshot()).pack()
         if do == "echo":
             print("echo", flush=True)
             time.sleep(message.head.get("seconds", 0))

@@ -290,7 +290,8 @@ class Attendance:
                 reason = str(e.reason).lower().replace("_", " ")
                 if "alert" in reason or "certificate required" in reason:
                     return Unheard(f"{where} has refused the connection ({reason}): {SHOW}")
-                return Unheard(f"{where} does not speak TLS ({e.reason})", fatal=True)
+                what = "no answer that TLS takes from {}" if self._reached else "{} does not speak TLS"
+                return Unheard(f"{what.format(where)} ({e.reason})", fatal=True)
             if isinstance(e, socket.gaierror):
                 known = f"no host is known by the name {host!r} ({e.strerror}); see {option}"
                 return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
