@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from polyfed.base.errors import ConfigError, RunError, printable
 from polyfed.runs.folder import version_of
-from polyfed_sites.envelope import PROTOCOL, Envelope, opened, seal
+from polyfed_sites.envelope import PROTOCOL, Denied, Envelope, opened, seal
 from polyfed_sites.keys import MISSING, SiteKey, full_fingerprint, pem, server_of, sign, signed, split, write
 
 try:
@@ -60,13 +60,6 @@ class Unheard(Exception):
         self.fatal = fatal
 
 
-class Refused(Exception):
-    """The server does not answer. status: why, in HTTP's words"""
-
-    def __init__(self, status: int):
-        self.status = status
-
-
 class Attendance:
     """One site at one server."""
 
@@ -103,7 +96,7 @@ class Attendance:
                 finally:
                     self._over.set()
                     beat.join(5)  # a thread that is amid a call as the process ends can abort it
-                    with suppress(Unheard, Refused):
+                    with suppress(Unheard, Denied):
                         if self._session:
                             self._call(client, "bye")
         finally:
@@ -147,7 +140,7 @@ class Attendance:
     # calls
 
     def _call(self, client: httpx.Client, do: str, body: bytes = b"", **says: Any) -> tuple[Mapping[str, Any], bytes]:
-        """What the server answers. Raises Unheard or Refused."""
+        """What the server answers. Raises Unheard or Denied."""
         with self._lock:
             self._n += 1
             about = {"do": do, "key": self._mark, "session": self._session, "n": self._n, **says}
@@ -161,7 +154,7 @@ class Attendance:
             raise Unheard(f"{self.server}: an answer has changed or was cut off on its way")
         self._reached = True
         if envelope.says.get("say") == "refused":
-            raise Refused(int(envelope.says.get("status", 0)))
+            raise Denied(int(envelope.says.get("status", 0)))
         return envelope.says, data
 
     def _read(self, answer: httpx.Response, hello: bool, mark: str) -> tuple[Envelope, bytes]:
@@ -205,7 +198,7 @@ class Attendance:
                 self._enter(client)
             self._serve(client)
             self._failed = 0
-        except Refused as e:
+        except Denied as e:
             if e.status == 403:
                 why = "its key is revoked, expired or unknown there"
                 raise RunError(f"the server does not accept this site: {why}; ask its operator for a new key") from None
@@ -214,8 +207,7 @@ class Attendance:
                 raise RunError(f"{other}, and the server talks to it alone") from None
             if e.status == 401:  # the server is another one
                 self._session = ""
-                time.sleep(AGAIN)
-                return
+                return time.sleep(AGAIN)
             what = "has an error of its own" if e.status >= 500 else "was sent something else than this site sent"
             self._again(f"{self.server} {what} ({e.status}); its operator's screen says more")
         except Unheard as e:
@@ -246,7 +238,7 @@ class Attendance:
     def _beat(self, client: httpx.Client) -> None:
         while not self._over.wait(BEAT):
             if self._session and self._busy.is_set():
-                with suppress(Unheard, Refused):
+                with suppress(Unheard, Denied):
                     self._call(client, "beat")
 
     def _serve(self, client: httpx.Client) -> None:
@@ -297,8 +289,8 @@ class Attendance:
                 return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
         if isinstance(error, httpx.TimeoutException):
             return Unheard(f"no answer from {where} (it takes too long)")
-        hung_up = any(isinstance(e, ssl.SSLEOFError | ConnectionError | httpx.RemoteProtocolError) for e in causes)
-        hung_up = hung_up and not any(isinstance(e, ConnectionRefusedError) for e in causes)
+        gone = ssl.SSLEOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError, httpx.RemoteProtocolError
+        hung_up = any(isinstance(e, gone) for e in causes)
         system = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), "")
         known = "" if self._reached else ", as to who shows no certificate that it wants"
         said = f"it hangs up{known}" if hung_up else system or " ".join(str(error).split()) or type(error).__name__

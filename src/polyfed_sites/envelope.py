@@ -19,6 +19,13 @@ LONGEST = 4096  # characters of either
 End = Literal["site", "server"]
 
 
+class Denied(Exception):
+    """A call that the server does not answer. status: why, in HTTP's words"""
+
+    def __init__(self, status: int):
+        self.status = status
+
+
 class Envelope(NamedTuple):
     """One that has come. text: what was signed"""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.system import files
 from polyfed.runs.folder import version_of
-from polyfed_sites.envelope import Envelope, opened, seal
+from polyfed_sites.envelope import Denied, Envelope, opened, seal
 from polyfed_sites.keys import MISSING, Keys
 from polyfed_sites.listening import EACH, listening
 
@@ -39,13 +39,6 @@ IDLE = 75  # seconds for which a connection is kept that is not used
 PIECE = 1 << 20  # bytes that are handed on at a time
 PRIVATE = {"refresh": "5", "cache-control": "no-store", "referrer-policy": "no-referrer"}  # of the page
 FILES = 1 << 16  # that the process may have open, where its user may
-
-
-class Denied(Exception):
-    """A call that is not answered. status: why, in HTTP's words"""
-
-    def __init__(self, status: int):
-        self.status = status
 
 
 class Gate:

@@ -21,8 +21,8 @@ from polyfed.base.errors import PolyfedError
 from polyfed.runs import stop
 from polyfed.runs.folder import version_of
 from polyfed_sites.audit import Audit, heading, mark
-from polyfed_sites.envelope import PROTOCOL, Envelope
-from polyfed_sites.gate import Denied, Gate, Port, tls
+from polyfed_sites.envelope import PROTOCOL, Denied, Envelope
+from polyfed_sites.gate import Gate, Port, tls
 from polyfed_sites.keys import Keys, full_fingerprint, signed, split, write
 
 if TYPE_CHECKING:

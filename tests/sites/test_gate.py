@@ -10,8 +10,8 @@ import pytest
 from polyfed.base.errors import ConfigError
 
 pytest.importorskip("uvicorn", reason="needs the extra [sites]")
-from polyfed_sites.envelope import LONGEST, SAYS, SIGNATURE, opened, seal
-from polyfed_sites.gate import Denied, Gate
+from polyfed_sites.envelope import LONGEST, SAYS, SIGNATURE, Denied, opened, seal
+from polyfed_sites.gate import Gate
 
 SEALED = seal("site", lambda text: b"signature", {"do": "ask"})
 

@@ -29,9 +29,9 @@ from polyfed_sites import envelope as envelope_py
 from polyfed_sites import gate as gate_py
 from polyfed_sites import hub as hub_py
 from polyfed_sites import keys as keys_py
-from polyfed_sites.attendance import Attendance, Refused, Unheard
+from polyfed_sites.attendance import Attendance, Unheard
 from polyfed_sites.audit import SERVER, Audit, mark, read
-from polyfed_sites.envelope import opened, seal
+from polyfed_sites.envelope import Denied, opened, seal
 from polyfed_sites.hub import LONG, REFUSED, Channel, Hub
 from polyfed_sites.keys import Address, Keys, full_fingerprint, sign, site_key
 
@@ -207,7 +207,7 @@ def test_a_question_is_held_until_there_is_a_message_and_none_is_lost_when_its_s
 def test_of_a_sites_processes_the_newest_is_talked_to_and_the_other_one_ends_and_says_so(there):
     site = there.site().enter()
     there.site().enter()
-    with pytest.raises(Refused) as e:
+    with pytest.raises(Denied) as e:
         site.pull()
     assert e.value.status == 409
     with pytest.raises(RunError, match="another process has connected with this site's key"):

@@ -46,8 +46,7 @@ def client(o: Client) -> None:
 
     runs = Runs(given.site, site, o.stay)
     ends = policy.tls_ends_at
-    if ends not in (None, "system"):
-        ends = str(file.parent / ends)
+    ends = str(file.parent / ends) if ends not in (None, "system") else ends
     Attendance(given, runs.answer, runs.over, o.vault, say, o.server, o.proxy, ends, o.certificate).run()
     if runs.ended():
         raise RunError(f"{given.site}: {OVER}")
