@@ -41,9 +41,9 @@ test-core: BESIDE := $(shell cd src; ls -d polyfed_* | paste -sd,)
 test-core: .venv/ready-dev   ## the core's own tests, with every package beside it hidden
 	$(BIN)/python -m pytest -n 2 --fast --without $(BESIDE) $(patsubst src/polyfed/%/__init__.py,tests/%,$(wildcard src/polyfed/*/__init__.py))
 
-build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies, and of the readers of tables
+build/constraints-oldest.txt: pyproject.toml   # the lower bounds of its dependencies, of the readers of tables and of what sites need
 	mkdir -p build
-	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^tables/s/[^"]*"\([^">]*\)>=\([0-9.]*\)"]*/\1==\2\n/gp' \
+	sed -n 's/^    "\([A-Za-z0-9_.-]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^tables\|^sites/s/[^"]*"\([^">]*\)>=\([0-9.]*\)"]*/\1==\2\n/gp' \
 	    $< > $@
 
 test-oldest: OLDEST := -c build/constraints-oldest.txt
@@ -52,9 +52,9 @@ test-newest:   ## the same under the newest there are, whatever constraints.txt 
 test-oldest test-newest: test-%:  # in environments of their own, without the extras that hold some packages back
 	rm -rf build/venv-$*
 	$(PYTHON) -m venv build/venv-$*
-	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e '.[tables]' \
+	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) -e '.[tables,sites]' \
 	    pytest pytest-xdist hypothesis statsmodels lifelines
-	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,uvicorn,httpx,ray,cryptography
+	build/venv-$*/bin/python -m pytest -n 2 --fast --without flwr,ray
 
 coverage: .venv/ready-dev   ## which lines and branches of src the tests run, in build/coverage/report.txt
 	rm -rf build/coverage

@@ -81,7 +81,7 @@ def flower_new(o: FlowerNew) -> None:
             raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
+        (folder / file).write_bytes(text.encode())
         say(str(o.folder / file))
     simulated = f" --federation-config 'num-supernodes={sites}'" if sites else ""
     say(f"\nnext: flwr run {o.folder} --stream{simulated}")
