@@ -171,17 +171,28 @@ def _cells(excel: Any, path: Path, data_only: bool = True) -> dict[str, pd.DataF
 def _of_arrow(table: Any) -> pd.DataFrame:
     """A pyarrow Table as columns of Python's values; short floats stay short, as they are written with fewer digits."""
     columns: list[Any] = []
-    for column in table.columns:
+    for column, field in zip(table.columns, table.schema, strict=True):
         kind = str(column.type)
         if kind in ("float", "halffloat"):
             columns.append(pd.Series(column.to_numpy(), dtype=np.float32))
-        elif kind.startswith("dictionary") and column.type.ordered:
-            order = column.unify_dictionaries().combine_chunks().dictionary.to_pylist() if len(column) else []
+        elif (order := _enum(field)) or (kind.startswith("dictionary") and column.type.ordered):
+            if not order and len(column):
+                order = column.unify_dictionaries().combine_chunks().dictionary.to_pylist()
             columns.append(pd.Series(pd.Categorical(column.to_pylist(), order, ordered=True)))
         else:
             columns.append(pd.Series(column.to_pylist(), dtype=object))
     whole = pd.concat(columns, axis=1) if columns else pd.DataFrame(index=pd.RangeIndex(table.num_rows))
     return whole.set_axis(table.column_names, axis=1)
+
+
+def _enum(field: Any) -> list[str]:
+    """The values of an Enum of polars, whose versions before 2 do not mark it as ordered: b"4;well3;ill"."""
+    rest = next((v for k, v in (field.metadata or {}).items() if k.startswith(b"_PL_ENUM_VALUES")), b"")
+    values = list[str]()
+    while rest:
+        length, _, rest = rest.partition(b";")
+        values, rest = [*values, rest[: int(length)].decode()], rest[int(length) :]
+    return values
 
 
 def _bounded(path: Path, size: int) -> None:

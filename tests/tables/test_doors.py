@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
@@ -89,7 +90,14 @@ def test_a_categorical_keeps_its_order(tmp_path):
     table = visits().drop(columns=["seen", "part"]).assign(died=died)
     table.to_parquet(tmp_path / "t.parquet")
     enum = pl.from_pandas(table.astype({"died": str})).with_columns(pl.col("died").cast(pl.Enum(["well", "ill"])))
-    for one in (table, enum, pd.read_parquet(tmp_path / "t.parquet")):
+    enum.write_parquet(tmp_path / "enum.parquet")
+    unmarked = enum.to_arrow()  # as polars 1 gives it
+    field = unmarked.schema.field("died").with_type(pa.dictionary(pa.uint32(), pa.string()))
+    texts = unmarked.column("died").cast(pa.string()).combine_chunks()
+    place = unmarked.column_names.index("died")
+    unmarked = unmarked.set_column(place, field, texts.dictionary_encode().cast(field.type))
+    read = pa.parquet.read_table(tmp_path / "enum.parquet")
+    for one in (table, enum, pd.read_parquet(tmp_path / "t.parquet"), read, unmarked):
         made = pf.data.from_frames(one, "died", site="hospital", drop=["age"])
         assert made.meta["preparation"]["labels"] == ["well", "ill"]
     read = pf.data.load(tmp_path / "t.parquet", by="hospital", target="died", drop=["age"]).partition()

@@ -286,7 +286,8 @@ class Dataset:
         if self.groups is not None and self.test_groups is not None:
             groups = np.concatenate([self.groups, self.test_groups])
         x, y = np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
-        return replace(self, x=x, y=y, x_test=None, y_test=None, groups=groups, test_groups=None, times=None)
+        strata, own = None if self.strata is None else y, replace(self, x_test=None, y_test=None, test_groups=None)
+        return replace(own, x=x, y=y, groups=groups, times=None, strata=strata)
 
     def _by_ratio(self, indices, names, total, seed, floor=False) -> tuple[list[np.ndarray], str | None]:
         """Official test samples per client in the class ratio of its own samples, and a note if some got fewer."""

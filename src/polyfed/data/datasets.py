@@ -19,7 +19,7 @@ from polyfed.base.values import Limits
 from polyfed.data import prepare, readers
 from polyfed.data.csv_files import IMAGE, LABEL
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import Federation
+from polyfed.data.federation import Federation, strata_of
 from polyfed.data.readers import is_url
 from polyfed.data.tables import load_tables
 
@@ -91,8 +91,8 @@ def load(
     without : sequence of str
         Clients whose files in a folder are not opened; for a named data set, `Dataset.partition` leaves them out.
     **options
-        Options of the data set, see `options(name)`, also in kebab-case; for a path those of the table [columns], such
-        as target, task, drop, labels, categories, missing and standardise (see `polyfed config columns`).
+        Options of the data set, see `options(name)`, also in kebab-case, and split="stratified"; for a path those of
+        the table [columns], such as target, task, drop, categories and standardise (see `polyfed config columns`).
 
     Returns
     -------
@@ -103,11 +103,11 @@ def load(
     if not LOADERS.knows(text) and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):
         columns = _columns(text, _snake(options), DataError)
         return replace(_place(text, columns, without), options=columns.given)
-    loader = LOADERS.find(text)
+    loader, split = LOADERS.find(text), options.pop("split", None)
     checked = _options(loader, options, text)
     with plugins.blamed(LOADERS.origin(text), f"data.name: {text}", DataError):
         loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **checked)
-        return replace(loaded, options=checked)
+        return replace(loaded, options=checked, strata=strata_of(split, loaded.y, loaded.classes))
 
 
 def check_options(name: str, options: Mapping[str, Any], refusal: type[PolyfedError] = DataError) -> None:
@@ -159,10 +159,6 @@ def _place(place: str, columns: Columns, without: Sequence[str] = ()) -> Dataset
         raise DataError(f"{path}: every client is left out, expected at least one to stay")
     if wrong := [key for key in columns.given if key not in ARRAYS]:
         raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for tables alone")
-    if columns.parts is not None:
-        raise ConfigError(
-            f"columns.split: found {columns.parts!r}, expected stratified or none for {path}, which holds arrays"
-        )
     clients = readers.read_clients(paths)
     tests = [c.test for c in clients if c.test is not None] or None
     # from_arrays finds what is wrong with the values and names the client
@@ -180,7 +176,7 @@ def _place(place: str, columns: Columns, without: Sequence[str] = ()) -> Dataset
         tokens=checked.tokens,
         notes=checked.notes,
         standardise=None if columns.standardise == "none" else columns.standardise,
-        strata=None if columns.split is None else checked.train.y.numpy(),
+        strata=strata_of(columns.split, checked.train.y, checked.classes),
         meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
         groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
         group_names=None if single else checked.names,

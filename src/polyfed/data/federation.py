@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from polyfed.base.arguments import checked
-from polyfed.base.errors import DataError, closest, few
+from polyfed.base.columns import STRATIFIED
+from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
 from polyfed.base.text import nfc
@@ -182,7 +183,7 @@ class Federation:
             raise DataError("every client leaves, expected at least one to stay")
         return self.reorder(stay)
 
-    def with_validation(self, fraction: float, seed: int = 0) -> "Federation":
+    def with_validation(self, fraction: float, seed: int = 0, split: str | None = None) -> "Federation":
         """The same federation with a share of each client's training samples moved to validation.
 
         Drawn per client, keyed by (seed, client name); at least one sample stays in training.
@@ -193,6 +194,8 @@ class Federation:
             Share of the training samples.
         seed : int
             Seed of the draw.
+        split : str or None
+            "stratified": this share of each class.
 
         Returns
         -------
@@ -202,7 +205,8 @@ class Federation:
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
-        cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
+        strata, places = strata_of(split, self.train.y, self.classes), _places(self.train)
+        cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, places, held=False, strata=strata)
         meta: dict[str, Any] = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
             whole = np.concatenate(meta["split_indices"]["train"])
@@ -293,6 +297,7 @@ class Federation:
         task: str = "auto",
         integer_inputs: bool | None = None,
         weights: Sequence[Any] | None = None,
+        split: str | None = None,
     ) -> "Federation":
         """A federation from one (x, y) pair per client: numpy arrays, tensors or lists.
 
@@ -333,6 +338,8 @@ class Federation:
             Per client [N_i] weights, 0 or more, of samples in its training loss, scaled to be 1 on average: a loss over
             b samples is sum_j weight_j loss_j / b. A client still weighs as many samples as it has, and scores are
             unweighted.
+        split : str or None
+            "stratified": a share of each class is held out.
 
         Returns
         -------
@@ -370,14 +377,16 @@ class Federation:
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
-            base["split_indices"], uneven = prepare.Cut(seed, test_fraction).each(who, _places(train_split))
+            base["split_indices"], uneven = prepare.Cut(seed, test_fraction).each(
+                who, _places(train_split), strata=strata_of(split, train_split.y, classes)
+            )
             meta["notes"] += uneven
             kept, held = (_rows(train_split, base["split_indices"][part]) for part in ("train", "test"))
             train_split, test_split = kept, replace(held, weight=None)
         validation_split, clusters = splits.get("validation"), _clusters(clusters, n)
         federation = cls(train_split, test_split, who, validation_split, classes, clusters, base | meta, tokens)
         if "validation" not in parts and validation_fraction:
-            federation = federation.with_validation(validation_fraction, seed)
+            federation = federation.with_validation(validation_fraction, seed, split)
         return federation
 
     @classmethod
@@ -485,6 +494,14 @@ class Federation:
         if any(file.suffix.lower() == ".npz" for file in paths):
             options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
         return cls.from_files(paths, target, task, **options)
+
+
+def strata_of(split: str | None, y: Any, classes: int | None) -> np.ndarray | None:
+    """[N] the classes of samples whose split is stratified, else None. Raises ConfigError for another split."""
+    if split is not None and (split != STRATIFIED or classes is None):
+        then = "none for a regression" if classes is None else f"{STRATIFIED} or none for arrays"
+        raise ConfigError(f"columns.split: found {split!r}, expected {then}")
+    return None if split is None else np.asarray(y)
 
 
 READERS: dict[

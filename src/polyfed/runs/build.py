@@ -47,8 +47,8 @@ class Parts:
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {choices}")
         check_options(d.name, d.options, ConfigError)
         columns = self._asked.columns.given
-        if columns and LOADERS.knows(d.name):
-            key = next(iter(columns)).replace("_", "-")
+        if LOADERS.knows(d.name) and (others := [key for key in columns if key != "split"]):
+            key = others[0].replace("_", "-")
             own = f"; set data.options.{key}" if key in options(d.name) else ""
             raise ConfigError(f"columns.{key}: for folders of CSV files; {d.name} knows its columns{own}")
         dataset = load(d.name, d.dir, without=d.without or (), **{**d.options, **columns})
