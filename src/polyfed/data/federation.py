@@ -183,7 +183,7 @@ class Federation:
             raise DataError("every client leaves, expected at least one to stay")
         return self.reorder(stay)
 
-    def with_validation(self, fraction: float, seed: int = 0, split: str | None = None) -> "Federation":
+    def with_validation(self, fraction: float, seed: int = 0) -> "Federation":
         """The same federation with a share of each client's training samples moved to validation.
 
         Drawn per client, keyed by (seed, client name); at least one sample stays in training.
@@ -194,8 +194,6 @@ class Federation:
             Share of the training samples.
         seed : int
             Seed of the draw.
-        split : str or None
-            "stratified": this share of each class.
 
         Returns
         -------
@@ -205,8 +203,7 @@ class Federation:
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
-        strata, places = strata_of(split, self.train.y, self.classes), _places(self.train)
-        cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, places, held=False, strata=strata)
+        cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
         meta: dict[str, Any] = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
             whole = np.concatenate(meta["split_indices"]["train"])
@@ -375,19 +372,16 @@ class Federation:
         base |= {"labels": class_names or labels} if class_names or labels is not None else {}
         meta["notes"] = [*meta.get("notes", ()), *label_notes, *notes]
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
-        train_split, test_split = splits["train"], splits.get("test")
-        if test_split is None:
-            base["split_indices"], uneven = prepare.Cut(seed, test_fraction).each(
-                who, _places(train_split), strata=strata_of(split, train_split.y, classes)
-            )
-            meta["notes"] += uneven
-            kept, held = (_rows(train_split, base["split_indices"][part]) for part in ("train", "test"))
-            train_split, test_split = kept, replace(held, weight=None)
-        validation_split, clusters = splits.get("validation"), _clusters(clusters, n)
-        federation = cls(train_split, test_split, who, validation_split, classes, clusters, base | meta, tokens)
-        if "validation" not in parts and validation_fraction:
-            federation = federation.with_validation(validation_fraction, seed, split)
-        return federation
+        whole, given = splits["train"], "test" in parts
+        cut = prepare.Cut(seed, test_fraction, 0.0 if "validation" in parts else validation_fraction)
+        strata = strata_of(split, whole.y, classes)
+        rows, uneven = cut.each(who, _places(whole), held=not given, strata=strata)
+        meta["notes"] += uneven
+        base |= {} if given else {"split_indices": rows}
+        train_split = whole if given and not cut.validation else _rows(whole, rows["train"])
+        splits = {part: replace(_rows(whole, at), weight=None) for part, at in rows.items()} | splits
+        held, clusters = (splits["test"], who, splits.get("validation")), _clusters(clusters, n)
+        return cls(train_split, *held, classes, clusters, base | meta, tokens)
 
     @classmethod
     def from_datasets(
