@@ -170,16 +170,20 @@ def permuted(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column) 
     left = [k for k in range(len(sheets)) if (n[k] >= EACH).sum() > 1]
     most = np.median([len(y[k]) for k in left]) if left else 0
     share = [min(1.0, most / max(1, len(v))) for v in y]  # no site outweighs the others
+    bears, out = [*left], list[int]()
     while len(left) > 1:
         found = [(*_permutation(at[k], n[k], *_pooled(at, n, share, [j for j in left if j != k])), k) for k in left]
         _, pairs, k = max(found, key=lambda f: (f[0], -len(y[f[2]])))
         if not pairs:
-            return
-        site, names = sheets[k].name, {target.values[a]: target.values[b] for a, b in pairs.items()}
-        said = listed([f"{a} for {b}" for a, b in names.items()])
-        text = f"the classes of {target.name} lie where others do at the other sites: {said}?"
-        yield Flag(site, target.name, text, {"site": {site: {target.name: names}}})
+            break
         left.remove(k)
+        out.append(k)
+    for k in (k for k in bears if k in out):  # held against those that are left alone: the first are not the last
+        if pairs := _permutation(at[k], n[k], *_pooled(at, n, share, left))[1]:
+            names = {target.values[a]: target.values[b] for a, b in pairs.items()}
+            said = listed([f"{a} for {b}" for a, b in names.items()])
+            text = f"the classes of {target.name} lie where others do at the other sites: {said}?"
+            yield Flag(sheets[k].name, target.name, text, {"site": {sheets[k].name: {target.name: names}}})
 
 
 def _pooled(

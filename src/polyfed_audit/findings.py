@@ -26,17 +26,19 @@ def audit(table: Table) -> Audit:
     if any(i.lacking or (i in outcome and i.gaps) for i in (*inputs, *outcome)):
         return Audit(parts, raised, about)
     raised += copied(sheets, [i.name for i in (*inputs, *outcome)], c.gaps)
-    target, flagged = outcome[-1], {(f.site, f.column) for f in raised}
+    target = outcome[-1]
     number = c.task == "regression" or (c.task == "auto" and target.kind == "number" and not target.whole)
+    two = not number and len(target.values) == 2
+    plain = [*rates(target.name, parts[target.name])] if two else []  # `expected` knows the case mix
+    raised = [f for f in raised if f not in plain]
+    flagged = {(f.site, f.column) for f in raised}
     if not number and 1 < len(target.values) <= FEW:
         raised += telling(sheets, inputs, target, c.gaps)
-    plain = [*rates(target.name, parts[target.name])]
-    if number or len(target.values) == 2:
+    if number or two:
         raised += [f for f in turned(sheets, inputs, target, number) if (f.site, f.column) not in flagged]
     elif 2 < len(target.values) <= FEW:
         raised += [f for f in permuted(sheets, inputs, target) if (f.site, f.column) not in flagged]
-    if not number and len(target.values) == 2:  # what case mix explains is no flag
-        raised = [f for f in raised if f not in plain]
+    if two:
         wrong, right = {f.site for f in raised if f.column == target.name}, {name for _, name in flagged}
         told = [s for s in sheets if s.name not in wrong]
         raised += expected(told, [i for i in inputs if i.name not in right], target)

@@ -100,7 +100,8 @@ def expected(sheets: Sequence[Sheet], inputs: Sequence[Column], target: Column) 
     fit = fitted([rows.x[k] for k in some], [rows.y[k] for k in some])
     for i, k in enumerate(some):
         rest = [j for j in range(len(some)) if j != i]
-        level = float(np.median(fit.levels[rest]))
+        order = np.sort(fit.levels[rest])  # of the two in the middle the nearer one: one of few sites may be wrong
+        level = min(order[(len(rest) - 1) // 2], order[len(rest) // 2], key=lambda v: abs(v - fit.levels[i]))
         spread = scatter([float(fit.levels[j]) for j in rest]) if len(rest) > 2 else 0.0
         error = math.hypot(math.sqrt(fit.errors[i]), spread, math.sqrt(float(np.median(fit.errors[rest])) / len(rest)))
         others = sum(len(rows.y[some[j]]) for j in rest)

@@ -218,7 +218,7 @@ class Joined(Strict):
     counts: Counts
     audit: bool
     pooled: Literal["none", "sums", "medians"]
-    removed: Count = 0  # rows that drop-rows left out, none of fewer than least-count
+    removed: Count  # rows that drop-rows left out, none of fewer than least-count
     peer: Peer | None = None
 
 
