@@ -101,5 +101,6 @@ def test_a_tag_is_released_only_where_it_is_the_version(tag, right, tmp_path):
 def test_the_oldest_packages_are_the_lower_bounds():
     subprocess.run(["make", "-s", "-B", "build/constraints-oldest.txt"], cwd=ROOT, check=True)
     written = (ROOT / "build" / "constraints-oldest.txt").read_text().split()
-    declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["tables"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = [*PROJECT["project"]["dependencies"], *extras["sites"], *extras["tables"]]
     assert written == [d.replace(">=", "==") for d in declared]

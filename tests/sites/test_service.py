@@ -18,7 +18,7 @@ GUIDE = ROOT / "docs" / "sites.md"
 
 def commands() -> list[str]:
     (started,) = re.findall(r"^ExecStart=/opt/polyfed/bin/polyfed (.*)$", UNIT.read_text(), flags=re.M)
-    inside = re.findall(r"^# +podman run .* polyfed \\\n# +(.*)$", IMAGE.read_text(), flags=re.M)
+    inside = re.findall(r"^# +once .* polyfed \\\n# +(.*)$", IMAGE.read_text(), flags=re.M)
     assert len(inside) == 2
     typed = re.findall(r"^(?:/opt/polyfed/bin/)?polyfed (.*)$", GUIDE.read_text(), flags=re.M)
     assert len(typed) == 9
@@ -35,7 +35,7 @@ def test_its_command_is_one_of_polyfeds(line):
 
 
 def test_every_path_in_a_container_is_a_volume():
-    for run in re.findall(r"podman run (.*)\n#( +.*)", IMAGE.read_text()):
+    for run in re.findall(r"once (-.*)\n#( +.*)", IMAGE.read_text()):
         mounted = re.findall(r"-v \S+?:(/[^: ]+)", run[0])
         used = re.findall(r"(?<= )/\S+", run[1])
         assert used
