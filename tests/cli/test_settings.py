@@ -82,6 +82,7 @@ FILES = {
 }
 WRONG = [  # (command, exit status, what the one line must name)
     (["run", "missing.toml"], 2, ["missing.toml", "no such file"]),
+    (["run", "."], 2, ["directory", "--data ."]),
     (["run", "bad.toml"], 2, ["bad.toml", "not valid TOML", "line 1"]),
     (["run", "experiment.toml", "--set", "roudns=3"], 2, ["roudns", "'rounds'"]),
     (["run", "typo.toml"], 2, ["typo.toml: data.partitoin", "'partition'"]),

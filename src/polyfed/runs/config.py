@@ -218,7 +218,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
     except OSError as e:
-        raise ConfigError(f"{path}: cannot be read ({e.strerror or e})") from None
+        data = f"; of data: --data {path}" if path.is_dir() else ""
+        raise ConfigError(f"{path}: cannot be read ({e.strerror or e}){data}") from None
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
         raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
     plain(content, lambda key: f"{path}: {key}")
