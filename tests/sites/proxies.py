@@ -1,6 +1,7 @@
 """Proxies as hospitals have them: one that opens connections for who has a password, one that reads what is in them."""
 
 import base64
+import select
 import socket
 import ssl
 import threading
@@ -39,8 +40,7 @@ class Proxy:
             if self.tls is not None:
                 client = self.tls.wrap_socket(client, server_side=True)
                 server = server if self.to else _blind(server)
-            threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
-            self._carry(server, client)
+            self._carry(client, server)
 
     def _connected(self, client: socket.socket) -> socket.socket | None:
         head = b""
@@ -63,11 +63,23 @@ class Proxy:
         client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
         return server
 
-    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        """In one thread: TLS of one socket in two at once ends the process."""
         with suppress(OSError):
-            while data := source.recv(1 << 16):
-                to.sendall(self.change(data))
-        for end in (source, to):
+            while True:
+                held = [s for s in (client, server) if isinstance(s, ssl.SSLSocket) and s.pending()]
+                for source in held or select.select([client, server], [], [])[0]:
+                    source.setblocking(False)
+                    try:
+                        data = source.recv(1 << 16)
+                    except (ssl.SSLWantReadError, BlockingIOError):  # what came was for TLS itself
+                        continue
+                    finally:
+                        source.setblocking(True)
+                    if not data:
+                        raise OSError
+                    (server if source is client else client).sendall(self.change(data))
+        for end in (client, server):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
