@@ -23,10 +23,8 @@ SAME = (  # texts that mean the same
 
 def codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
     values_at = {s: p.values for s, p in at.items() if p.values}
-    every, most = (
-        {t for values in values_at.values() for t in values},
-        max((p.distinct for p in at.values()), default=0),
-    )
+    every = {t for values in values_at.values() for t in values}
+    most = max((p.distinct for p in at.values()), default=0)
     if max(len(every), most) > CODED and all(number(t) is not None for t in every):
         return
     for site, mine in values_at.items():
@@ -49,11 +47,8 @@ def codes(name: str, at: Mapping[str, Part]) -> Iterator[Flag]:
             continue  # said of the smaller one
         has, lacks = few([t[:20] for t in own]), few([t[:20] for t in lacking])
         finding = f"{name} is {has} in {rows} of {total} rows, which no other site writes, and never {lacks}"
-        yield (
-            Flag(site, name, f"{finding}; the same?", at_site(site, name, pairs))
-            if pairs
-            else Flag(site, name, finding)
-        )
+        repair = at_site(site, name, pairs) if pairs else {}
+        yield Flag(site, name, finding + ("; the same?" if pairs else ""), repair)
 
 
 def _paired(own: Mapping[str, int], lacking: Mapping[str, int]) -> dict[str, str]:

@@ -5,13 +5,14 @@ import json
 import re
 from pathlib import Path
 
-from polyfed.base.errors import ConfigError, Refusal
+from polyfed.base.errors import ConfigError
 from polyfed.cli.screen import say, stderr
 from polyfed.data.readers import client_files, picture_folders
 from polyfed.runs.config import resolve
 from polyfed_flower.commands import FlowerNew, FlowerSite
 from polyfed_flower.node import Node
 from polyfed_flower.process import answers, listen
+from polyfed_sites.consent import at_terminal
 from polyfed_sites.keys import private
 
 SERVER = '''"""The server's part: polyfed's own loop, whose messages Flower carries."""
@@ -94,13 +95,6 @@ def flower_site(o: FlowerSite) -> None:
     node = Node(o.name or o.data.stem, place, str(o.vault.absolute()), yes=o.yes or "", allow=allow, metrics=o.metrics)
     there = answers(node._replace(**files).checked(), lambda line: say(line, stderr))
     if not o.yes:
-        there.consent = dataclasses.replace(there.consent, ask=_ask, agreed=frozenset())
+        there.consent = dataclasses.replace(there.consent, ask=at_terminal, agreed=frozenset())
     there.say(f"{node.name}: listens at {o.socket}")
     listen(o.socket, there)
-
-
-def _ask(text: str) -> bool:
-    try:
-        return input("Join? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        raise Refusal("found no terminal to ask at; agree with --yes and the digest of the terms") from None

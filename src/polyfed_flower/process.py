@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.base.errors import ConfigError, PolyfedError, printable
@@ -25,8 +25,9 @@ from polyfed_flower.node import TERMS, Node, receive, send
 from polyfed_sites import wire as m
 from polyfed_sites.audit import NAME as AUDIT
 from polyfed_sites.audit import heading
+from polyfed_sites.commands import MADE
 from polyfed_sites.consent import Consent
-from polyfed_sites.keys import put, write
+from polyfed_sites.keys import openssh, pem, put, sign, write
 from polyfed_sites.policy import Policy, read
 from polyfed_sites.runs import NAME, Runs
 from polyfed_sites.site import Site
@@ -34,7 +35,6 @@ from polyfed_sites.wire import Message
 
 KEY, LAST, LOCK = "node.pem", "last.answer", "lock"  # in the folder of vaults, of a run's vault, of the former
 IDLE = 1800.0  # seconds without a message after which a process ends that a ClientApp has started
-MADE = ("pooled", "labels", "signature", "prototypes", "mass", "moments", "mean")
 NOTHING = frozenset({"nothing"})  # that an operator who has said nothing has agreed to
 # of a simulation, whose rows are on one machine: numbers are those of `polyfed run`
 OPEN = Policy(
@@ -75,15 +75,12 @@ class Answers:
         """The node's own key, made when it is first asked for."""
         path = self.vault / KEY
         if not path.is_file():
-            private = ec.generate_private_key(ec.SECP256R1())
-            form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            write(path, private.private_bytes(*form))
+            write(path, pem(ec.generate_private_key(ec.SECP256R1())))
         return serialization.load_pem_private_key(path.read_bytes(), None)
 
     def public(self) -> str:
         """Its public one, as OpenSSH writes it."""
-        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        return self.key().public_key().public_bytes(*form).decode()
+        return openssh(self.key())
 
     def who(self) -> dict[str, str]:
         """What the server is told of the node."""
@@ -110,13 +107,10 @@ class Answers:
             write(self.vault / TERMS, text.encode())
             self.say(text)
 
-        def sign(text: bytes) -> bytes:
-            return self.key().sign(text, ec.ECDSA(hashes.SHA256()))
-
         backbone = Path(self.node.backbone) if self.node.backbone else None
         return self.kind(
-            self.node.name, Path(self.node.data), self.vault / run, self.consent, self.say, show, self.policy, sign,
-            backbone, self.say,
+            self.node.name, Path(self.node.data), self.vault / run, self.consent, self.say, show, self.policy,
+            lambda text: sign(self.key(), text), backbone, self.say,
         )  # fmt: skip
 
     @contextlib.contextmanager

@@ -144,7 +144,8 @@ class Attendance:
         with self._lock:
             self._n += 1
             about = {"do": do, "key": self._mark, "session": self._session, "n": self._n, **says}
-            headers, where = seal("site", partial(sign, self.key), about, body), f"https://{self.server}/v1/{do}"
+            headers = seal("site", partial(sign, self.key.private), about, body)
+            where = f"https://{self.server}/v1/{do}"
             try:
                 with client.stream("POST", where, headers=headers, content=body) as answer:
                     envelope, data = self._read(answer, do == "hello", opened(headers).mark)

@@ -72,6 +72,14 @@ class Consent:
                 raise Refusal(f"{name!r} is made of samples ({words}) and not allowed here; --allow {name}")
 
 
+def at_terminal(text: str) -> bool:
+    """Whether the operator agrees to a text that has been shown. Raises Refusal where there is no terminal."""
+    try:
+        return input("Join? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise Refusal("found no terminal to ask at; read the terms, then agree with --yes and their digest") from None
+
+
 def words(
     join: Join,
     e: Experiment,

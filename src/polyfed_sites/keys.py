@@ -112,12 +112,12 @@ class SiteKey(NamedTuple):
     @property
     def public(self) -> str:
         """The public half, as OpenSSH writes it."""
-        return _openssh(self.private)
+        return openssh(self.private)
 
 
-def sign(key: SiteKey, text: bytes) -> bytes:
-    """A signature by a site's key."""
-    return key.private.sign(text, ec.ECDSA(SHA))
+def sign(private: Any, text: bytes) -> bytes:
+    """A signature by a private key."""
+    return private.sign(text, ec.ECDSA(SHA))
 
 
 def signed(public: str, text: bytes, signature: bytes) -> bool:
@@ -149,7 +149,7 @@ def server_of(authority: str, certificate: bytes) -> str:
     if (now := _now()) > found.not_valid_after_utc or now < found.not_valid_before_utc:
         until = f"good from {found.not_valid_before_utc:%Y-%m-%d} until {found.not_valid_after_utc:%Y-%m-%d}"
         raise RunError(f"its certificate is {until}, and this machine's clock says {now:%Y-%m-%d %H:%M} UTC")
-    return _openssh(found)
+    return openssh(found)
 
 
 class Keys:
@@ -225,7 +225,7 @@ class Keys:
         mine = register["sites"].setdefault(site, [])
         for older in mine:
             older["until"] = min(_when(older["until"]), now + timedelta(days=SOON)).isoformat()
-        mine.append({"public": _openssh(key), "until": until.isoformat()})
+        mine.append({"public": openssh(key), "until": until.isoformat()})
         self._save(register)
         return path
 
@@ -461,7 +461,7 @@ def _loaded(data: bytes) -> Any:
     return x509.load_pem_x509_certificate(data)
 
 
-def _openssh(of: Any) -> str:
+def openssh(of: Any) -> str:
     """The public key of a key or certificate."""
     return of.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH).decode()
 

@@ -121,7 +121,7 @@ def raw_call(site: Site, do: str, body: bytes = b"", **says) -> httpx.Request:
     """A call as it would be sent, for whoever changes or repeats it."""
     site.end._n += 1
     about = {"do": do, "key": full_fingerprint(site.end.key.public), "session": site.end._session, "n": site.end._n}
-    headers = seal("site", partial(sign, site.end.key), about | says, body)
+    headers = seal("site", partial(sign, site.end.key.private), about | says, body)
     return site.client.build_request("POST", f"https://{site.end.server}/v1/{do}", headers=headers, content=body)
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from polyfed.base.errors import ConfigError, Refusal, RunError, closest
+from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.cli.screen import asked
 from polyfed.data.readers import pictures
 from polyfed_sites.attendance import Attendance
 from polyfed_sites.cli.events import Events
 from polyfed_sites.commands import MADE, Client
-from polyfed_sites.consent import Consent
+from polyfed_sites.consent import Consent, at_terminal
 from polyfed_sites.keys import private, sign, site_key, warning
 from polyfed_sites.policy import FILE, Policy, read
 from polyfed_sites.runs import Runs
@@ -41,7 +41,7 @@ def client(o: Client) -> None:
         who = f"{run}: " if run else ""
         show = say.show if consent.ask is None and not consent.dry else say.warn
         said, shown, failed = (lambda line, do=do: do(f"{who}{line}") for do in (say, show, say.warn))
-        key, vault = partial(sign, given), o.vault / run
+        key, vault = partial(sign, given.private), o.vault / run
         return Site(given.site, o.data, vault, consent, said, shown, policy, key, o.backbone, failed)
 
     runs = Runs(given.site, site, o.stay)
@@ -61,7 +61,7 @@ def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, frozenset[str],
     if o.dry_run:
         return _leave, frozenset(), True
     if o.yes in (None, POLICY):
-        return None if o.yes else _ask, frozenset(), False
+        return None if o.yes else at_terminal, frozenset(), False
     digests = o.yes.split(",")
     if not all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests):
         then = "sixteen digits, as --dry-run shows them, or policy"
@@ -72,10 +72,3 @@ def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, frozenset[str],
 def _leave(text: str) -> bool:
     """The text has been shown; without an answer, the server goes on waiting for this site."""
     raise SystemExit(0)
-
-
-def _ask(text: str) -> bool:
-    try:
-        return input("Join? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        raise Refusal("found no terminal to ask at; read the terms, then agree with --yes and their digest") from None
