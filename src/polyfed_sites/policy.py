@@ -257,7 +257,8 @@ class Policy(Table):
             if self.least_count == 1 or not rows or not math.isfinite(value):
                 return value
             step = self.least_count / rows * 2.0 ** math.ceil(math.log2(max(1.0, abs(value))))
-            return round(value / step) * step
+            whole = 1.0 if abs(value) <= 1 else math.inf  # the nearest step to an accuracy of 1 may be above it
+            return min(max(round(value / step) * step, -whole), whole)
 
         return {name: float(f"{stepped(value):.{self.digits}g}") for name, value in metrics.items()}
 

@@ -259,3 +259,7 @@ def test_an_operator_is_asked_once_over_restarts_and_anew_when_a_run_gets_longer
     assert there.rounds == 2
     assert len(shown) == 4
     assert "at most 2 rounds" in shown[-1]
+
+
+def test_a_rounded_score_stays_within_its_range():  # also of 24 rows, which are no multiple of 5
+    assert all(abs(Policy(least_count=5).rounded({"r2": v}, n)["r2"]) <= 1 for n in range(5, 200) for v in (-1.0, 1.0))
