@@ -10,9 +10,9 @@ import pytest
 from polyfed.base.errors import RunError
 from polyfed.core.algorithm import REGISTRY
 from polyfed_sites.cli import events
-from polyfed_sites.cli.client import MADE, _ask
+from polyfed_sites.cli.client import MADE
 from polyfed_sites.cli.events import Events
-from polyfed_sites.consent import RAW
+from polyfed_sites.consent import RAW, at_terminal
 
 
 def test_what_may_be_allowed_is_what_is_asked_for():
@@ -70,7 +70,7 @@ def test_a_server_does_not_wait_for_sites_that_cannot_come_and_a_site_does_not_a
 def test_a_site_without_a_terminal_is_told_of_yes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(RunError, match=r"no terminal to ask at; .* agree with --yes and their digest"):
-        _ask("")
+        at_terminal("")
 
 
 def test_what_others_say_does_not_command_the_terminal(tmp_path, capsys):
