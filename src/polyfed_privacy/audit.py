@@ -53,6 +53,7 @@ def audit(privacy: Privacy, rounds: int, canaries: int = CANARIES) -> Audit:
         raise ConfigError("audit: for runs with privacy.epsilon and unit = row, whose rows canaries can be")
     # Rows whose gradients have directions of their own, trained on by the code that trains on patients: guessing their
     # coins from the model more often than epsilon allows shows that epsilon is wrong.
+    canaries = min(canaries, math.ceil(1 / privacy.delta) - 1)  # of more rows than that, delta would allow one to leave
     coins = np.array([secrets.randbits(1) for _ in range(canaries)])
     rows = np.eye(canaries) * LENGTH * coins[:, None]
     sites = [(x.astype(np.float64), np.full(len(x), TARGET)) for x in np.array_split(rows, SITES)]

@@ -47,6 +47,14 @@ def test_right_code_keeps_its_promise(noise, absent):
     assert found.best > 0.55
 
 
+@pytest.mark.parametrize("delta", [0.001, 0.02])
+def test_a_federation_of_few_rows_is_audited_with_its_own_delta(delta):
+    """At most 1 / delta canaries: more rows than the run may have would make its delta too large."""
+    found = audit(Privacy(**{**CLAIM, "delta": delta}), 5)
+    assert found.guesses < 1 / delta
+    assert not found.broken
+
+
 def halved(patch):
     sigma = Guard._sigma
     patch.setattr(Guard, "_sigma", lambda self, *given: sigma(self, *given) / 2)
