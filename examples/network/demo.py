@@ -2,22 +2,29 @@
 
     python examples/network/demo.py [--out FOLDER] [--sites 4] [--experiment FILE.toml] [--secure]
 
-Every command is one that the operators of real sites type; docs/sites.md explains them.
+Every command is one that the operators of real sites type; docs/sites.md explains them. Where a process can be forked,
+they are forked from this one: it loads torch once, and its commands need not.
 """
 
 import argparse
+import gc
+import multiprocessing
 import os
 import random
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import polyfed as pf
+from polyfed.cli import command_line
+from polyfed.cli import main as polyfed
+from polyfed_sites.keys import Keys
 
-POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
+FORKS = "fork" in multiprocessing.get_all_start_methods()
+NEEDED = "polyfed_sites.cli.client", "polyfed_sites.cli.server", "sklearn.compose"
 
 
 def hospitals(folder: Path, n: int = 4) -> dict[str, Path]:
@@ -41,13 +48,19 @@ def free_port() -> int:
             return s.getsockname()[1]
 
 
-def say(command: list[str]) -> None:
+def start(*command: str) -> multiprocessing.process.BaseProcess:
+    """A command, in a process of its own."""
     print(f"$ polyfed {' '.join(command)}", flush=True)
+    process = multiprocessing.get_context("fork" if FORKS else "spawn").Process(target=polyfed, args=(command,))
+    process.start()
+    return process
 
 
-def run(*command: str) -> None:
-    say([*command])
-    subprocess.run([*POLYFED, *command], check=True)
+def run(*command: str) -> int:
+    """The exit status of a command."""
+    process = start(*command)
+    process.join()
+    return abs(process.exitcode)
 
 
 def main() -> int:
@@ -58,45 +71,42 @@ def main() -> int:
     parser.add_argument("--secure", action="store_true", help="the server has sums over the sites alone")
     given = parser.parse_args()
     began, folder, n = time.monotonic(), given.out, str(given.sites)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each process
+    if FORKS:
+        command_line()
+        for name in NEEDED:
+            import_module(name)
+        gc.freeze()
     files, keys, out = hospitals(folder / "hospitals", given.sites), str(folder / "keys"), str(folder / "run")
-    run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
+    status = run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
     for name in files:
-        run("keys", "add", name, "--keys", keys, "--out", str(folder / "hospitals"))
+        status = status or run("keys", "add", name, "--keys", keys, "--out", str(folder / "hospitals"))
+    if status:
+        return status
     experiment, policy = Path(given.experiment), folder / "policy.toml"
     if given.secure:
         experiment = folder / experiment.name
         experiment.write_text(Path(given.experiment).read_text() + '\n[privacy]\nsums = "secure"\n')
-        listed = subprocess.run([*POLYFED, "keys", "list", "--keys", keys], check=True, capture_output=True, text=True)
-        pins = [line.split()[-1] for line in listed.stdout.splitlines()[1:]]
+        pins = [key.mark for (key,) in Keys(folder / "keys").sites().values()]
         policy.write_text(f'sums = "secure"\npeers = {pins}\n'.replace("'", '"'))
-    server = ["server", str(experiment), "--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
-    processes, threads = [], {"OMP_NUM_THREADS": "1"}
+    sites = []
     try:
         for name, path in files.items():
-            site = [
-                "client",
-                "--key",
-                str(path.with_suffix(".key")),
-                "--data",
-                str(path),
-                "--vault",
-                str(folder / name),
-            ]
-            site += ["--allow", "pooled", "--yes", "policy", "--quiet"]
+            site = ["--key", str(path.with_suffix(".key")), "--data", str(path), "--vault", str(folder / name)]
             if given.secure:  # each site's operator has asked the others for the digits of their keys
                 site += ["--policy", str(policy)]
-            say(site)
-            processes.append(subprocess.Popen([*POLYFED, *site], env=os.environ | threads))
-        say(server)
-        status = subprocess.run([*POLYFED, *server], env=os.environ | threads).returncode
-        ended = [p.wait(60) for p in processes] if not status else []
+            sites.append(start("client", *site, "--allow", "pooled", "--yes", "policy", "--quiet"))
+        words = ["--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
+        status = run("server", str(experiment), *words)
+        for p in sites if not status else ():
+            p.join(60)
     finally:
-        for p in processes:
+        for p in sites:
             p.terminate()
     for name in files:
         print(f"{name}'s own model, at {name}: {folder / name / 'model.safetensors'}")
     print(f"{time.monotonic() - began:.0f} seconds")
-    return status or max(map(abs, ended), default=0)
+    return status or max(1 if p.exitcode is None else abs(p.exitcode) for p in sites)
 
 
 if __name__ == "__main__":
