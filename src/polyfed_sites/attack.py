@@ -300,7 +300,7 @@ class Attacks:
 
     def strangers(self, asked: Asked) -> tuple[int, int, str]:
         """A secure sum whose other sites are the server's."""
-        keys = {n: _public(ec.generate_private_key(ec.SECP384R1())) for n in (NAME, "a", "b")}
+        keys = {n: _public(ec.generate_private_key(ec.SECP256R1())) for n in (NAME, "a", "b")}
         site, join = self.site(), asked["join"].head
         site.hidden.sign = lambda text: b"signed"
         privacy = {"training": join.training | {"privacy": {"sums": "secure"}}, "keys": keys, "cohort": 3}
@@ -309,7 +309,7 @@ class Attacks:
 
     def cohorts(self, fewer: bool) -> tuple[int, int, str]:
         """A secure sum of four pinned sites. fewer: the server names three in its request, or opens three replies"""
-        made = {name: ec.generate_private_key(ec.SECP384R1()) for name in (NAME, "a", "b", "c")}
+        made = {name: ec.generate_private_key(ec.SECP256R1()) for name in (NAME, "a", "b", "c")}
         keys, sites = {n: _public(k) for n, k in made.items()}, dict[str, Site]()
         for name, key in made.items():
             policy = self.policy if name == NAME else dataclasses.replace(OPEN, absent=1)

@@ -26,16 +26,37 @@ def append(path: Path, *entries: Any) -> None:
 
 def lines(path: Path) -> Iterator[Any]:
     """What a file's lines hold, without those that were cut off; nothing where there is no file."""
-    for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
+    return _read(path.read_bytes() if path.is_file() else b"")
+
+
+def _read(data: bytes) -> Iterator[Any]:
+    for line in data.splitlines():
         with suppress(ValueError):
             yield json.loads(line)
 
 
+class Pairs:
+    """The lines of a file that are a name and something, as they come, whoever writes them."""
+
+    def __init__(self, path: Path):
+        self.path, self._at = path, 0
+
+    def new(self) -> Iterator[tuple[str, Any]]:
+        """Those that have come since the last call."""
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as f:
+            f.seek(self._at)
+            whole = f.read()
+        self._at += (end := whole.rfind(b"\n") + 1)
+        for entry in _read(whole[:end]):
+            match entry:
+                case [name, what]:
+                    yield str(name), what
+                case _:
+                    pass
+
+
 def pairs(path: Path) -> Iterator[tuple[str, Any]]:
-    """The lines that are a name and something."""
-    for entry in lines(path):
-        match entry:
-            case [name, what]:
-                yield str(name), what
-            case _:
-                pass
+    """All of them."""
+    return Pairs(path).new()

@@ -204,7 +204,7 @@ class Keys:
             both = " and ".join(e.mark for e in valid)
             raise ConfigError(f"{site} has two valid keys, {both}; polyfed keys revoke {site} --key {valid[0].mark}")
         authority = self._read(_loaded, self.authority)
-        key, until = ec.generate_private_key(ec.SECP384R1()), now + timedelta(days=days)
+        key, until = ec.generate_private_key(ec.SECP256R1()), now + timedelta(days=days)
         certificate = b""
         if self._signing.exists():  # it may be kept elsewhere
             made = _certificate(site, authority, key.public_key(), days, CLIENT)

@@ -41,7 +41,7 @@ class Book:
         self._sets: dict[str, np.ndarray | None] = {}
         self._shared: dict[tuple[str, str], np.ndarray] = {}
         self._asked: list[tuple[str, str, str, float]] = []  # kind, what, set of rows, weight
-        self._read = -1  # bytes of the file that these were in
+        self._lines = journal.Pairs(self.folder / ASKED)
         self._identified = ("", dict[int, int]())  # digest of a site's file, and its rows
 
     # rows
@@ -115,14 +115,10 @@ class Book:
     @property
     def asked(self) -> list[tuple[str, str, str, float]]:
         """(kind, what, set of rows, weight) of all that was asked."""
-        path = self.folder / ASKED
-        size = path.stat().st_size if path.is_file() else 0
-        if size != self._read and not (self.dry and self._asked):
-            self._asked, self._read = [], size
-            for site, entry in journal.pairs(path):
-                with suppress(ValueError, TypeError):
-                    kind, what, rows, weight = entry
-                    self._asked += [(str(kind), str(what), str(rows), float(weight))] if site == self.site else []
+        for site, entry in self._lines.new():
+            with suppress(ValueError, TypeError):
+                kind, what, rows, weight = entry
+                self._asked += [(str(kind), str(what), str(rows), float(weight))] if site == self.site else []
         return self._asked
 
     def heaviest(self, weights: Mapping[str, float], rows: str) -> float:

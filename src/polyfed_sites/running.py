@@ -4,7 +4,7 @@ in its vault, and makes the site's model at the end.
 
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -205,13 +205,17 @@ class Run:
             models = models._replace(received=[*self.client.personal(asked.head.base, received)[0]])
         rows = self.joined.rows.train
         rows = rows if len(rows) == len(split.x) else np.arange(len(split.x), dtype=np.uint64) * STEP
-        some = units.Units(own.book, own.policy.least_count).kept_back(question, models, task, split, rows)
+        some = self._units.kept_back(question, models, task, split, rows)
         if some:
             self.joined.rows.spend("cells", f"units {question}", len(some))
             which = ", ".join(f"{len(u)} of layer {name}" for name, _, u in some)
             why = f"fewer than {own.policy.least_count} rows tell some of them from others"
             own.say(f"{own.name}: round {asked.head.t}: keeps back units of the model ({which}): {why}")
         return reply._replace(tensors=units.withheld(reply.tensors, received, task.layout, some))
+
+    @cached_property
+    def _units(self) -> units.Units:
+        return units.Units(self.own.book, self.own.policy.least_count)
 
     def _sent(self, head: m.Train) -> Mapping[str, Form]:
         """The forms of the tensors that may leave in an exchange."""

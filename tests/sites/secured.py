@@ -14,7 +14,7 @@ from polyfed_sites.policy import Policy
 from polyfed_sites.site import Site
 
 FOUR = (*NAMES, "wien")
-KEYS = {name: ec.generate_private_key(ec.SECP384R1()) for name in FOUR}
+KEYS = {name: ec.generate_private_key(ec.SECP256R1()) for name in FOUR}
 SECURE = '[privacy]\nsums = "secure"\n'
 COLUMNS, DP = '[columns]\nmissing = "mean"\n', "epsilon = 2.0\ndelta = 1e-3\nclip = 1.0\n"
 SIZES["wien"] = 26
