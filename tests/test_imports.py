@@ -10,7 +10,6 @@ import polyfed.algorithms
 from graph import SRC, circles, own
 from polyfed.base.plugins import SIBLINGS
 from polyfed.cli.describe import citation
-from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
@@ -19,12 +18,14 @@ studies; face; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
 BESIDE = tuple(sorted(path.parent.name for path in ROOT.parent.glob("polyfed_*/__init__.py")))
-FACES = (ROOT / "__init__.py", ROOT / "data/__init__.py", ROOT / "face.py")  # have names of packages beside the core
+FACES = [ROOT / f"{at}.py" for at in ("__init__", "algorithms/__init__", "data/__init__", "models/__init__", "face")]
+# the faces have names of packages beside the core
 UNDER = {  # may import
     "polyfed_sites": ("polyfed_privacy", "polyfed_audit", "polyfed_export"),
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
     "polyfed_flower": ("polyfed_sites",),
-    "polyfed_papers": ("polyfed_export", "polyfed_tuning"),
+    "polyfed_export": ("polyfed_adapters",),
+    "polyfed_papers": ("polyfed_adapters", "polyfed_export", "polyfed_tuning"),
     "polyfed_testing": ("polyfed_members",),
 }
 
@@ -99,26 +100,29 @@ def test_packages_beside_the_core_do_not_reach_into_the_command_line():
         assert imported(path).isdisjoint({"cli"} - allowed), path
 
 
-def papers_imported(path: Path) -> set[str]:
-    """Other papers' files of `algorithms/` that a file of it imports; a paper is a file or a folder there."""
-    own = path.relative_to(ROOT / "algorithms").parts[0].removesuffix(".py")
-    found = {name.split(".")[2] for name in modules(path) if name.startswith("polyfed.algorithms.")}
-    return found - {own, "_shared"}
+HOMES = {"polyfed.algorithms.": ROOT / "algorithms", "polyfed_adapters.": ROOT.parent / "polyfed_adapters"}
+SHARED = {"__init__", "__pycache__", "_shared", "adapters", "backbone", "lora", "py.typed"}  # no papers
+
+
+def papers(names: set[str]) -> set[str]:
+    """The papers that modules are of; a paper is a file or a folder of a home."""
+    return {name.removeprefix(h).split(".")[0] for h in HOMES for name in names if name.startswith(h)} - SHARED
 
 
 def test_no_paper_imports_another():
-    files = set((ROOT / "algorithms").rglob("*.py")) - {ROOT / "algorithms" / "__init__.py"}
-    assert {path: papers_imported(path) for path in files if papers_imported(path)} == {}
+    for file in (file for home in HOMES.values() for file in home.rglob("*.py") if file.parent / "__init__.py" != file):
+        home = next(home for home in HOMES.values() if file.is_relative_to(home))
+        own = file.relative_to(home).parts[0].removesuffix(".py")
+        assert papers(modules(file, of=("polyfed", "polyfed_adapters"))) <= {own}, file
 
 
 def test_one_paper_one_file():
     """Every public file or folder has methods, and they cite one paper; what is shared defines none."""
-    home, cited = f"{polyfed.algorithms.__name__}.", {}
-    for cls in REGISTRY.values():
-        if cls.__module__.startswith(home):
-            cited.setdefault(cls.__module__.removeprefix(home).split(".")[0], set()).add(citation(cls))
-    public = {p.name.removesuffix(".py") for p in (ROOT / "algorithms").iterdir()} - {"__init__", "__pycache__"}
-    assert cited.keys() == public - {"_shared"}
+    cited = {}
+    for cls in polyfed.algorithms.shipped().values():
+        for paper in papers({cls.__module__}) or {cls.__module__}:
+            cited.setdefault(paper, set()).add(citation(cls))
+    assert cited.keys() == {p.name.removesuffix(".py") for home in HOMES.values() for p in home.iterdir()} - SHARED
     assert {paper for paper, texts in cited.items() if len(texts) > 1} == set()
 
 

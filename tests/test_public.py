@@ -11,6 +11,7 @@ import pytest
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.base import plugins
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
@@ -22,7 +23,9 @@ from polyfed_tuning.tuned import Tuned
 
 
 def test_the_methods_are_those_of_the_registry():
-    ours = {cls.__name__: cls for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms")}
+    ours = {cls.__name__: cls for cls in polyfed.algorithms.shipped().values()}
+    there = {cls for cls in REGISTRY.values() if plugins.ours(cls.__module__) and issubclass(cls, pf.Algorithm)}
+    assert there == {*ours.values()}
     shown = {n: getattr(polyfed.algorithms, n) for n in polyfed.algorithms.__all__}
     assert shown == ours
     assert all(getattr(pf, name) is cls for name, cls in ours.items())

@@ -33,7 +33,7 @@ from torch import nn
 
 import polyfed as pf
 import polyfed.algorithms
-from polyfed.core.algorithm import REGISTRY
+from polyfed.algorithms import shipped
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
@@ -179,8 +179,7 @@ def scenarios() -> dict[str, dict[str, Any]]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    REGISTRY.load()
-    methods = {cls.__name__ for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms.")}
+    methods = {cls.__name__ for cls in shipped().values()}
     for cls in sorted(methods):
         for at, variant in enumerate(VARIANTS.get(cls, [{}])):
             name = f"{cls}({', '.join(f'{k}={v}' for k, v in variant.items())})"

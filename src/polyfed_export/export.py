@@ -17,14 +17,14 @@ from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import table_in
 from polyfed.data.preparation import Preparation
-from polyfed.models.adapters import is_adapted
-from polyfed.models.adapters import merged as put_into
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe, said
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.ownership import put, spare
 from polyfed.runs.result import Result
+from polyfed_adapters.adapters import is_adapted
+from polyfed_adapters.adapters import merged as put_into
 from polyfed_export.factorised import parts_of
 
 Form = Literal["dense", "factorised", "merged"]

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from polyfed.algorithms._shared.lora import product
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.typed import named_modules
-from polyfed.models.adapters import IA3, Beside, DoRA, LoRA
-from polyfed.models.backbone import Pretrained
 from polyfed.runs.folder import safe
 from polyfed.runs.ownership import spare
 from polyfed.runs.result import Result, position
+from polyfed_adapters.adapters import IA3, Beside, DoRA, LoRA
+from polyfed_adapters.backbone import Pretrained
+from polyfed_adapters.lora import product
 
 BEFORE = "base_model.model."  # peft's names of the parameters of the model that it wraps
 

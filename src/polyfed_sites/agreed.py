@@ -15,8 +15,7 @@ from polyfed.base.errors import PolyfedError, Refusal
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.data.preparation import Settled
-from polyfed.models import default_for
-from polyfed.models.backbone import digest_of
+from polyfed.models import default_for, digest_of
 from polyfed.runs.build import make_model
 from polyfed.runs.config import TABLES, Where, model_of, read_table
 from polyfed.runs.folder import version_of

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from polyfed.base.errors import ConfigError, MethodError, PolyfedError
+from polyfed.base.plugins import ours
 from polyfed.core.algorithm import Algorithm
 from polyfed.runs.userfile import blamed
 from polyfed_testing.rows import ROWS
@@ -121,4 +122,4 @@ def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
 def _modules(method: Algorithm) -> tuple[str, ...]:
     """Modules of the author's own."""
     modules = {cls.__module__ for cls in type(method).__mro__}
-    return tuple(name for name in modules if name.split(".")[0] not in ("polyfed", "builtins"))
+    return tuple(name for name in modules if name != "builtins" and not ours(name))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from acme import changed, forget, install
@@ -10,6 +11,7 @@ from acme import changed, forget, install
 import polyfed as pf
 from polyfed.base.errors import ConfigError
 from polyfed.base.plugins import SIBLINGS
+from polyfed.base.registry import Registry
 from polyfed.core.algorithm import REGISTRY
 
 NAMES = ["--algorithm", "halfway", "--data", "moons", "--model", "tanh", "--metrics", "hits"]
@@ -166,3 +168,16 @@ def test_nobody_looks_for_packages_before_a_name_is_asked_for(cli, monkeypatch, 
     names = ["--algorithm", "fedavg", "--data", "digits", "--model", "linear", "--metrics", "auc"]
     for command in (["--help"], ["run", *names, "--clients", 2, "--rounds", 1, "-q"]):
         cli(*command).done()
+
+
+def test_what_is_offered_is_imported_by_name_and_refused_in_one_line_where_its_package_is_missing(monkeypatch):
+    things = Registry("thing")
+    things.offer({"lazy": "lazy_one", "lora": "polyfed_adapters.lora"})
+    monkeypatch.setitem(sys.modules, "polyfed_adapters", None)
+    monkeypatch.delitem(sys.modules, "polyfed_adapters.lora", raising=False)
+    monkeypatch.setitem(sys.modules, "lazy_one", SimpleNamespace(lazy=changed))
+    assert [*things] == things.names() == ["lazy"]
+    assert things.find("lazy") is changed
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"^thing: lora needs the package polyfed_adapters[^\n]*$"):
+            things.find("lora")

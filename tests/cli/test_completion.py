@@ -6,14 +6,14 @@ import sys
 import pytest
 
 import polyfed.algorithms  # noqa: F401
+from polyfed.algorithms import shipped
 from polyfed.cli import complete
-from polyfed.core.algorithm import REGISTRY
 from polyfed.data import names
 from polyfed.runs.training import Settings
 
 
 def test_methods_data_sets_and_settings_are_those_there_are():
-    ours = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms")}
+    ours = {*shipped()}
     assert set(complete.methods("")) == ours
     assert set(complete.data("")) == set(names())
     assert {"rounds=", "evaluate-every=", "data.partition=", "model.name=", "attack.ratio="} <= {*complete.settings("")}

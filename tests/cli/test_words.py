@@ -15,7 +15,7 @@ from polyfed.cli.late import late
 from polyfed.cli.options import Command
 from polyfed.core.algorithm import REGISTRY
 
-METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
+METHODS = [*polyfed.algorithms.shipped()]
 COMMANDS = [
     *("run", "compare", "tune", "resume", "report", "export", "admit", "coalitions", "leave", "regress", "algorithms"),
     *("data list", "data fetch", "data inspect"),

@@ -11,12 +11,12 @@ from small import Wrapped, batches, mlp, split_of
 from test_vectorised import NETS
 from torch import nn
 
+from polyfed import models
 from polyfed.compute.check import check
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.models import adapted
 
 V, T = 11, 5
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
 def block() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return adapted(Block().double(), "lora:r=2,targets=query+value")
+        return models.adapted(Block().double(), "lora:r=2,targets=query+value")
 
 
 def words(*sizes: int) -> Split:

@@ -5,12 +5,13 @@ import torch
 from tiny import KINDS, tiny
 from torch import nn
 
+from polyfed import models
 from polyfed.base.errors import ModelError
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.models import adapted, build
+from polyfed.models import build
 
 CLIENTS, SAMPLES, T, V = 3, 4, 6, 11
 
@@ -110,7 +111,7 @@ def compared(task, some):
 def test_gradients_are_those_of_one_after_another(words, drop):
     torch.manual_seed(0)
     model = Net(drop).double()
-    assert compared(task_of(model if words is None else adapted(model, words)), batch()) < 1e-12
+    assert compared(task_of(model if words is None else models.adapted(model, words)), batch()) < 1e-12
 
 
 BUILT = {
@@ -142,7 +143,7 @@ def test_norms_are_known_by_their_class_or_its_name():
         pass
 
     for norm in (nn.RMSNorm(8), TinyRMSNorm(8)):
-        task = Task(adapted(normed(norm), "norms"))
+        task = Task(models.adapted(normed(norm), "norms"))
         assert [e.name for e in task.layout.entries] == ["norm.weight", "head.weight", "head.bias"]
         assert int(task.layout.mask("norm").sum()) == 8
 
@@ -168,7 +169,7 @@ def test_models_of_transformers(kind, part, tmp_path):
     targets = "q_proj+v_proj" if kind == "llama" else "query+value" if kind == "bert" else ""
     model = build("transformers", tuple(some.x.shape[2:]), 3, backbone=str(tmp_path))
     words = "norms" if part == "norms" else "lora:r=2" + (f",targets={targets}" if targets else "")
-    task, again = (checked(Task(adapted(model, words), recompute=given), some.x) for given in (False, True))
+    task, again = (checked(Task(models.adapted(model, words), recompute=given), some.x) for given in (False, True))
     assert compared(task, some) < 1e-6
     assert len(again.net.blocks) == 2
     w = task.w0 + 0.1 * torch.randn(CLIENTS, task.p)
@@ -185,7 +186,7 @@ def test_where_vmap_fails_check_takes_the_grouped_pass_or_says_so(caplog):
         def forward(self, x):
             return super().forward(x) + self.head.weight.sum(1) * x.sum(1, keepdim=True)
 
-    for model, together in ((adapted(Net(), "lora:r=2"), True), (Odd(), False)):
+    for model, together in ((models.adapted(Net(), "lora:r=2"), True), (Odd(), False)):
         task = Task(model)
         task.net.vectorised = True
         checked(task, batch().x)

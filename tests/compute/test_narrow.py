@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from polyfed import models
 from polyfed.compute import narrow
 from polyfed.compute.batches import Batch
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.task import Task
-from polyfed.models import adapted
 
 
 class Block(nn.Module):
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 def half(dtype) -> nn.Module:
     torch.manual_seed(0)
-    return adapted(Net().to(dtype), "lora:r=2,targets=inner")
+    return models.adapted(Net().to(dtype), "lora:r=2,targets=inner")
 
 
 def batch() -> Batch:

@@ -7,13 +7,14 @@ from test_elsewhere import V, words
 from torch import nn
 
 import polyfed as pf
+from polyfed import models
 from polyfed.base.errors import ConfigError, ModelError, RunError
 from polyfed.compute.check import check
 from polyfed.compute.gradients import hvp, losses_of
 from polyfed.compute.recompute import blocks
 from polyfed.compute.solvers import local_sgd
 from polyfed.compute.task import Task
-from polyfed.models import adapted, build
+from polyfed.models import build
 from polyfed.runs.trainer import prepare
 
 D, WIDE, LAYERS = 8, 64, 6
@@ -50,7 +51,7 @@ def transformer(kind: str = "all", **given) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Transformer(**given).double()
-        return net if kind == "all" else adapted(net, "lora:r=2,targets=query+value")
+        return net if kind == "all" else models.adapted(net, "lora:r=2,targets=query+value")
 
 
 def task_of(model: nn.Module, recompute: bool, grouped: bool = False, **given) -> Task:

@@ -6,14 +6,12 @@ import torch
 from torch import nn
 
 import polyfed as pf
-import polyfed.algorithms
-from polyfed.core.algorithm import REGISTRY
+from polyfed.algorithms import shipped
 
 METHODS = {
     name: cls()
-    for name, cls in sorted(REGISTRY.items())
-    if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")
-    and name not in ("fedbn", "fedem", "fedrc", "knn-per")  # no chains
+    for name, cls in shipped().items()
+    if name not in ("fedbn", "fedem", "fedrc", "knn-per")  # no chains
     and not cls.adapter_train
 } | {"per-fedavg(exact)": pf.PerFedAvg(order="exact"), "gpgd(low rank)": pf.GPGD(lam=0.5)}
 

@@ -15,8 +15,9 @@ from traffic import FEATURES, TWO_LAYERS
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.compute.batches import Work
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule
 from polyfed.models import adapted
@@ -99,11 +100,10 @@ class Plus(nn.Module):
 def methods() -> dict[str, Algorithm]:
     """Every method of the package with its defaults, and the variants, by a readable name."""
     found: dict[str, Algorithm] = {}
-    for name, cls in sorted(REGISTRY.items()):
-        if cls.__module__.startswith(f"{polyfed.algorithms.__name__}."):
-            found[name] = cls()
-            for settings in VARIANTS.get(name, []):
-                found[f"{name}({','.join(f'{k}={v}' for k, v in settings.items())})"] = cls(**settings)
+    for name, cls in shipped().items():
+        found[name] = cls()
+        for settings in VARIANTS.get(name, []):
+            found[f"{name}({','.join(f'{k}={v}' for k, v in settings.items())})"] = cls(**settings)
     return found
 
 

@@ -13,14 +13,14 @@ from torch import nn
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.base import checkpoint
 from polyfed.base.errors import ConfigError, Diverged, ModelError
-from polyfed.core.algorithm import REGISTRY
 from polyfed.core.explosion import exploded
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
-METHODS = [cls() for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
+METHODS = [cls() for cls in shipped().values()]
 STEPS = [(1e2, "32", 3), (1e5, "64", 3), (1e3, "64", 1)]
 ONE_LINE = r"^round \d+: .+ diverged \(NaN or infinity\); try a smaller lr[^\n]*$"
 

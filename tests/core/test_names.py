@@ -9,10 +9,11 @@ import torch
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError
-from polyfed.core.algorithm import REGISTRY, decayed
+from polyfed.core.algorithm import decayed
 
-METHODS = [cls for cls in REGISTRY.values() if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
+METHODS = [*shipped().values()]
 
 
 @pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.name)

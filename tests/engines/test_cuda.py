@@ -11,6 +11,7 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed import models
+from polyfed.algorithms import shipped
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
@@ -20,12 +21,11 @@ from polyfed.compute.kept import kept
 from polyfed.compute.outputs import each_outputs
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import REGISTRY
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no usable CUDA device")
 OTHERS = ("fedbn", "fedem", "fedrc", "knn-per")  # which refuse these nets
-OURS = [c for c in REGISTRY.values() if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
+OURS = [*shipped().values()]
 METHODS = [c for c in OURS if c.name not in OTHERS]
 
 

@@ -7,7 +7,7 @@ from tiny import WORDS, notes, tokenizer_of_words
 from torch import nn
 
 import polyfed as pf
-from polyfed.models.backbone import transformers as folder_of
+from polyfed_adapters.backbone import transformers as folder_of
 
 pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -13,8 +13,8 @@ from torch import nn
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.base.errors import PolyfedError
-from polyfed.core.algorithm import REGISTRY
 
 HOSTILE = st.one_of(
     st.sampled_from([0, -1, 1, 2, 10**9, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, True, False, None, "", "none"]),
@@ -24,7 +24,7 @@ HOSTILE = st.one_of(
     st.sampled_from(["1" * 400, "κλειδί"]),
     st.text(max_size=12), st.integers(-(2**70), 2**70), st.floats(),
 )  # fmt: skip
-METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
+METHODS = [*shipped()]
 
 
 MORE = int(os.environ.get("POLYFED_FUZZ", "0"))

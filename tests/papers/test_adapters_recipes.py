@@ -6,10 +6,10 @@ from torch import nn
 
 import polyfed_papers.adapters as adapters
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fedexlora import FedExLoRA
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.errors import DataError
 from polyfed.core.algorithm import REGISTRY
+from polyfed_adapters.fedexlora import FedExLoRA
 from polyfed_papers.adapters import Pool, drawn, tables
 from polyfed_papers.adapters.tables import DEPTHS, TASKS, place, places
 from polyfed_papers.recipes import Bench, find

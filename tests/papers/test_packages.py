@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from polyfed.models import build, pretrained
-from polyfed.models.backbone import digest_of
+from polyfed_adapters.backbone import digest_of
 from polyfed_papers.adapters import (
     PIXELS,
     Picture,

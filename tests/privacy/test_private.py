@@ -10,6 +10,7 @@ import torch
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError, ModelError, RunError
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.runs.privacy import Privacy
@@ -129,11 +130,7 @@ def test_sums_that_a_method_rests_on_hold_under_secure_sums(name, rounding):
         assert gap.abs().max() < rounding
 
 
-OTHERS = sorted(
-    name
-    for name, cls in REGISTRY.items()
-    if issubclass(cls, Algorithm) and cls.__module__.startswith("polyfed.algorithms") and name not in SUMS
-)
+OTHERS = [name for name in shipped() if name not in SUMS]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import REGISTRY
 from polyfed.core.schedule import Uniform
 from polyfed.core.uplinks import Uplinks
 from polyfed.runs.rehearsal import counted, sums
 
-METHODS = {n: c() for n, c in sorted(REGISTRY.items()) if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")}
+METHODS = {name: cls() for name, cls in shipped().items()}
 
 
 def masked(exchange, kinds):

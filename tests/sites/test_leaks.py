@@ -10,13 +10,13 @@ from direct import raw
 from hospitals import ALL, OPEN, Between, Sites, at_sites, experiment, folder
 from safetensors.torch import load_file
 
-import polyfed.algorithms
+from polyfed.algorithms import shipped
 from polyfed.base import errors
 from polyfed.core.algorithm import REGISTRY
 from polyfed_sites.site import Site
 from polyfed_sites.wire import Request
 
-OURS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
+OURS = [*shipped()]
 METHODS = [name for name in OURS if name not in ("fedbn", "fedem", "fedrc", "knn-per")]  # which refuse a plain network
 NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;

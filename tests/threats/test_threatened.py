@@ -10,11 +10,11 @@ from exchanged import private_rows
 
 import polyfed as pf
 from polyfed import threats
+from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import REGISTRY
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
@@ -179,9 +179,7 @@ CLASSES_OR_NORMS = (
     pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.FedTGP, pf.FedGH, pf.MOON,
 )  # fmt: skip
 OURS = [
-    cls()
-    for cls in REGISTRY.values()
-    if cls.__module__.startswith("polyfed.algorithms.") and cls not in CLASSES_OR_NORMS and not cls.adapter_train
+    cls() for cls in shipped().values() if cls not in CLASSES_OR_NORMS and not cls.adapter_train
 ]  # other tests make methods too
 
 

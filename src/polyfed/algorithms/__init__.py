@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from polyfed.algorithms.feddbe import FedDBE as FedDBE
     from polyfed.algorithms.feddyn import FedDyn as FedDyn
     from polyfed.algorithms.fedem import FedEM as FedEM
-    from polyfed.algorithms.fedexlora import FedExLoRA as FedExLoRA
     from polyfed.algorithms.fedexp import FedExP as FedExP
     from polyfed.algorithms.fedfomo import FedFomo as FedFomo
     from polyfed.algorithms.fedgh import FedGH as FedGH
@@ -44,20 +43,15 @@ if TYPE_CHECKING:
     from polyfed.algorithms.fedrc import FedRC as FedRC
     from polyfed.algorithms.fedrep import FedRep as FedRep
     from polyfed.algorithms.fedrod import FedRoD as FedRoD
-    from polyfed.algorithms.fedsalora import FedSALoRA as FedSALoRA
     from polyfed.algorithms.fedslr import FedSLR as FedSLR
     from polyfed.algorithms.fedsoft import FedSoft as FedSoft
     from polyfed.algorithms.fedspa import FedSpa as FedSpa
     from polyfed.algorithms.fedtgp import FedTGP as FedTGP
     from polyfed.algorithms.fedtrack import FedTrack as FedTrack
     from polyfed.algorithms.fesem import FeSEM as FeSEM
-    from polyfed.algorithms.ffalora import FFALoRA as FFALoRA
     from polyfed.algorithms.flexcfl import FlexCFL as FlexCFL
-    from polyfed.algorithms.flexlora import FlexLoRA as FlexLoRA
-    from polyfed.algorithms.flora import FLoRA as FLoRA
     from polyfed.algorithms.fpfc import FPFC as FPFC
     from polyfed.algorithms.gpgd import GPGD as GPGD
-    from polyfed.algorithms.hetlora import HetLoRA as HetLoRA
     from polyfed.algorithms.hypcluster import HypCluster as HypCluster
     from polyfed.algorithms.ifca import IFCA as IFCA
     from polyfed.algorithms.knnper import KNNPer as KNNPer
@@ -71,13 +65,26 @@ if TYPE_CHECKING:
     from polyfed.algorithms.pfedme import PFedMe as PFedMe
     from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
     from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
-    from polyfed.algorithms.rolora import RoLoRA as RoLoRA
     from polyfed.algorithms.scaffold import Scaffold as Scaffold
     from polyfed.algorithms.stocfl import StoCFL as StoCFL
+    from polyfed_adapters.fedexlora import FedExLoRA as FedExLoRA
+    from polyfed_adapters.fedsalora import FedSALoRA as FedSALoRA
+    from polyfed_adapters.ffalora import FFALoRA as FFALoRA
+    from polyfed_adapters.flexlora import FlexLoRA as FlexLoRA
+    from polyfed_adapters.flora import FLoRA as FLoRA
+    from polyfed_adapters.hetlora import HetLoRA as HetLoRA
+    from polyfed_adapters.rolora import RoLoRA as RoLoRA
 
 _HOMES = homes(__file__)
 __all__ = sorted(_HOMES)
 REGISTRY.offer({name.lower(): module for name, module in _HOMES.items()})
+
+
+def shipped() -> dict[str, Any]:
+    """The methods that come with polyfed, by name; those of a package beside it that is missing are left out."""
+    return {
+        name: cls for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(_HOMES.get(cls.__name__, "-"))
+    }
 
 
 def __getattr__(name: str) -> Any:

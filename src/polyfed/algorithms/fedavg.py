@@ -1,10 +1,11 @@
 """FedAvg: local SGD from the common model, then the mean. McMahan et al., AISTATS 2017, Algorithm 1."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from polyfed.algorithms._shared.lora import known, means, missed, noted, places
+from polyfed.base.plugins import sibling
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Server, State, mean
@@ -33,7 +34,8 @@ class FedAvg(Algorithm):
     linear_claims = "its means"
 
     def init_server(self, task, w0, n) -> State | Server:
-        error = noted(places(task.layout, self)) | {"error": w0.new_zeros(())} if self.aggregation_error else {}
+        lora = self._lora() if self.aggregation_error else None
+        error = lora.noted(lora.places(task.layout, self)) | {"error": w0.new_zeros(())} if lora else {}
         return {"w": w0, **error}
 
     def local_update(self, task, client, down, data, round):
@@ -44,8 +46,12 @@ class FedAvg(Algorithm):
         if self.aggregation_error:  # sum_i p_i (B_i - B)(A_i - A) is the mean of products less the product of means
             p = round.samples if self.weighted else torch.ones_like(round.samples)
             own, w = up["w"], mean(up["w"], p)
-            new["error"] = missed(known(server), w, means(known(server), own - w, p))
+            lora, layers = self._lora(), self._lora().known(server)
+            new["error"] = lora.missed(layers, w, lora.means(layers, own - w, p))
         return new
+
+    def _lora(self) -> Any:
+        return sibling("polyfed_adapters.lora", "algorithm.aggregation-error")
 
     def describe(self, server):
         error = {"aggregation_error": server["error"]} if self.aggregation_error else {}

@@ -22,4 +22,4 @@ def attribute(package: str, homes: Mapping[str, str], name: str) -> Any:
     """What a package has by this name, which `homes` knows. Raises AttributeError for another."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(import_module(homes[name]), name)
+    return getattr(import_module("polyfed.base.plugins").sibling(homes[name], f"{package}.{name}"), name)

@@ -28,6 +28,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_audit": ("data repair",),
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_flower": ("flower",),
+    "polyfed_adapters": (),
     "polyfed_ray": (),
     "polyfed_estimators": (),
     "polyfed_tables": (),
@@ -102,6 +103,11 @@ def sibling(module: str, why: str) -> Any:
         if package := absent(e):
             raise ConfigError(f"{why} {missing(package)}") from None
         raise
+
+
+def ours(module: str) -> bool:
+    """True for a module of polyfed or of a package beside it."""
+    return module.partition(".")[0] in (OURS, *SIBLINGS)
 
 
 def absent(error: BaseException) -> str | None:

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 from polyfed.base import plugins
@@ -41,7 +40,7 @@ class Registry(dict[str, T]):
         return thing
 
     def offer(self, homes: Mapping[str, str]) -> None:
-        """Register what modules register on their import, to be imported when asked for by name (without hyphens)."""
+        """Register what modules have, or add on their import, for when it is asked for by name (without hyphens)."""
         self._homes |= homes
         for name in [*super().__iter__()]:  # which may be taken
             self.load(name)
@@ -50,7 +49,15 @@ class Registry(dict[str, T]):
         """Import what is offered: all of it, or what goes by this name."""
         for key in [*self._homes] if name is None else [_plain(name)]:
             if home := self._homes.pop(key, None):
-                import_module(home)
+                try:
+                    module = plugins.sibling(home, f"{self.key}: {name}")
+                except ConfigError as e:  # a package that is not installed
+                    self._homes[key] = home
+                    if name is not None:
+                        raise self.refusal(str(e)) from None
+                else:
+                    if key not in self and (thing := vars(module).get(key)) is not None:
+                        self[key] = thing
 
     def __iter__(self) -> Iterator[str]:
         self.load()

@@ -15,15 +15,16 @@ HEAD = re.compile(r'^class (\w+)|^    name = "(.+)"', re.M)
 
 def methods(incomplete: str) -> list[str]:
     """The methods that begin so."""
-    folder = Path(__file__).parents[1] / "algorithms"
+    src = Path(__file__).parents[2]
+    folder = src / "polyfed/algorithms"
     name_of: dict[str, str] = {}
-    for path in folder.rglob("*.py"):
+    for path in (*folder.rglob("*.py"), *src.glob("polyfed_adapters/*.py")):
         cls = ""
         for begun, name in HEAD.findall(path.read_text("utf-8")):
             cls = begun or cls
             name_of[cls] = name or cls.lower()
     public = re.findall(r"import (\w+) as \1", (folder / "__init__.py").read_text("utf-8"))
-    names = {*(name_of[cls] for cls in public), *(p.name for p in plugins.of("polyfed.methods"))}
+    names = {*(name_of[cls] for cls in public if cls in name_of), *(p.name for p in plugins.of("polyfed.methods"))}
     return sorted(name for name in names if name.startswith(incomplete))
 
 

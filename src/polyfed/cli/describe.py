@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
-from polyfed.base.plugins import Plugin
+from polyfed.base.plugins import OURS, Plugin, ours
 from polyfed.base.settings import kebab, settings_of
 from polyfed.cli.commands import Algorithms
 from polyfed.cli.screen import grid, stdout
@@ -101,7 +101,7 @@ def _text(package: str, file: str) -> str:
 
 def _beside(cls: type, file: str) -> str:
     """The text of a file of the package that a class is from; empty where there is none."""
-    package = cls.__module__.partition(".")[0]
+    package = OURS if ours(cls.__module__) else cls.__module__.partition(".")[0]
     return _text(package, file) if hasattr(sys.modules[package], "__path__") else ""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyfed.base.errors import ModelError
+from polyfed.base.plugins import ours
 from polyfed.compute.batches import on_device
 from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops, halves
 from polyfed.compute.layout import Layout
@@ -67,7 +68,7 @@ def _forms(module: nn.Module, owned: dict[str, Own], s: int) -> Generator[None]:
     try:
         for name, own in owned.items():
             layer = module.get_submodule(name)
-            form = FORMS.get(type(layer).__name__ if type(layer).__module__.startswith("polyfed.") else type(layer))
+            form = FORMS.get(type(layer).__name__ if ours(type(layer).__module__) else type(layer))
             # vectors: factors on outputs or inputs, RMSNorms of transformers
             if form is None and all(t.dim() == 2 for t in own.values()):
                 form = _by_sample

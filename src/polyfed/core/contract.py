@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from polyfed.base.errors import MethodError
+from polyfed.base.plugins import ours
 from polyfed.base.settings import is_table
 from polyfed.core.messages import KNOWN, Down, Server, State
 
@@ -102,7 +103,7 @@ def _is_state(value: Any, s: int | None = None) -> bool:
 def _require(method: object, name: str, fits: bool, value: Any, expected: str) -> None:
     if not fits:
         cls, function = type(method), getattr(type(method), name)
-        theirs = function.__module__.startswith("polyfed.")  # inherited from ours: the class is the author's
+        theirs = ours(function.__module__)  # inherited from ours: the class is the author's
         where = place(cls if theirs else function)
         raise MethodError(f"{where}: {name} of {cls.__name__} returned {_kind(value)}, expected {expected}")
 

@@ -11,9 +11,6 @@ from torch import nn
 from polyfed.base import arguments, plugins, settings
 from polyfed.base.errors import ModelError
 from polyfed.base.registry import Registry
-from polyfed.models.adapters import adapted, merged
-from polyfed.models.backbone import pretrained
-from polyfed.models.backbone import transformers as _transformers
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm, with_statistics
 from polyfed.models.memory import memory
@@ -24,6 +21,10 @@ from polyfed.models.resnet import resnet18
 
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
+    from polyfed_adapters.adapters import adapted, merged
+    from polyfed_adapters.adapters import is_adapted as is_adapted
+    from polyfed_adapters.backbone import digest_of as digest_of
+    from polyfed_adapters.backbone import pretrained
 
 __all__ = [
     "about",
@@ -41,8 +42,17 @@ __all__ = [
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)
-for _maker in (linear, mlp, cnn, lenet, resnet18, mixture, memory, _transformers):
+for _maker in (linear, mlp, cnn, lenet, resnet18, mixture, memory):
     MODELS.add(_maker.__name__, _maker)
+MODELS.offer({"transformers": "polyfed_adapters.backbone"})
+_BESIDE = {"adapted": "adapters", "is_adapted": "adapters", "merged": "adapters"}
+_BESIDE |= {"digest_of": "backbone", "pretrained": "backbone"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BESIDE:
+        raise AttributeError(f"module 'polyfed.models' has no attribute {name!r}")
+    return getattr(plugins.sibling(f"polyfed_adapters.{_BESIDE[name]}", f"polyfed.models.{name}"), name)
 
 
 def names() -> tuple[str, ...]:

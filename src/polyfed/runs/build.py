@@ -12,12 +12,12 @@ from torch import nn
 from polyfed import models
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.augment import augmentation
+from polyfed.compute.narrow import HALF
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.data.readers import located
-from polyfed.models.backbone import digest_of, is_half
 from polyfed.models.start import under
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.runs.released import each_as_released
@@ -170,7 +170,7 @@ def backed(m: Model) -> Model:
     if m.backbone is None:
         return m
     path = Path(m.backbone).expanduser().resolve()
-    digest, expected = digest_of(path), m.backbone_digest
+    digest, expected = models.digest_of(path), m.backbone_digest
     if expected not in (None, digest):
         raise ConfigError(f"model.backbone: {path}: found digest {digest}, expected {expected}")
     whole = path.is_dir()
@@ -200,5 +200,5 @@ def _made(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn
     if m.batchnorm is not None:
         made = models.with_statistics(made) if m.batchnorm == "statistics" else models.replace_batchnorm(made)
     if m.adapter is None:
-        return made.float() if is_half(made) else made
+        return made.float() if any(q.dtype in HALF for q in made.parameters()) else made
     return models.adapted(made, m.adapter, seed)

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from polyfed import models
 from polyfed.base import checkpoint
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.randomness import client_keys
@@ -33,7 +34,6 @@ from polyfed.data.federation import LEARNT, Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.metrics import scores
 from polyfed.metrics.scores import LOSS
-from polyfed.models.adapters import adapted, is_adapted
 from polyfed.models.start import Start, drawn
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
@@ -169,7 +169,8 @@ class Stored:
         table = {k: v for k, v in self.settings.model.items() if k != "parameters"}
         if self._own is not None:
             own, words = drawn(self._own, self.settings.seed), table.get("adapter")
-            model = copy.deepcopy(own) if words is None or is_adapted(own) else adapted(own, words, self.settings.seed)
+            there = words is None or models.is_adapted(own)
+            model = copy.deepcopy(own) if there else models.adapted(own, words, self.settings.seed)
         elif self.settings.data.name is None:
             raise RunError(
                 f"{self.at}: its model was given in Python ({table.get('name')}); open the folder with "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed import models
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
@@ -26,7 +27,6 @@ from polyfed.core.uplinks import Tally, Wanted
 from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
-from polyfed.models.adapters import adapted
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 from polyfed.threats import Rule
@@ -99,7 +99,7 @@ def sums_instead(algorithm: Algorithm) -> str:
 def taken(algorithm: Algorithm, *nets: nn.Module) -> nn.Module:
     """The first net that a method does not refuse, or the first of all; with an adapter for a method for adapters."""
     if algorithm.adapter_train:
-        return adapted(nets[0], f"lora:r=2,train={algorithm.adapter_train}")
+        return models.adapted(nets[0], f"lora:r=2,train={algorithm.adapter_train}")
     for net in nets:
         task = Task(net, device="cpu")
         with suppress(PolyfedError):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyfed import models
 from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
@@ -24,7 +25,7 @@ from polyfed.base.plugins import sibling
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab, parameters, settings_of
 from polyfed.base.system import cores
-from polyfed.base.typed import plain
+from polyfed.base.typed import named_modules, plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
@@ -53,7 +54,6 @@ from polyfed.engines.local import (
     memory_of,
     pick_device,
 )
-from polyfed.models.adapters import adapted, bent
 from polyfed.models.start import Start, drawn, words
 from polyfed.runs.features import features
 from polyfed.runs.folder import RunFolder, versions
@@ -421,10 +421,11 @@ def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work
     """What the method refuses, said before anything is written; a server's state may be larger than memory."""
     if schedule.late(federation.n):
         refuse_late(algorithm, federation.n)
-    if (algorithm.linear_only or algorithm.adapter_train) and (layer := bent(task.model)) is not None:
+    bent = next((name for name, m in named_modules(task.model) if getattr(m, "linear", True) is False), None)
+    if (algorithm.linear_only or algorithm.adapter_train) and bent is not None:
         train = f",train={algorithm.adapter_train}" if algorithm.adapter_train else ""
         raise ConfigError(
-            f"adapter: found dora, as in layer {layer!r}, which is not linear in what is trained, expected one "
+            f"adapter: found dora, as in layer {bent!r}, which is not linear in what is trained, expected one "
             f"such as lora:r=8{train} for {algorithm.name}"
         )
     outlined(algorithm, task, federation.n)
@@ -510,7 +511,7 @@ def fit(
     training = training_of(training, settings)
     model = drawn(model, training.seed)
     if adapter is not None:
-        model = adapted(model, adapter, training.seed)
+        model = models.adapted(model, adapter, training.seed)
         describe = {"model": {"adapter": adapter}, **(describe or {})}
     trainer = prepare(model, federation, algorithm, training, start=start, describe=describe)
     return trainer.run(out, resume, callbacks or watchers())

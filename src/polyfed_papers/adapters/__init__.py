@@ -23,8 +23,8 @@ from polyfed.base.errors import DataError
 from polyfed.base.typed import seeded
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.models.adapters import adapted
-from polyfed.models.backbone import pretrained
+from polyfed_adapters.adapters import adapted
+from polyfed_adapters.backbone import pretrained
 from polyfed_papers.board import Setting
 
 LIBRARIES = {  # and the folders that are read of each

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-import polyfed.algorithms as known
 from polyfed import Algorithm, FedEM, Federation, FedRC
+from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data import load
@@ -221,8 +221,7 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
     """All methods that come with polyfed, or some of them, and those that the command brought; a few in a rehearsal."""
     REGISTRY.load()
     methods = {name: cls for name, cls in sorted(REGISTRY.items()) if issubclass(cls, Algorithm)}
-    shipped = {name: cls for name, cls in methods.items() if cls.__module__.startswith(known.__name__)}
-    names = few if bench.rehearse else some or [name for name in shipped if name not in APART]
+    names = few if bench.rehearse else some or [name for name in shipped() if name not in APART]
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 

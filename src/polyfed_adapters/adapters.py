@@ -257,11 +257,6 @@ def is_adapted(model: nn.Module) -> bool:
     return any(isinstance(m, Beside) for m in model.modules())
 
 
-def bent(model: nn.Module) -> str | None:
-    """The name of the first layer with an update that is not linear in its trained parameters, or None."""
-    return next((name for name, m in named_modules(model) if isinstance(m, Beside) and not m.linear), None)
-
-
 def _named(model: nn.Module, options: Mapping[str, str], key: str, head: str) -> dict[str, nn.Linear]:
     """The linear layers that an option names; where there are no options, "targets" are all but the head."""
     linear = {name: m for name, m in named_modules(model) if type(m) is nn.Linear and name not in ("", head)}

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.algorithms._shared.lora import Ranked, below, known, means, places, ranks
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import mean
+from polyfed_adapters.lora import Ranked, below, known, means, places, ranks
 
 
 @dataclass(frozen=True)

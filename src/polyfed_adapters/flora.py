@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polyfed.algorithms._shared.lora import Merging, known, means
 from polyfed.algorithms._shared.parts import split
 from polyfed.base.randomness import generator, key_of
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import mean
+from polyfed_adapters.lora import Merging, known, means
 
 
 @dataclass(frozen=True)

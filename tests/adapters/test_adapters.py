@@ -8,8 +8,8 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.models import adapted, merged
-from polyfed.models.adapters import DoRA, LoRA
 from polyfed.report.words import size as words_size
+from polyfed_adapters.adapters import DoRA, LoRA
 
 D, T = 12, 5  # width, tokens
 

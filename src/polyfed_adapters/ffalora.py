@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.lora import known, noted, places, without
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down
+from polyfed_adapters.lora import known, noted, places, without
 
 
 @dataclass(frozen=True)

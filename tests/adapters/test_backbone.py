@@ -13,7 +13,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.base.errors import ConfigError, ModelError, PolyfedError
 from polyfed.models import build, pretrained
-from polyfed.models.backbone import digest_of
+from polyfed_adapters.backbone import digest_of
 
 RNG = np.random.default_rng(0)
 PADDED = 8  # tokens

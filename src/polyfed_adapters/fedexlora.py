@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.lora import Merging, known, means, missed
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import mean
+from polyfed_adapters.lora import Merging, known, means, missed
 
 
 @dataclass(frozen=True)

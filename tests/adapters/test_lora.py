@@ -7,11 +7,11 @@ from certify import certifies
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.lora import mean_of_products, product
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.randomness import generator, key_of
 from polyfed.models import adapted, merged
-from polyfed.models.adapters import LoRA
+from polyfed_adapters.adapters import LoRA
+from polyfed_adapters.lora import mean_of_products, product
 
 M, K, R, C = 7, 6, 2, 3  # an adapted layer [M, K] of rank R, a head of C outputs
 RNG = np.random.default_rng(0)

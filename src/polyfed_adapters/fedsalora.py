@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.algorithms._shared.lora import places, without
 from polyfed.algorithms._shared.parts import Partial
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed_adapters.lora import places, without
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.settings import is_mapping
 from polyfed.base.typed import named_modules
-from polyfed.compute.narrow import HALF
 
 DROPPING = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # of a configuration
 # of the states [b, T, d]: their mean over tokens, the first, the last token's; none: an output for each; words: a logit
@@ -171,8 +170,3 @@ def digest_of(path: Path) -> str:
 def _digest(file: Path, changed: int, size: int) -> bytes:
     with file.open("rb") as f:
         return hashlib.file_digest(f, "sha256").digest()
-
-
-def is_half(model: nn.Module) -> bool:
-    """True for a model with weights in half precision."""
-    return any(q.dtype in HALF for q in model.parameters())
