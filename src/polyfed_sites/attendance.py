@@ -15,13 +15,25 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from polyfed.base.errors import ConfigError, RunError, printable
 from polyfed.runs.folder import version_of
 from polyfed_sites.envelope import PROTOCOL, Denied, Envelope, opened, seal
-from polyfed_sites.keys import MISSING, SiteKey, full_fingerprint, pem, server_of, sign, signed, split, write
+from polyfed_sites.keys import (
+    MISSING,
+    SiteKey,
+    full_fingerprint,
+    pem,
+    present,
+    server_of,
+    sign,
+    signed,
+    split,
+    trust,
+    write,
+)
 
 try:
     import httpx
@@ -40,10 +52,11 @@ SHOW = "it wants a certificate that it knows; polyfed keys add --rotate, or --ce
 PROXY = {  # what a proxy says that opens no connection
     "407": "wants a name and a password, or others ({said}); write http://NAME:WORD@HOST:PORT in --proxy",
     "": "does not let this machine reach {where} ({said}); its operator can allow it",
-} | dict.fromkeys(("502", "503", "504"), "does not reach {where} ({said})")
+    "5": "does not reach {where} ({said})",
+}
 CERTIFICATE = {  # by OpenSSL's number
     9: ": its certificate is not valid yet ({clock}); set the clock that is wrong",
-    10: ": its certificate has expired ({clock}); its operator makes a new one with polyfed keys init",
+    10: ": its certificate has expired ({clock}); its operator renews it, by polyfed keys init if it is made by that",
     0: " is not the server of this key: {said}; if a proxy ends TLS there, the policy's tls-ends-at names its own",
 } | dict.fromkeys((62, 64), ": its certificate is for another name ({said}); see --server")
 STRANGER = {  # what something in the server's place says
@@ -77,7 +90,7 @@ class Attendance:
     ):
         self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
         self.server, self.ends, self.certificate = split(server or key.server), ends, certificate
-        self.proxy, self._mark = proxy or _proxy(self.server.host), full_fingerprint(key.public)
+        self.proxy, self._mark = _proxy(proxy, self.server.host), full_fingerprint(key.public)
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._session, self._n, self._signer = "", 0, ""  # signer: the server's public key
         self._said, self._sent, self._reached, self._failed = "", True, False, 0  # failed: calls, one after another
@@ -103,39 +116,29 @@ class Attendance:
             (self.folder / STATE).unlink(missing_ok=True)
 
     def _connected(self) -> httpx.Client:
-        limits = httpx.Limits(max_connections=4, keepalive_expiry=KEPT)
-        wait, trusted = httpx.Timeout(WAIT, connect=10.0), self._trusted()
-        proxy = None
-        if self.proxy:
-            url = urlsplit(self.proxy)
-            if url.scheme not in ("http", "https") or not url.hostname:
-                raise ConfigError(f"--proxy: found {_shown(self.proxy)}, expected http://[NAME:WORD@]HOST:PORT")
-            proxy = httpx.Proxy(self.proxy, ssl_context=ssl.create_default_context() if url.scheme == "https" else None)
+        limits, wait = httpx.Limits(max_connections=4, keepalive_expiry=KEPT), httpx.Timeout(WAIT, connect=10.0)
+        trusted, proxy = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), None
+        trusted.load_verify_locations(cadata=self.key.authority)
+        self._let(trusted)
+        if self.certificate is not None:
+            present(trusted, self.certificate)
+        elif self.key.certificate:  # ssl reads files alone
+            with tempfile.TemporaryDirectory() as place:
+                path, word = Path(place) / "pem", secrets.token_urlsafe(32)
+                path.write_bytes(self.key.certificate.encode() + pem(self.key.private, word.encode()))
+                present(trusted, path, word=word)
+        if self.proxy is not None:
+            self._let(machines := ssl.create_default_context())
+            proxy = httpx.Proxy(self.proxy.geturl(), ssl_context=machines if self.proxy.scheme == "https" else None)
         headers = {"accept-encoding": "identity", "user-agent": f"polyfed/{version_of('polyfed')}"}
         return httpx.Client(verify=trusted, proxy=proxy, trust_env=False, timeout=wait, limits=limits, headers=headers)
 
-    def _trusted(self) -> ssl.SSLContext:
-        """Who may be at the other end of TLS, and what is shown there."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=self.key.authority)
-        try:
-            if self.ends == "system":
-                context.load_default_certs()
-            elif self.ends is not None:
-                context.load_verify_locations(self.ends)
-        except OSError as e:
-            raise ConfigError(f"{self.ends}: found no certificates of authorities ({e.strerror or e})") from None
-        try:
-            if self.certificate is not None:
-                context.load_cert_chain(self.certificate)
-            elif self.key.certificate:  # ssl reads files alone
-                with tempfile.TemporaryDirectory() as place:
-                    path, word = Path(place) / "pem", secrets.token_urlsafe(32)
-                    path.write_bytes(self.key.certificate.encode() + pem(self.key.private, word.encode()))
-                    context.load_cert_chain(path, password=word)
-        except OSError as e:
-            raise ConfigError(f"{self.certificate}: expected a certificate with its key ({e.strerror or e})") from None
-        return context
+    def _let(self, context: ssl.SSLContext) -> None:
+        """Let proxies be at the other end of TLS, as the policy has it."""
+        if self.ends == "system":
+            context.load_default_certs()
+        elif self.ends is not None:
+            trust(context, Path(self.ends))
 
     # calls
 
@@ -264,16 +267,16 @@ class Attendance:
     def _why(self, error: Exception) -> Unheard:
         """What an error of the connection means, in words that somebody can act on."""
         where, causes = str(self.server), list[BaseException]()
+        to, by = where, "" if self.proxy is None else f"the proxy {_shown(self.proxy)}"
         at: BaseException | None = error
         while at is not None and at not in causes:
             causes.append(at)
             at = at.__cause__ or at.__context__
-        to, option, host = where, "--server", self.server.host
-        if self.proxy:
-            to, option, host = f"the proxy {_shown(self.proxy)}", "--proxy", urlsplit(self.proxy).hostname or ""
         if isinstance(error, httpx.ProxyError):
-            says = PROXY.get(str(error)[:3], PROXY[""])
-            return Unheard(f"{to} {says.format(where=where, said=error)}", not str(error).startswith("50"))
+            says = PROXY.get(str(error)[:3], PROXY["5" if str(error).startswith("5") else ""])
+            return Unheard(f"{by} {says.format(where=where, said=error)}", not str(error).startswith("5"))
+        if by:
+            to, where = by, f"{where} through {by}"
         for e in causes:
             if isinstance(e, ssl.SSLCertVerificationError):
                 clock = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -286,8 +289,9 @@ class Attendance:
                 what = "no answer that TLS takes from {}" if self._reached else "{} does not speak TLS"
                 return Unheard(f"{what.format(where)} ({e.reason})", fatal=True)
             if isinstance(e, socket.gaierror):
-                known = f"no host is known by the name {host!r} ({e.strerror}); see {option}"
-                return Unheard(known, fatal=e.errno != socket.EAI_AGAIN)
+                host, option = (self.proxy.hostname, "--proxy") if self.proxy else (self.server.host, "--server")
+                unknown = f"no host is known by the name {host!r} ({e.strerror}); see {option}"
+                return Unheard(unknown, fatal=e.errno != socket.EAI_AGAIN)
         if isinstance(error, httpx.TimeoutException):
             return Unheard(f"no answer from {where} (it takes too long)")
         gone = ssl.SSLEOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError, httpx.RemoteProtocolError
@@ -295,7 +299,9 @@ class Attendance:
         system = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), "")
         known = "" if self._reached else ", as to who shows no certificate that it wants"
         said = f"it hangs up{known}" if hung_up else system or " ".join(str(error).split()) or type(error).__name__
-        return Unheard(f"no answer from {to if isinstance(error, httpx.ConnectError) else where} ({said})")
+        return Unheard(
+            f"no answer from {to if isinstance(error, httpx.ConnectError) and not hung_up else where} ({said})"
+        )
 
     def _stranger(self, answer: httpx.Response) -> Unheard:
         """An answer that is not the server's."""
@@ -310,13 +316,21 @@ class Attendance:
         self._said = line
 
 
-def _proxy(host: str) -> str | None:
-    """The proxy that the environment, or the system's settings, have for a host."""
-    found = getproxies()
-    return None if proxy_bypass(host) else found.get("https") or found.get("all")
+def _proxy(given: str | None, host: str) -> SplitResult | None:
+    """The proxy that is given, or that the environment or the system's settings have for a host."""
+    if given is None and not proxy_bypass(host):
+        settings = getproxies()
+        given = settings.get("https") or settings.get("all")
+    if not given:
+        return None
+    with suppress(ValueError):
+        url = urlsplit(given if "://" in given else f"http://{given}")
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
+            return url
+    found = given.rpartition("@")[2]  # without a password
+    raise ConfigError(f"--proxy, or HTTPS_PROXY: found {found!r}, expected http://[NAME:WORD@]HOST:PORT")
 
 
-def _shown(proxy: str | None) -> str:
+def _shown(proxy: SplitResult) -> str:
     """A proxy without the word for it."""
-    url = urlsplit(proxy or "")
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    return f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"

@@ -17,7 +17,7 @@ from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.system import files
 from polyfed.runs.folder import version_of
 from polyfed_sites.envelope import Denied, Envelope, opened, seal
-from polyfed_sites.keys import MISSING, Keys
+from polyfed_sites.keys import MISSING, Keys, present, trust
 from polyfed_sites.listening import EACH, listening
 
 try:
@@ -179,19 +179,11 @@ class Patient(H11Protocol):
 
 
 def tls(keys: Keys, certificate: Path | None, clients: Path | None) -> ssl.SSLContext:
-    """What the server shows, and whom it lets in. Raises RunError for files that cannot be used."""
+    """What the server shows, and whom it lets in. Raises ConfigError for files that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shown = (keys.certificate, keys.private) if certificate is None else (certificate, None)
-    try:
-        context.load_cert_chain(*shown)
-    except OSError as e:
-        with_key = f" with {keys.private}" if certificate is None else ", expected PEM with its key"
-        raise RunError(f"{shown[0]}: cannot be used{with_key} ({e.strerror or e})") from None
+    present(context, certificate or keys.certificate, keys.private if certificate is None else None)
     if clients is not None:
-        try:
-            context.load_verify_locations(clients)
-        except OSError as e:
-            raise RunError(f"{clients}: found no certificates of authorities ({e.strerror or e})") from None
+        trust(context, clients)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import ssl
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -304,9 +305,11 @@ class Keys:
         both = (self._read(_loaded, path) for path in (self.certificate, self.authority))
         return min(c.not_valid_after_utc for c in both)
 
-    def warnings(self) -> list[str]:
-        """What ends soon, a line each."""
+    def warnings(self, shown: Path | None = None) -> list[str]:
+        """What ends soon, a line each. shown: a certificate of another authority"""
         ends = {"the server's certificate": (self.until(), "polyfed keys init")}
+        if shown is not None:
+            ends[f"the certificate {shown}"] = self._read(_loaded, shown).not_valid_after_utc, "renew it"
         ends |= {
             f"{name}'s key": (keys[-1].until, f"polyfed keys add {name} --rotate")
             for name, keys in self.sites().items()
@@ -403,6 +406,25 @@ def host_of(text: str) -> str:
     raise ConfigError(
         f"{text!r} is not an address of a host, expected a name such as fed.example.org, or an IP address{hint}"
     )
+
+
+def present(context: ssl.SSLContext, certificate: Path, key: Path | None = None, word: str = "") -> None:
+    """Show a certificate in TLS. key: where its key is, if not in the same file     word: by which that is encrypted"""
+    try:
+        context.load_cert_chain(certificate, key, word)
+    except (OSError, ValueError) as e:
+        where = "its key" if key is None else f"its key in {key}"
+        raise ConfigError(
+            f"{certificate}: cannot be used ({_reason(e)}), expected PEM with {where}, without a passphrase"
+        ) from None
+
+
+def trust(context: ssl.SSLContext, authorities: Path) -> None:
+    """Let whom these have certified be at the other end of TLS."""
+    try:
+        context.load_verify_locations(authorities)
+    except OSError as e:
+        raise ConfigError(f"{authorities}: found no certificates of authorities ({_reason(e)}), expected PEM") from None
 
 
 @contextmanager
@@ -507,4 +529,5 @@ def _when(text: str) -> datetime:
 def _reason(error: Exception) -> str:
     from polyfed.base.checkpoint import reason  # with torch
 
-    return reason(error)
+    tls = error.reason if isinstance(error, ssl.SSLError) else ""
+    return tls.lower().replace("_", " ") if tls else reason(error)

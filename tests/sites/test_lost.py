@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ import httpx
 from cryptography import x509
 from direct import Raw, raw
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed_sites import attendance as site_end
 from polyfed_sites import envelope as envelope_py
 from polyfed_sites import gate as gate_py
@@ -382,6 +383,58 @@ def test_what_answers_in_the_servers_place_is_said_in_a_line(attendance, answer,
     assert not any("\n" in line for line in attendance.said)
 
 
+THROUGH = r"no answer from fed\.example\.org:8000 through the proxy"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (HTML % b"200 OK", THROUGH), (b"HTTP/1.1 200 Connection estab", THROUGH), (b"SSH-2.0-OpenSSH_9.6\r\n", THROUGH),
+        (b"", THROUGH), (HTML % b"407 Authenticate", r"wants a name and a password, .*\(407 .*--proxy"),
+        (HTML % b"302 Found", r"does not let this machine reach fed\.example\.org:8000 \(302"),
+        (HTML % b"500 Oops", r"does not reach fed\.example\.org:8000 \(500"),
+        (HTML % b"504 Late", r"does not reach fed\.example\.org:8000 \(504"),
+    ],
+)  # fmt: skip
+def test_whatever_a_proxy_answers_is_said_with_its_name_and_where_it_should_lead(attendance, answer, said):
+    """What a site cannot wait for ends it before it has heard its server once, and is waited for later."""
+    with answering(attendance, saying(answer)):
+        attendance.proxy = urlsplit(f"http://bern:s3cret@{attendance.server}")
+        name, attendance.server = f"the proxy http://{attendance.server}", Address("fed.example.org", 8000)
+        try:
+            tried(attendance, 2)
+        except RunError as e:
+            attendance.said.append(str(e))
+        attendance._reached = True
+        tried(attendance, 2)
+    assert attendance.said[-1].endswith("waiting for it")
+    for line in attendance.said:
+        assert re.search(said, line)
+        assert name in line
+        assert "\n" not in line
+
+
+def test_a_proxys_address_is_taken_as_people_write_it(monkeypatch):
+    """Also from the environment, and where it is wrong without its password."""
+    for text in ("http://bern:s3c@ret@proxy:3128", "bern:s3c@ret@proxy:3128", "https://proxy", "http://[::1]:3128"):
+        found = site_end._proxy(text, "fed.example.org")
+        assert (found.hostname, found.port) in {("proxy", 3128), ("proxy", None), ("::1", 3128)}
+        monkeypatch.setenv("HTTPS_PROXY", text)
+        assert site_end._proxy(None, "fed.example.org") == found
+    for text in (
+        "http://",
+        "socks5://proxy:1080",
+        "http://bern:s3cret@proxy:99999",
+        "http://[::1:3128",
+        "http://proxy:0",
+    ):
+        with pytest.raises(
+            ConfigError, match=r"^--proxy, or HTTPS_PROXY: found .* expected http://\[NAME:WORD@\]HOST"
+        ) as e:
+            site_end._proxy(text, "fed.example.org")
+        assert "s3cret" not in str(e.value)
+
+
 def test_a_host_that_does_not_exist_is_said_and_not_waited_for(attendance, monkeypatch):
     unknown, later = (socket.gaierror(n, "said so") for n in (socket.EAI_NONAME, socket.EAI_AGAIN))
     errors = [later, later, unknown]
@@ -498,8 +551,33 @@ def test_a_port_speaks_tls_alone_and_its_certificate_is_one_that_can_be_used(the
     with pytest.raises((http.client.HTTPException, OSError)):
         plain.getresponse()
     there.keys.certificate = tmp_path / "gone.pem"
-    with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):
+    with pytest.raises(ConfigError, match=r"gone\.pem: cannot be used"):
         gate_py.tls(there.keys, None, None)
+
+
+def test_a_file_that_is_no_certificate_is_named_at_either_end(attendance, tmp_path):
+    """Nobody is asked for a passphrase: a service has no terminal."""
+    pem, key = (path.read_bytes() for path in (attendance.keys.certificate, attendance.keys.private))
+    locked = keys_py.pem(keys_py.s.load_pem_private_key(key, None), b"word")
+    other = Keys(tmp_path / "other")
+    other.make("127.0.0.1")
+    both = {"empty": b"", "der": x509.load_pem_x509_certificate(pem).public_bytes(keys_py.s.Encoding.DER)}
+    pair = {"alone": pem, "locked": pem + locked, "stranger": pem + other.private.read_bytes()}
+    for name, data in (both | pair).items():
+        file = tmp_path / name
+        file.write_bytes(data)
+        calls = [lambda f=file: gate_py.tls(attendance.keys, f, None)]
+        attendance.certificate, attendance.ends = file, None
+        calls.append(attendance._connected)
+        for call in calls:
+            with pytest.raises(ConfigError, match=rf"^{file}: cannot be used \(.*expected PEM with its key") as e:
+                call()
+            assert "\n" not in str(e.value)
+        if name in both:
+            attendance.certificate, attendance.ends = None, str(file)
+            for call in (lambda f=file: gate_py.tls(attendance.keys, None, f), attendance._connected):
+                with pytest.raises(ConfigError, match=f"^{file}: found no certificates of authorities"):
+                    call()
 
 
 def test_a_head_that_comes_slowly_holds_no_connection(there, monkeypatch):

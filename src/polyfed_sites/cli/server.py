@@ -87,7 +87,7 @@ class Wanted:
 def served(o: Server, keys: Keys, folder: Path) -> Generator[Hub]:
     """The server's port, open inside. folder: of its events"""
     say = Events(folder, o.quiet)
-    for line in keys.warnings():
+    for line in keys.warnings(o.certificate):
         say(f"note: {line}")
     with closing(Hub(keys, say, o.host, o.port, status_page, o.certificate, o.clients)) as hub:
         say(f"listening at {hub.gate.where}; status: https://{keys.address}{hub.path}")
