@@ -48,6 +48,16 @@ def free_port() -> int:
             return s.getsockname()[1]
 
 
+def load() -> None:
+    """Load what server and sites need, for the processes that are forked from this one."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each process
+    if FORKS:
+        command_line()
+        for name in NEEDED:
+            import_module(name)
+        gc.freeze()
+
+
 def start(*command: str) -> multiprocessing.process.BaseProcess:
     """A command, in a process of its own."""
     print(f"$ polyfed {' '.join(command)}", flush=True)
@@ -71,12 +81,7 @@ def main() -> int:
     parser.add_argument("--secure", action="store_true", help="the server has sums over the sites alone")
     given = parser.parse_args()
     began, folder, n = time.monotonic(), given.out, str(given.sites)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of each process
-    if FORKS:
-        command_line()
-        for name in NEEDED:
-            import_module(name)
-        gc.freeze()
+    load()
     files, keys, out = hospitals(folder / "hospitals", given.sites), str(folder / "keys"), str(folder / "run")
     status = run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
     for name in files:
