@@ -1,5 +1,5 @@
-"""Three terminals by the operators' guide, with its own commands: a server that shows a certificate of the hospital, a site
-behind a proxy that wants a password, and one behind a proxy that opens TLS.
+"""Three terminals by the operators' guide, with its own commands: a server that shows the hospital's certificate, a
+site behind a proxy that wants a password, and one behind a proxy that opens TLS.
 """
 
 import json
