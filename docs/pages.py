@@ -57,7 +57,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),
     "Models": ("polyfed.models", "polyfed_adapters"),
-    "Attacks and robust rules": ("polyfed.threats",),
+    "Attacks and robust rules": ("polyfed_threats",),
     "Reports": ("polyfed.report",),
     "Yardsticks": ("polyfed.yardsticks",),
     "Other": ("polyfed",),

@@ -13,7 +13,7 @@ from polyfed.cli.describe import citation
 
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
-base; metrics; native; compute; core; algorithms engines yardsticks; data; models threats; runs; report;
+base; metrics; native; compute; core; algorithms engines yardsticks; data; models; runs; report;
 studies; face; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
@@ -25,8 +25,8 @@ UNDER = {  # may import
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
     "polyfed_flower": ("polyfed_sites",),
     "polyfed_export": ("polyfed_adapters",),
-    "polyfed_papers": ("polyfed_adapters", "polyfed_export", "polyfed_tuning"),
-    "polyfed_testing": ("polyfed_members",),
+    "polyfed_papers": ("polyfed_adapters", "polyfed_export", "polyfed_threats", "polyfed_tuning"),
+    "polyfed_testing": ("polyfed_members", "polyfed_threats"),
 }
 
 

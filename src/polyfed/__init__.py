@@ -13,11 +13,11 @@ from typing import Any as _Any
 from polyfed.base.lazy import homes as _homes
 
 if _TYPE_CHECKING:
+    import polyfed_threats as _threats
     from polyfed import algorithms as algorithms
     from polyfed import data as data
     from polyfed import models as models
     from polyfed import report as report
-    from polyfed import threats as threats
     from polyfed.algorithms import *  # noqa: F403
     from polyfed.base import errors as errors
     from polyfed.base.settings import setting as setting
@@ -57,9 +57,11 @@ if _TYPE_CHECKING:
     from polyfed_members.admit import admit as admit
     from polyfed_tuning.tune import tune as tune
 
+    threats = _threats
+
 __version__ = "0.1.0"
 _ROOMS = ("polyfed.algorithms", "polyfed.yardsticks")  # of methods, and of what they are measured by
-_HOMES = _homes(__file__)
+_HOMES = _homes(__file__) | {"threats": "polyfed_threats"}
 __all__ = sorted(_HOMES)
 _METHODS = {
     name: room for room in _ROOMS for name in _homes(_Path(__file__).with_name(room.rpartition(".")[2]) / "__init__.py")
@@ -76,7 +78,8 @@ def __getattr__(name: str) -> _Any:
         for room in _ROOMS:
             _import_module(room)
     if not home.startswith("polyfed."):  # a package beside the core
-        return getattr(_import_module("polyfed.base.plugins").sibling(home, f"polyfed.{name}"), name)
+        module = _import_module("polyfed.base.plugins").sibling(home, f"polyfed.{name}")
+        return module if home == f"polyfed_{name}" else getattr(module, name)
     return getattr(_import_module(home), name)
 
 

@@ -23,7 +23,6 @@ from polyfed.core.schedule import Asynchronous, Delays, Uniform
 from polyfed.runs.rehearsal import averaged
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
-from polyfed.threats import Median, SignFlip
 from polyfed_members.admit import admit
 from polyfed_testing.stage import (
     BATCH,
@@ -48,6 +47,7 @@ from polyfed_testing.stage import (
     watched,
     weighted_and_repeated,
 )
+from polyfed_threats import Median, SignFlip
 
 F64: dict[str, Any] = {"dtype": torch.float64}
 OLD, NEW = [0, 1, 2, 3], [4, 5]  # clients of a run, and those that join it later

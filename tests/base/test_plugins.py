@@ -137,6 +137,7 @@ def test_a_command_whose_package_is_hidden_names_it_and_help_goes_on(package, co
         ("polyfed_papers", "data inspect mnist"),
         ("polyfed_export", "export . --form onnx"),
         ("polyfed_members", "check fedavg"),
+        ("polyfed_threats", "run --data digits --rounds 1 --set robust.name=median"),
     ],
 )
 def test_what_a_command_asks_of_a_hidden_package_names_it(package, words, tmp_path):

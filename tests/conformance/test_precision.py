@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.threats import ATTACKS, RULES
+from polyfed_threats import ATTACKS, RULES
 
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 STARTS = {  # draw a start, in float32 for both precisions: that it is one start is a row of the conformance table

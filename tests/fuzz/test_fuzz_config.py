@@ -12,7 +12,7 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.models import MODELS, options
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Data, Settings, resolve
-from polyfed.threats import ATTACKS, RULES
+from polyfed_threats import ATTACKS, RULES
 
 SCHEDULES = ["uniform", "bernoulli", "asynchronous", "other"]
 DELAYS = ["uniform", "uniform:0,1", "uniform:2,1", "uniform:a,b", "log-normal:1,0.5", "log-normal:1e9,101", "file:x"]

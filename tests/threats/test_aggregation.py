@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from polyfed import threats
 from polyfed.core.algorithm import Round
 from polyfed.core.uplinks import Uplinks
-from polyfed.threats import aggregation
+from polyfed_threats import aggregation
 
 RULES = [
     threats.Median(), threats.TrimmedMean(0.2), threats.Krum(0.2), threats.MultiKrum(0.2), threats.GeometricMedian(),

@@ -30,6 +30,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_flower": ("flower",),
     "polyfed_adapters": (),
     "polyfed_ray": (),
+    "polyfed_threats": (),
     "polyfed_estimators": (),
     "polyfed_tables": (),
 }

@@ -15,8 +15,8 @@ from polyfed.cli.options import FILE
 from polyfed.cli.screen import grid, stdout
 from polyfed.core.schedule import SCHEDULES
 from polyfed.runs.config import METHODS
+from polyfed.runs.threats import ATTACKS, RULES
 from polyfed.runs.training import Model
-from polyfed.threats import ATTACKS, RULES
 
 LISTED = """# The methods to compare. [algorithm] without a name holds settings for all of them.
 # `polyfed algorithms NAME` lists a method's settings; file = "own_method.py" names a method of your own.

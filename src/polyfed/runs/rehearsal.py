@@ -29,7 +29,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
-from polyfed.threats import Rule
+from polyfed.runs.threats import Rule
 
 
 class Sent(NamedTuple):

@@ -66,11 +66,11 @@ from polyfed.runs.resume import digest, start_from
 from polyfed.runs.schema import Config
 from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
+from polyfed.runs.threats import Attack
 from polyfed.runs.track import check_tracker, tracked
 from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, watchers
 from polyfed.runs.weights import noted, weights_of
-from polyfed.threats import Attack, Forging
 from polyfed.yardsticks.yardstick import Outputs, Yardstick
 
 
@@ -246,7 +246,8 @@ class Trainer:
         fixed = place, saved and saved[0], self.streamed, 1 if t.stop is None else 2
         rows = partial(make_rows, algorithm, task, len(names), self.cohort, *fixed)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
-        forge = None if t.attack is None else Forging(t.attack, client_keys(names), t.seed)
+        threats = None if t.attack is None else sibling("polyfed_threats.forging", "attack:")
+        forge = None if threats is None else threats.Forging(t.attack, client_keys(names), t.seed)
         door = None if self.door is None else self.door(self, store, saved is None)
         loop = Loop(
             task, data["train"].counts, names, algorithm, self.schedule, engine, t.seed, t.step_sizes,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     from polyfed.compute.task import Task
     from polyfed.core.schedule import Schedule
     from polyfed.metrics.metric import Metric
-    from polyfed.threats import Attack, Rule
+    from polyfed.runs.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
@@ -227,7 +227,7 @@ class Training(Table):
         from polyfed.compute.losses import Loss
         from polyfed.core.schedule import Schedule
         from polyfed.metrics.metric import Metric
-        from polyfed.threats import Attack, Rule
+        from polyfed.runs.threats import Attack, Rule
 
         types: dict[str, Any] = {"torch": torch, "nn": torch.nn, "Loss": Loss, "Metric": Metric}
         return types | {"Schedule": Schedule, "Attack": Attack, "Rule": Rule}
@@ -238,7 +238,7 @@ class Training(Table):
         from polyfed.compute.augment import steps_of
         from polyfed.core.schedule import schedule_of
         from polyfed.metrics.scores import metrics_of
-        from polyfed.threats import ATTACKS, RULES
+        from polyfed.runs.threats import ATTACKS, RULES
 
         self._read("privacy", Mapping, privacy_of)
         for name, registry in (("attack", ATTACKS), ("robust", RULES)):
@@ -457,11 +457,9 @@ def plain(value: Any) -> Any:
     """A setting's value as TOML can hold it: objects by their name and settings, functions by that word."""
     from polyfed.compute.batches import Each
     from polyfed.core.schedule import Schedule
-    from polyfed.threats import Attack, Rule, summary
+    from polyfed.runs.threats import Threat
 
-    if isinstance(value, Attack | Rule):
-        return summary(value)
-    if isinstance(value, Privacy):
+    if isinstance(value, Threat | Privacy):
         return value.dump()
     if isinstance(value, Schedule):
         return _in_short(repr(value))

@@ -9,11 +9,11 @@ from polyfed.data import load
 from polyfed.models import build
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
-from polyfed.threats import GaussianNoise, LabelFlip, SignFlip
 from polyfed_papers.fedslr import few, followed, gigabytes, lam, last, method, train
 from polyfed_papers.fedslr.stated import NOTES, PAPER_MINUTES, RUNS, settings, several
 from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
 from polyfed_papers.recipes.said import Setting, ordered, ours, points
+from polyfed_threats import GaussianNoise, LabelFlip, SignFlip
 
 ATTACKS = {"none": None, "sign flip": SignFlip(1.0), "noise": GaussianNoise(0.1), "label flip": LabelFlip(1.0)}
 ROWS = ("FedAvg", "FedSLR, GKR", "FedSLR, mixed", "Ditto")

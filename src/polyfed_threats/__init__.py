@@ -4,8 +4,8 @@ uplinks, and a robust rule takes the place of every mean that a method asks its 
 from typing import Any
 
 from polyfed.base import arguments
-from polyfed.threats.aggregation import RULES, GeometricMedian, Krum, Median, MultiKrum, NormClipping, Rule, TrimmedMean
-from polyfed.threats.attacks import (
+from polyfed_threats.aggregation import RULES, GeometricMedian, Krum, Median, MultiKrum, NormClipping, Rule, TrimmedMean
+from polyfed_threats.attacks import (
     ATTACKS,
     Attack,
     GaussianNoise,
@@ -15,7 +15,7 @@ from polyfed.threats.attacks import (
     SignFlip,
     flip_labels,
 )
-from polyfed.threats.forging import Forging, summary
+from polyfed_threats.forging import Forging, summary
 
 __all__ = [
     "ATTACKS",

@@ -4,7 +4,7 @@ client's name."""
 
 from dataclasses import dataclass, replace
 from math import floor
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,25 +13,22 @@ from torch import Tensor
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys, generator, sample
-from polyfed.base.registry import Registry
-from polyfed.base.settings import Configured, setting
+from polyfed.base.settings import setting
 from polyfed.core.algorithm import State
+from polyfed.runs import threats
+from polyfed.runs.threats import ATTACKS
 
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
 
-ATTACKS: Registry[type["Attack"]] = Registry("attack.name")
-
 
 @dataclass(frozen=True)
-class Attack(Configured):
+class Attack(threats.Attack):
     """Base of the attacks: some of the clients attack throughout, and forge tensors of their uplink.
 
     A subclass is registered under its name: `class Mine(Attack, name="mine")`.
     """
 
-    table: ClassVar[str] = "attack"
-    name: ClassVar[str]
     scale: float = setting(1.0, doc="The attack's strength.")
     ratio: float = setting(0.2, ge=0, le=1, doc="Share of the clients that attack, rounded down.")
     tensors: tuple[str, ...] = setting((), doc="Which tensors of the uplink; empty: all of floats.")

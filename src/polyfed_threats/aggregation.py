@@ -5,25 +5,22 @@ the uploads."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyfed.base.registry import Registry
-from polyfed.base.settings import Configured, setting
+from polyfed.base.settings import setting
 from polyfed.base.typed import row_norms, weighted_sum
+from polyfed.runs import threats
+from polyfed.runs.threats import RULES
 
 BLOCK = 1 << 22  # numbers per block of columns
-RULES: Registry[type["Rule"]] = Registry("robust.name")
 
 
 @dataclass(frozen=True)
-class Rule(Configured):
+class Rule(threats.Rule):
     """Base of the robust rules."""
-
-    table: ClassVar[str] = "robust"
-    name: ClassVar[str]
 
     def __init_subclass__(cls, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)

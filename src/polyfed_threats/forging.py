@@ -8,8 +8,8 @@ from torch import Tensor
 from polyfed.base.arguments import checked
 from polyfed.base.randomness import generator
 from polyfed.core.algorithm import Round, State
-from polyfed.threats.aggregation import Rule
-from polyfed.threats.attacks import Attack
+from polyfed_threats.aggregation import Rule
+from polyfed_threats.attacks import Attack
 
 
 @checked
@@ -73,7 +73,4 @@ def summary(part: Attack | Rule | None) -> dict[str, Any] | None:
     dict or None
         Its name and settings; None for None.
     """
-    if part is None:
-        return None
-    settings: dict[str, str | float | tuple[Any, ...] | None] = vars(part)
-    return {"name": part.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+    return None if part is None else part.dump()
