@@ -16,6 +16,7 @@ from torch import Tensor
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import table_in
+from polyfed.base.system import move
 from polyfed.data.preparation import Preparation
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe, said
@@ -160,7 +161,7 @@ def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.draft")
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, draft)
-        os.replace(draft, target)
+        move(draft, target)
         about.write_bytes(json.dumps({"tensors": _shapes(tensors)} | facts, indent=1).encode() + b"\n")
     except OSError as e:
         raise RunError(f"cannot write {target}: {reason(e)}") from None

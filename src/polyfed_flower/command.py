@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from polyfed.base.errors import ConfigError
+from polyfed.base.text import nfc
+from polyfed.cli.folders import write_new
 from polyfed.cli.screen import say, stderr
 from polyfed.data.readers import client_files, picture_folders
 from polyfed.runs.config import resolve
@@ -76,14 +78,8 @@ def flower_new(o: FlowerNew) -> None:
     }  # fmt: skip
     project = PROJECT.format(**{key: json.dumps(value) for key, value in says.items()})
     texts = {"pyproject.toml": project, "server_app.py": SERVER, "client_app.py": CLIENT}
-    files = texts | {"experiment.toml": o.experiment.read_text(encoding="utf-8")}
-    for file in files:
-        if (folder / file).exists():
-            raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in files.items():
-        (folder / file).write_bytes(text.encode())
-        say(str(o.folder / file))
+    texts["experiment.toml"] = o.experiment.read_text(encoding="utf-8")
+    write_new({o.folder / file: text for file, text in texts.items()})
     simulated = f" --federation-config 'num-supernodes={sites}'" if sites else ""
     say(f"\nnext: flwr run {o.folder} --stream{simulated}")
 
@@ -92,7 +88,9 @@ def flower_new(o: FlowerNew) -> None:
 def flower_site(o: FlowerSite) -> None:
     files = {key: str(path.absolute()) for key, path in (("policy", o.policy), ("backbone", o.backbone)) if path}
     place, allow = str(o.data.absolute()), ",".join(o.allow or ())
-    node = Node(o.name or o.data.stem, place, str(o.vault.absolute()), yes=o.yes or "", allow=allow, metrics=o.metrics)
+    node = Node(
+        o.name or nfc(o.data.stem), place, str(o.vault.absolute()), yes=o.yes or "", allow=allow, metrics=o.metrics
+    )
     there = answers(node._replace(**files).checked(), lambda line: say(line, stderr))
     if not o.yes:
         there.consent = dataclasses.replace(there.consent, ask=at_terminal, agreed=frozenset())

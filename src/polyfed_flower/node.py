@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import numpy as np
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import table_in
+from polyfed.base.system import unix_socket
+from polyfed.base.text import nfc
 
 SOCKET, LOG, TERMS = "site.sock", "site.log", "terms.txt"  # in the folder of vaults
 LONGEST = 100  # characters of a socket's path
@@ -77,7 +78,7 @@ def node_of(config: Mapping[str, Any], given: Any = None) -> Node:
     if "name" not in said and given is not None:
         raise ConfigError('has no name, which the rows that its app makes do not give; add name="NAME"')
     files = {key: str(Path(said[key]).expanduser().absolute()) for key in ("policy", "backbone") if said.get(key)}
-    return Node(**{"name": data.stem} | said | files | {"data": str(data), "vault": str(vault)}).checked()
+    return Node(**{"name": nfc(data.stem)} | said | files | {"data": str(data), "vault": str(vault)}).checked()
 
 
 def written(given: Any, vault: Path) -> Path:
@@ -125,7 +126,7 @@ def receive(file: BufferedRWPair) -> tuple[dict[str, Any], bytes]:
 
 def ask(place: Path, head: Mapping[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
     """The answer of the process that listens at `place`. Raises OSError, ValueError or EOFError where there is none."""
-    with socket.socket(socket.AF_UNIX) as s:
+    with unix_socket() as s:
         s.connect(str(place))
         with s.makefile("rwb") as file:
             send(file, head, data)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import select
-import socket
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.base.errors import ConfigError, PolyfedError, printable
-from polyfed.base.system import alone, lock, opened
+from polyfed.base.system import alone, lock, opened, unix_socket
 from polyfed.data.readers import client_files, picture_folders
 from polyfed_flower.node import TERMS, Node, receive, send
 from polyfed_sites import wire as m
@@ -157,7 +156,7 @@ def listen(place: Path, there: Answers, idle: float | None = None) -> None:
     A ClientApp that was given other settings than this process makes it end, so that another one starts.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as s:
+    with unix_socket() as s:
         place.unlink(missing_ok=True)
         s.bind(str(place))
         s.listen(64)

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest
+from polyfed.base.system import move
 from polyfed.data.datasets import default_dir
 from polyfed.data.readers import UNPACKED
 from polyfed_papers.images import IDX_FILES, IDX_MD5, md5
@@ -106,7 +107,7 @@ def _download(url: str, path: Path, expected: str | None, timeout: float) -> Non
             raise DataError(f"{url}: the download stopped after {received} of {length} bytes; try again")
         if expected is not None and digest.hexdigest() != expected:
             raise DataError(f"{url}: found MD5 {digest.hexdigest()}, expected {expected}; nothing was kept")
-        os.replace(part, path)
+        move(Path(part), path)
     finally:
         Path(part).unlink(missing_ok=True)
 
@@ -129,7 +130,7 @@ def _unpack(archive: Path, folder: Path) -> list[Path]:
                     continue
                 part = target.with_suffix(".part")
                 part.write_bytes(source.read())
-                os.replace(part, target)
+                move(part, target)
                 out.append(target)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as e:
         raise DataError(

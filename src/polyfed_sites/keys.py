@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_list, is_table, table_in
-from polyfed.base.system import DEVICE, flush
+from polyfed.base.system import DEVICE, flush, move
 
 MISSING = "real sites need packages that are missing; pip install 'polyfed[sites]'"
 
@@ -446,7 +446,7 @@ def put(path: Path, data: bytes) -> None:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(draft, path)
+        move(Path(draft), path)
     finally:
         Path(draft).unlink(missing_ok=True)
     flush(path.parent)

@@ -6,6 +6,8 @@ import stat
 from contextlib import suppress
 from typing import Any
 
+from polyfed.base.system import unix_socket
+
 EACH = 256  # connections of one address; a site has up to three
 
 
@@ -69,8 +71,8 @@ def listening(host: str, port: int, each: int = EACH, every: int = 1 << 15) -> L
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         at = socket.socket(fileno=3)
     elif host.startswith("unix:"):
-        at, path = socket.socket(socket.AF_UNIX), host.removeprefix("unix:")
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+        at, path = unix_socket(), host.removeprefix("unix:")
+        with suppress(OSError), unix_socket() as other:
             if stat.S_ISSOCK(os.stat(path).st_mode) and other.connect_ex(path):  # nobody listens there any more
                 os.unlink(path)
         at.bind(path)

@@ -4,6 +4,7 @@ import re
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.errors import ConfigError
+from polyfed.cli.folders import write_new
 from polyfed.cli.screen import say
 from polyfed.core.algorithm import REGISTRY
 from polyfed.runs.userfile import algorithms_of
@@ -65,14 +66,7 @@ file = "{module}.py"
 
 
 def new(o: New) -> None:
-    files = project()
-    for file in files:
-        if (o.folder / file).exists():
-            raise ConfigError(f"{o.folder / file}: already exists; nothing was written")
-    for file, text in files.items():
-        (o.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (o.folder / file).write_bytes(text.encode())
-        say(str(o.folder / file))
+    write_new({o.folder / file: text for file, text in project().items()})
     say(f"\nnext: polyfed data inspect {o.folder / 'sites'}, polyfed run {o.folder / 'experiment.toml'}")
 
 
@@ -84,14 +78,8 @@ def new_method(o: NewMethod) -> None:
         whose = f"one of {plugin}" if (plugin := REGISTRY.origin(name)) else "a built-in method"
         raise ConfigError(f"name: found {name!r}, which is {whose}, expected a new name")
     module, cls = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
-    files = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
-    for file in files:
-        if (folder / file).exists():
-            raise ConfigError(f"{folder / file}: already exists; nothing was written")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in files.items():
-        (folder / file).write_bytes(text.format(name=name, module=module, cls=cls).encode())
-        say(str(folder / file))
+    texts = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
+    write_new({folder / file: text.format(name=name, module=module, cls=cls) for file, text in texts.items()})
     say(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml")
 
 

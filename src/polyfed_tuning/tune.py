@@ -5,7 +5,6 @@
 import contextlib
 import dataclasses
 import math
-import os
 import shutil
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged
 from polyfed.base.settings import settings_of
+from polyfed.base.system import move
 from polyfed.compute.split import Split
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
@@ -276,7 +276,7 @@ class _Legs:
             tuned.status = tuned.run.status
         if folder is not None and tuned.status == "finished":
             with contextlib.suppress(FileNotFoundError):
-                os.replace(folder / LEGS, folder / OVER)  # at once: a part of the legs is no search that can go on
+                move(folder / LEGS, folder / OVER)  # at once: a part of the legs is no search that can go on
             shutil.rmtree(folder / OVER, ignore_errors=True)
 
     def _leg(self, regime: str, method: Contender, value: float, start: Result | None) -> tuple[Result, str]:

@@ -14,9 +14,10 @@ from polyfed.base import system
 from polyfed.runs.folder import distinct, safe
 
 SOURCE = Path(polyfed.__file__).parent.parent
-ONE = re.compile(  # what one kind of system alone has
-    r"fcntl|import (resource|pwd|grp|termios|pty|msvcrt|winreg)|prctl|pthread_sigmask|/proc/|SIG(USR|ALRM|HUP|BREAK)"
-    r"|os\.kill\([^,]*, 0\)|os\.(fork|pread|pwrite|get[egu]+id|setsid|setpgid|chown|fchmod|mkfifo|O_CLOEXEC|sched_)"
+ONE = re.compile(  # what one kind of system alone has, or does otherwise
+    r"fcntl|import (resource|pwd|grp|termios|pty|msvcrt|winreg)|prctl|pthread_sigmask|/proc/|AF_UNIX"
+    r"|SIG(USR|ALRM|HUP|KILL|BREAK)|os\.kill\([^,]*, 0\)|os\.(exec|replace|rename|fork|pread|pwrite|get[egu]+id|setsid)"
+    r"|os\.(setpgid|chown|fchmod|mkfifo|O_CLOEXEC|sched_)"
 )
 TEXT = re.compile(r"write_text\(|open\((\w+, )?\"[wax]t?\"|open\(newline|read_text\(\)")  # unless it says which text
 DEVICES = ["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))]

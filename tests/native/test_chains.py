@@ -12,6 +12,7 @@ from test_kernel import CHAINS, IN, OUT, SIZES, WORK, batches, needed, split_of
 from test_networks import Case, compare, convolutions, drawn, one_of
 from torch import nn
 
+from polyfed import native as kernels
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
 from polyfed.compute.check import check
@@ -197,6 +198,23 @@ def test_which_forwards_the_kernel_takes(name):
         w = task.w0.expand(len(SIZES), -1)
         found = [local_sgd(task, w, batches(split, WORK[0], native), 0.05) for native in (False, True)]
         assert (found[0] - found[1]).abs().max() < 1e-12
+
+
+def test_a_kernel_that_is_absent_is_said_once_where_it_would_have_trained(monkeypatch, capsys):
+    split, taken, left = split_of(), Task(net(Net)).net, Task(net(Net), bf16=True).net
+    monkeypatch.setattr(kernels, "built", lambda: None)
+    kernels.lament.cache_clear()
+    assert path_of(left, None, split) == "client by client"
+    monkeypatch.setenv("POLYFED_NATIVE", "0")  # as its user has it
+    assert path_of(taken, None, split) == "client by client"
+    monkeypatch.delenv("POLYFED_NATIVE")
+    assert capsys.readouterr().err == ""
+    kernels.lament.cache_clear()
+    assert [path_of(taken, None, split) for _ in range(2)] == ["client by client"] * 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("polyfed: the compiled kernel is absent here (")
+    assert line.endswith("): torch trains, several times slower")
+    kernels.lament.cache_clear()
 
 
 @needed

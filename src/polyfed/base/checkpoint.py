@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyfed.base.errors import RunError
-from polyfed.base.system import alive, flush
+from polyfed.base.system import alive, flush, move
 
 KEEP = 2
 
@@ -40,7 +40,7 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
         (draft / "meta.json").write_bytes(json.dumps({**json.loads(text), "sha256": seal}).encode())
         for path in (draft / "tensors.safetensors", draft / "meta.json", draft):
             flush(path)
-        os.replace(draft, final)
+        move(draft, final)
         for path in (folder, folder.parent):
             flush(path)
     except (OSError, SafetensorError) as e:

@@ -9,12 +9,18 @@ import errno
 import os
 import re
 import signal
+import socket
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from polyfed.base.errors import RunError
 
 FORKS = sys.platform == "linux"  # elsewhere a process that has used torch cannot be forked safely
+MOVES_OPEN = sys.platform != "win32"  # renames and removes files that are open, and their folders
+SCANNED = 2.0  # seconds that Windows may keep a new file open, for its virus scanner
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without
 DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.I | re.S)  # no file on Windows
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
@@ -69,6 +75,18 @@ def flush(path: Path) -> None:
             os.close(handle)
 
 
+def move(path: Path, other: Path) -> None:
+    """As os.replace, which on Windows has to wait until its virus scanner has read the file."""
+    until = time.monotonic() + SCANNED
+    while True:
+        try:
+            return os.replace(path, other)
+        except PermissionError:
+            if MOVES_OPEN or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
 def files(most: int) -> int:
     """How many files this process may have open from now on: `most`, where its user may."""
     with contextlib.suppress(ImportError):  # on Windows, which does not count them
@@ -78,6 +96,13 @@ def files(most: int) -> int:
         most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
     return most
+
+
+def unix_socket() -> socket.socket:
+    """A socket with a path for a name. Raises RunError where Python has none."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise RunError("this Python has no Unix sockets, as on Windows; expected Linux, macOS or WSL")
+    return socket.socket(socket.AF_UNIX)
 
 
 # the machine
@@ -113,6 +138,17 @@ def alive(pid: str | int) -> bool:
         return psutil.pid_exists(int(pid))
     except (OverflowError, ValueError):
         return False
+
+
+def again(**variables: str) -> NoReturn:
+    """Start this program again with variables of the environment; on Windows in a process of its own."""
+    command, around = [sys.executable, *sys.orig_argv[1:]], os.environ | variables
+    if sys.platform != "win32":
+        os.execve(sys.executable, command, around)
+    import subprocess
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both
+    sys.exit(subprocess.call(command, env=around))
 
 
 @contextlib.contextmanager

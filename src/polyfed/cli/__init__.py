@@ -6,8 +6,10 @@ Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong set
 """
 
 import atexit
+import codecs
 import errno
 import gc
+import io
 import logging
 import os
 import re
@@ -36,6 +38,7 @@ download, under a minute.
 COMPLETE = "_POLYFED_COMPLETE"
 HELP = {"help_option_names": ["-h", "--help"]}
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+PLAIN = {"−": "-", "→": "->", "≤": "<=", "≥": ">="}  # in streams that lack such a letter, as pipes on Windows
 app = typer.Typer(
     context_settings=HELP, name="polyfed", rich_markup_mode="rich", no_args_is_help=True, pretty_exceptions_enable=False
 )
@@ -103,6 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. arguments: sys.argv without the program's name, when not given."""
     gc.set_threshold(700, 10, 100)  # what packages load stays: 400,000 objects, else gone through six times meanwhile
     atexit.register(gc.freeze)  # and once more at the end
+    codecs.register_error("plain", lambda e: (PLAIN.get(str(e.object[e.start]), "?"), e.start + 1))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="plain")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, portable.own_process = "--debug" in given, arguments is None
     if COMPLETE in os.environ:  # the shell asks what may follow

@@ -5,13 +5,14 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.base import plugins
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.system import MOVES_OPEN, move
 from polyfed.cli.screen import say, stderr
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import safe
@@ -49,13 +50,27 @@ def claimed(out: Path | None, name: str, force: bool = False, resume: bool = Fal
             say(f"polyfed: what was in {folder} is in {old}", stderr)
 
 
+def write_new(texts: Mapping[Path, str]) -> None:
+    """Write files and say their names. Raises ConfigError, and writes nothing, where one of them is there."""
+    for path in texts:
+        if path.exists():
+            raise ConfigError(f"{path}: already exists; nothing was written")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+        say(str(path))
+
+
 def _moved(folder: Path, force: bool) -> Path | None:
     """Where a folder with something in it has been renamed to; None for one without."""
     if not _inside(folder):
         return None
-    with files.locked(folder):
+    with contextlib.ExitStack() as held:
+        held.enter_context(files.locked(folder))
         if not force and files.holds_results(folder):
             raise _taken(folder)
+        if not MOVES_OPEN:  # nor renames it while another process has taken the lock
+            held.close()
         return _rename_away(folder)
 
 
@@ -72,12 +87,12 @@ def _rename_away(folder: Path) -> Path:
     if Path.cwd().is_relative_to(place.resolve()):
         raise RunError(f"--out {folder}: cannot be renamed to {old}: the working folder is in it; choose another")
     try:
-        os.replace(place, old)
+        move(place, old)
         place.mkdir()
         shutil.copymode(old, place)
     except OSError as e:
         with contextlib.suppress(OSError):
-            os.replace(old, place)
+            move(old, place)
         raise RunError(f"--out {folder}: cannot be renamed to {old}: {reason(e)}; it is as it was") from None
     return old
 
@@ -87,7 +102,7 @@ def _put_back(folder: Path, old: Path | None) -> None:
     with contextlib.suppress(OSError):
         folder.resolve().rmdir()
         if old is not None:
-            os.replace(old, folder.resolve())
+            move(old, folder.resolve())
 
 
 def _taken(folder: Path) -> ConfigError:

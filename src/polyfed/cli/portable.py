@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 from polyfed.base.errors import ConfigError
+from polyfed.base.system import again
 
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -35,7 +36,7 @@ def pin() -> None:
         _check()
     elif own_process:
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | VARIABLES)
+        again(**VARIABLES)
     else:
         names = ", ".join(f"{k}={v}" for k, v in list(VARIABLES.items())[:3])
         raise ConfigError(f"--portable: torch is loaded already; set {names}, ... before, or use the command polyfed")

@@ -16,7 +16,7 @@ from polyfed.compute.net import Net
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import Affine, Drift
 from polyfed.compute.terms import Distillation
-from polyfed.native import Kernel, Layer, kernel
+from polyfed.native import Kernel, Layer, kernel, lament
 
 PATH = "native"
 NO_KEYS = np.empty(0, dtype=np.uint64)
@@ -26,9 +26,11 @@ FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 def path_of(net: Net, work: Work | None = None, split: Split | None = None) -> str:
     """Path of plain local steps on these samples: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
-    layers = layers_of(net, None if split is None else split.x.shape[1:]) if plain and kernel() is not None else None
+    layers = layers_of(net, None if split is None else split.x.shape[1:]) if plain else None
     if layers is not None and (split is None or not net.integers or _reads(layers, split.x.dtype)):
-        return PATH
+        if kernel() is not None:
+            return PATH
+        lament()
     return "closed form" if net.stacked is not None else "vectorised" if net.vectorised else "client by client"
 
 

@@ -267,7 +267,7 @@ def files_of(place: Path) -> list[Path]:
 
 def inside(folder: Path, pattern: str = "*") -> list[Path]:
     """The files of a folder by name, without those of systems and office programs: hidden files, locks, ..."""
-    files = sorted(folder.glob(pattern))
+    files = sorted(folder.glob(pattern), key=lambda f: [*map(nfc, f.parts)])  # in one order on every system
     of = {f: f.relative_to(folder).parts for f in files}
     return [f for f in files if not any(n[0] in ".~" or n[-1] == "~" or n.lower() in LEFT for n in of[f])]
 
@@ -287,7 +287,7 @@ def digest(path: Path) -> str:
             raise DataError(f"{path}: cannot be read ({e.strerror})") from None
     h = hashlib.sha256()
     for file in pictures(path):
-        h.update(f"{file.relative_to(path).as_posix()}\0{digest(file)}\n".encode())
+        h.update(f"{nfc(file.relative_to(path).as_posix())}\0{digest(file)}\n".encode())
     return h.hexdigest()
 
 

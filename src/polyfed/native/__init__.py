@@ -3,6 +3,7 @@ POLYFED_NATIVE=0 in the environment, torch alone trains. ctypes lets go of the i
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -207,6 +208,16 @@ def built() -> Kernel | None:
         if (kernel.permutations(key, 2, 300) == [rng.permutation(300), rng.permutation(300)]).all():
             return kernel
     return None
+
+
+@cache
+def lament() -> None:
+    """Say once that torch trains in the kernel's place, where nobody has switched it off."""
+    if os.environ.get("POLYFED_NATIVE") != "0" and built() is None:
+        there = any(Path(__file__).with_name(f"_kernel{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+        why = "it is another version's, or this NumPy draws otherwise" if there else "it was not built"
+        line = f"polyfed: the compiled kernel is absent here ({why}): torch trains, several times slower"
+        print(line, file=sys.stderr)
 
 
 def kernel() -> Kernel | None:

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.system import move
 
 NAMED = 30  # most clients that are named on an axis
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
@@ -206,7 +207,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
-        os.replace(draft, path)
+        move(draft, path)
     except BaseException as e:
         with contextlib.suppress(OSError):
             draft.unlink()

@@ -21,7 +21,7 @@ from typing import Any
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_table
-from polyfed.base.system import alive, flush, lock, opened
+from polyfed.base.system import MOVES_OPEN, alive, flush, lock, move, opened
 
 MARK = ".polyfed"
 RESULTS = ("checkpoint/round-*", "summary.json", "tune.csv", "admission.csv", "kept/*.json", "outcome.md")
@@ -46,7 +46,7 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
         else:
             content(draft)
         flush(draft)
-        os.replace(draft, path)
+        move(draft, path)
         note(path)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None
@@ -202,20 +202,26 @@ def locked(folder: Path) -> Generator[None]:
         raise RunError(f"cannot make the folder {folder}: {reason(e)}") from None
     handle = _acquire(folder)
     _held[key] = me
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if set(os.listdir(folder)) == before | {MARK} != before:
-                (folder / MARK).unlink()
-            for place in made:
-                place.rmdir()
-        raise
-    finally:
-        del _held[key]
-        with contextlib.suppress(OSError):
-            _sign(handle, {})
-        os.close(handle)
+    with contextlib.ExitStack() as held:
+        held.callback(_let_go, handle, key)
+        try:
+            yield
+        except BaseException:
+            if not MOVES_OPEN:
+                held.close()
+            with contextlib.suppress(OSError):
+                if set(os.listdir(folder)) == before | {MARK} != before:
+                    (folder / MARK).unlink()
+                for place in made:
+                    place.rmdir()
+            raise
+
+
+def _let_go(handle: int, key: str) -> None:
+    del _held[key]
+    with contextlib.suppress(OSError):
+        _sign(handle, {})
+    os.close(handle)
 
 
 def _acquire(folder: Path) -> int:

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.system import move
 from polyfed.base.text import unmarked
 from polyfed.report.style import write_atomically
 from polyfed.runs import schema as reading
@@ -219,7 +220,7 @@ def _unpack(record: Record, line: _Run, place: Path) -> None:
     except RunError as e:
         shutil.rmtree(draft)
         raise RunError(f"{record.path}: {line.run}: {str(e).replace(f'{draft}{os.sep}', '')}") from None
-    os.replace(draft, place)
+    move(draft, place)
 
 
 def _toml(record: Record, name: str, table: Table) -> bytes:
