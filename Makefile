@@ -94,6 +94,7 @@ sbom: .venv/ready   ## for a security officer, in build/release: packages with v
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/nets.py
 
 bench-sites: .venv/ready-dev   ## 200 sites at one server, messages of 1 MB: seconds a round and memory
 	$(BIN)/python benchmarks/sites.py

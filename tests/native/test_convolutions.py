@@ -41,12 +41,11 @@ def _behind(layer):
 
 
 UNKNOWN = [
-    nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(1, 4, 3, dilation=2), nn.Conv2d(1, 4, 2, padding="same"),
-    nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 4, 3)),
+    nn.Conv2d(1, 4, 3, dilation=2), nn.Conv2d(1, 4, 2, padding="same"), nn.Conv2d(1, 4, 1, padding=1),
+    nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"),
     *map(_behind, (
-        nn.GELU(), nn.Dropout(), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.AvgPool2d(2),
-        nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(4, ceil_mode=True),
-        nn.Sequential(nn.ReLU(), nn.Sigmoid()),
+        nn.Dropout(), nn.BatchNorm2d(4), nn.InstanceNorm2d(4), nn.AvgPool2d(2, padding=1), nn.AdaptiveAvgPool2d(2),
+        nn.AdaptiveMaxPool2d(1), nn.MaxPool2d(4, ceil_mode=True), nn.Upsample(scale_factor=2),
     )),
 ]  # fmt: skip
 

@@ -1,7 +1,9 @@
 """A model as layers of the compiled kernel, where it is a chain of layers that the kernel knows, with or without
 additions. It is found in the torch calls that a pass makes on a few samples, in training and in evaluation mode."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -138,11 +140,23 @@ def _convolution(
 ) -> tuple[Any, ...]:
     window = tuple(weight.shape[2:])
     even = padding == "same" and not all(n % 2 for n in window)
-    if even or groups != 1 or _pair(stride) != (1, 1) or _pair(dilation) != (1, 1):
+    if even or _set(dilation) != {1}:
         raise Unknown
     if isinstance(padding, str):
         padding = [n // 2 for n in window] if padding == "same" else 0
-    return input, weight, bias, window, _pair(padding)
+    return input, weight, bias, *_flat(window, padding, stride), groups
+
+
+def _flat(window: Sequence[int], padding: Any, stride: Any) -> tuple[Pair, Pair, Pair]:
+    """Windows, the zeros around and steps, of a row as of an image one high."""
+    if len(window) == 2:
+        return _pair(window), _pair(padding), _pair(stride)
+    (wide,), (left,), (right,) = (n if isinstance(n, Sequence) else [n] for n in (window, padding, stride))
+    return (1, wide), (0, left), (1, right)
+
+
+def _groups(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> tuple[Any, ...]:
+    return input, weight, bias, num_groups, eps
 
 
 def _pool(
@@ -154,11 +168,34 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> tuple[Any, ...]:
-    cell = _pair(kernel_size)
-    plain = not ceil_mode and not return_indices and (stride is None or _pair(stride) == cell)
-    if not plain or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+    if ceil_mode or return_indices or _set(dilation) != {1}:
         raise Unknown
-    return input, cell
+    cell = [kernel_size] * (input.dim() - 2) if isinstance(kernel_size, int) else kernel_size
+    return input, "largest", *_flat(cell, padding, kernel_size if stride is None else stride)
+
+
+def _mean_pool(
+    input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, *args: Any
+) -> tuple[Any, ...]:
+    if ceil_mode or _set(padding) != {0} or args[1:] not in ((), (None,)):
+        raise Unknown
+    return input, "mean", *_pool(input, kernel_size, stride, padding)[2:]
+
+
+def _adaptive(input: Any, output_size: Any) -> tuple[Any, ...]:
+    image = input.shape[2:]
+    wanted = [output_size] * len(image) if isinstance(output_size, int) else output_size
+    cell = [n // (m or n) for n, m in zip(image, wanted, strict=True)]
+    if any(n % (m or n) for n, m in zip(image, wanted, strict=True)):
+        raise Unknown
+    return input, "mean", *_flat(cell, 0 if len(cell) == 2 else [0], cell)
+
+
+def _mean(input: Any, dim: Any, keepdim: bool = False) -> tuple[Any, ...]:
+    places = [n % input.dim() for n in (dim if isinstance(dim, Sequence) else [dim])]
+    if input.dim() < 3 or sorted(places) != [*range(2, input.dim())]:
+        raise Unknown
+    return _adaptive(input, 1)
 
 
 _tensor: Any = Tensor
@@ -184,8 +221,12 @@ FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
     **dict.fromkeys((Tensor.long, Tensor.int, Tensor.to), ("integers", _integers)),
     F.embedding: ("table", _table),
     torch.cat: ("cat", _cat),
-    F.conv2d: ("convolution", _convolution),
-    F.max_pool2d: ("pool", _pool),
+    **dict.fromkeys((F.conv1d, F.conv2d), ("convolution", _convolution)),
+    F.group_norm: ("groups", _groups),
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d), ("pool", _pool)),
+    **dict.fromkeys((F.avg_pool1d, F.avg_pool2d), ("pool", _mean_pool)),
+    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d), ("pool", _adaptive)),
+    **dict.fromkeys((torch.mean, Tensor.mean), ("pool", _mean)),
 }
 
 
@@ -197,7 +238,10 @@ def known(net: Net, sample: torch.Size) -> list[Layer] | None:
         trained, evaluated = (_calls(net, sample, training) for training in (True, False))
         if [_plain(c) for c in trained] != [_plain(c) for c in evaluated]:
             return None
-        return _Chain(trained, tuple(sample)).layers
+        for way in (_Chain, _Images):
+            with suppress(Unknown):
+                return way(trained, tuple(sample)).layers
+        return None
     except Exception:  # of the model's own on samples of zeros, which it need not take
         return None
 
@@ -284,7 +328,10 @@ class _Chain:
         if kind == "convolution":
             self._convolve(call)
         elif kind == "pool":
-            self._on_images(pool=call.options[0])
+            what, cell, around, step = call.options
+            if what != "largest" or around != (0, 0) or step != cell or len(self._shape) != 3:
+                raise Unknown
+            self._on_images(pool=cell)
         elif kind == "reshape":
             image = not self.layers and len(call.shape) == 3
             if prod(call.shape) != prod(self._shape) or not (image or len(call.shape) == 1):
@@ -324,8 +371,10 @@ class _Chain:
         self.layers[-1] = self.layers[-1]._replace(**fields)
 
     def _convolve(self, call: Call) -> None:
-        window, around = call.options
-        if len(self._shape) != 3 or any(n.window == (0, 0) for n in self.layers):  # behind another layer
+        window, around, step, groups = call.options
+        if (
+            len(self._shape) != 3 or groups != 1 or step != (1, 1) or any(n.window == (0, 0) for n in self.layers)
+        ):  # behind another layer
             raise Unknown
         channels, *image = self._shape
         layer = Layer(channels, call.shape[0], len(call.owned) == 2, "", window, around, _pair(image))
@@ -344,8 +393,82 @@ class _Chain:
         self.layers[-1] = last._replace(**fields)
 
 
+class _Images(_Chain):
+    """The layers that calls amount to on images as rows of channels, and then on rows; a value may be taken twice."""
+
+    def __init__(self, calls: list[Call], sample: tuple[int, ...]):
+        if len(sample) not in (2, 3):
+            raise Unknown
+        n = prod(sample)
+        places = (0, n // sample[0], n)
+        self.layers = [Layer(sample[0], sample[0], False, operation="image", weight=False, columns=places, taps=1)]
+        ends, shapes, uses = [1], [sample], Counter(v for c in calls for v in (c.x, *c.others))
+        for call in calls:
+            made = len(self.layers)
+            below, *others = sorted((call.x, *call.others), key=ends.__getitem__, reverse=True)
+            self._shape, base = shapes[below], ends[below]
+            self._kept = base != made or any(uses[v] > 1 and end == made for v, end in enumerate(ends))
+            if call.kind == "add":
+                if len(others) != 1 or shapes[others[0]] != call.shape or self._shape != call.shape:
+                    raise Unknown
+                self._bend(skip=ends[others[0]])
+            else:
+                self._take(call)
+            if base != made and len(self.layers) > made:
+                self.layers[made] = self.layers[made]._replace(base=base)
+            ends.append(len(self.layers) if base == made or len(self.layers) > made else base)
+            shapes.append(call.shape)
+        last = self.layers[-1]
+        if last.operation != "linear" or last.bent or any(n.operation == "linear" and n.base >= 0 for n in self.layers):
+            raise Unknown
+
+    def _take(self, call: Call) -> None:
+        kind, rows, owned = call.kind, len(self._shape) == 1, len(call.owned)
+        channels, image = self._shape[0], self._image()
+        if kind == "convolution" and not rows:
+            window, around, step, groups = call.options
+            taps = window[1] if len(self._shape) == 2 and channels > groups else 0
+            if any(a >= n for a, n in zip(around, window, strict=True)):
+                raise Unknown
+            self.layers.append(
+                Layer(channels, call.shape[0], owned == 2, "", window, around, image, (1, 1), kind, step=step,
+                      groups=groups, taps=taps)
+            )  # fmt: skip
+        elif kind == "groups" and not rows:
+            groups, eps = call.options
+            self.layers.append(Layer(channels, channels, owned == 2, operation=kind, weight=owned > 0, eps=eps,
+                                     groups=groups))  # fmt: skip
+        elif kind == "pool" and not rows:
+            what, cell, around, step = call.options
+            self.layers.append(
+                Layer(channels, channels, False, "", cell, around, image, (1, 1), what, False, step=step)
+            )
+        elif kind == "reshape" and call.shape == (prod(self._shape),):
+            if prod(image) > 1:
+                (n,) = call.shape
+                self.layers.append(Layer(n, n, False, operation="row", weight=False, taps=1))
+        elif rows or (kind in ACTIVATIONS or kind == "GELU" or (kind == "dropout" and not call.options[0])):
+            super()._take(call)
+        else:
+            raise Unknown
+
+    def _image(self) -> Pair:
+        high, wide = (1, 1, *self._shape[1:])[-2:]
+        return high, wide
+
+    def _bend(self, **fields: Any) -> None:
+        if self._kept or self.layers[-1].operation == "image" or not self.layers[-1].free([*fields]):
+            width = self._shape[0]
+            self.layers.append(Layer(width, width, False, operation="same", weight=False))
+        self.layers[-1] = self.layers[-1]._replace(**fields)
+
+
 def _as_they_are(first: int, count: int, of: int) -> Layer:
     return Layer(count, count, False, operation="columns", weight=False, columns=(first, count, of))
+
+
+def _set(value: int | Sequence[int]) -> set[int]:
+    return {value} if isinstance(value, int) else {*value}
 
 
 def _pair(value: int | Sequence[int]) -> Pair:

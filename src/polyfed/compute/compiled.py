@@ -37,7 +37,7 @@ def path_of(net: Net, work: Work | None = None, split: Split | None = None) -> s
 def share_calls(net: Net, path: str, split: Split) -> bool:
     """True where clients trained by this path share a call; with convolutions, whose steps are long, they do not."""
     layers = layers_of(net, split.x.shape[1:]) if path == PATH else None
-    return net.batched if layers is None else layers[0].window == (0, 0)
+    return net.batched if layers is None else not any(prod(n.window) for n in layers)
 
 
 _known = WeakKeyDictionary[Net, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()

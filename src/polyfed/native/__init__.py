@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 8  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 9  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
-OPERATIONS = ("linear", "norm", "same", "table", "columns")
+OPERATIONS = (
+    "linear", "norm", "same", "table", "columns", "image", "convolution", "groups", "largest", "mean", "row"
+)  # fmt: skip
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
 
@@ -37,7 +39,11 @@ class Job(ctypes.Structure):
 
 
 class Layer(NamedTuple):
-    """A layer, in `operation`, then an activation, dropout and an addition."""
+    """A layer, in `operation`, then an activation, dropout and an addition.
+
+    Behind an "image" layers are on rows of channels, one for each place: a "convolution", a norm by "groups" of
+    channels, the "largest" or "mean" of windows; "row" makes one row of them.
+    """
 
     inputs: int  # numbers, or channels
     outputs: int  # of a table: its rows of `inputs` numbers
@@ -53,6 +59,10 @@ class Layer(NamedTuple):
     drop: float = 0.0  # share that is dropped
     skip: int = -1  # layer whose input is added, or -1
     columns: tuple[int, int, int] = (0, 0, 0)  # of a sample, as they are or table rows: first, how many, of how many
+    step: Pair = (1, 1)  # of windows
+    groups: int = 1  # of channels
+    base: int = -1  # layer whose input goes in, or -1 for the output of the one before
+    taps: int = 0  # of windows, where the model has them last; 1 where channels lie before places
 
     def free(self, names: Sequence[str]) -> bool:
         """True where the first of these steps behind a layer, and all after it, are not there yet."""
@@ -79,8 +89,9 @@ class Layer(NamedTuple):
     @property
     def numbers(self) -> int:
         """The number of weights and biases."""
-        rows = self.outputs if self.operation in ("linear", "table") else int(self.weight)
-        return rows * self.inputs * max(1, prod(self.window)) + self.bias * self.outputs
+        rows = self.outputs if self.operation in ("linear", "table", "convolution") else int(self.weight)
+        shared = self.groups if self.operation == "convolution" else 1
+        return rows * self.inputs // shared * max(1, prod(self.window)) + self.bias * self.outputs
 
 
 class Kernel:
@@ -187,7 +198,7 @@ class Kernel:
 def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
     """The layers as the kernel reads them, whole numbers and others, and the number of their parameters."""
     rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool,
-             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns)
+             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns, *n.step, n.groups, n.base, n.taps)
             for n in layers]  # fmt: skip
     others = np.array([(n.eps, n.drop) for n in layers])
     return (np.array(rows, dtype=np.int64), others), sum(n.numbers for n in layers)

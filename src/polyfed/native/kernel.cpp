@@ -24,9 +24,10 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS };  // SAME: nothing, for what follows the first two
+enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW };
+// SAME: nothing, for what follows; from IMAGE on: of samples as rows of channels, places one after another
 enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
-enum { SHAPE = 18, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
+enum { SHAPE = 23, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
@@ -37,7 +38,9 @@ struct Job {
                                  // that are pooled; high and wide each; the operation, whether it has weights, and the
                                  // layer whose input is added behind activation and dropout, or -1; of a table, whose
                                  // inputs are numbers and outputs rows, or of columns as they are: the first, how many,
-                                 // of how many
+                                 // of how many; of windows the steps, high and wide; groups of channels; the layer
+                                 // whose input goes in, or -1 for the output of the one before; the taps of windows
+                                 // that lie last in the model, or whether channels lie before places in a sample
     const double *real;          // [layers, 2]: what a norm adds to the variance, and the share that is dropped
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the result
@@ -217,7 +220,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 8; }
+EXPORT int polyfed_version() { return 9; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
