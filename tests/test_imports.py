@@ -22,6 +22,7 @@ FACES = [ROOT / f"{at}.py" for at in ("__init__", "algorithms/__init__", "data/_
 # the faces have names of packages beside the core
 UNDER = {  # may import
     "polyfed_sites": ("polyfed_privacy", "polyfed_audit", "polyfed_export"),
+    "polyfed_attack": ("polyfed_sites",),
     "polyfed_clinical": ("polyfed_privacy", "polyfed_sites"),
     "polyfed_flower": ("polyfed_sites",),
     "polyfed_export": ("polyfed_adapters",),

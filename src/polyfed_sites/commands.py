@@ -123,19 +123,6 @@ class AuditLog(Command, module="cli.audit_log"):
     b: Path = argument("The other end's.", ..., "B")
 
 
-class Attack(Command, module="cli.attack"):
-    """Attack a site's own file under its own policy, as a server that means harm would; nothing leaves this machine.
-
-    Prints what each attack has read, and which key of the policy has stopped it.
-
-    [dim]polyfed attack bern.csv --policy policy.toml --allow pooled[/dim]
-    """
-
-    data: Path = argument("The site's own CSV file; its last column is the target.", ..., "FILE")
-    policy: Path | None = option("The site's policy. Default: the default one.", None, "FILE")
-    allow: list[str] | None = option("As polyfed client takes it.", None, "A,B,...")
-
-
 class KeysInit(Command, group="keys", module="cli.keys"):
     """Make a certificate authority and the server's certificate; again, to renew the latter or to change the address.
 

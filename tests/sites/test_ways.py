@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from demo import free_port
 from direct import Raw, raw
 
@@ -120,6 +121,29 @@ def test_a_proxy_that_ends_tls_is_let_in_by_the_policy_alone_and_changes_nothing
     proxy.change = lambda data: data
     way.exchange(**how)
     assert way.came() == {"bern": 7}
+
+
+def test_half_a_message_and_half_a_reply_are_carried_anew(way):
+    """A proxy that hangs up amid a megabyte, on its way down and then on its way up."""
+    way.served()
+    proxy, said, left = way.proxy(keys=way.pem), [], [0.0]
+    how = {"proxy": f"http://127.0.0.1:{proxy.port}", "ends": str(way.authority)}
+
+    def cut(data: bytes) -> bytes:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise ConnectionError
+        return data
+
+    proxy.change = cut
+    way.channel.push({"bern": Raw({"n": 7}, {"w": torch.zeros(250_000)})})
+    end = Attendance(way.key, lambda run, data: data, lambda: False, way.folder, said.append, **how)
+    with end._connected() as client:
+        for left[0] in (5e5, 1.5e6, float("inf")):
+            assert way.came() == {}
+            end._try(client)
+    assert way.came() == {"bern": 7}
+    assert [line.partition(" (")[0] for line in said[1:]] == ["a reply did not reach the server"]
 
 
 def test_who_has_no_certificate_does_not_connect_where_the_server_asks_for_one(way):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 OURS = "polyfed"  # the distribution, and its first package
 SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_export": ("export",),
-    "polyfed_sites": ("server", "client", "status", "audit-log", "attack", "keys"),
+    "polyfed_sites": ("server", "client", "status", "audit-log", "keys"),
+    "polyfed_attack": ("attack",),
     "polyfed_tuning": ("tune",),
     "polyfed_testing": ("new", "new-method", "check"),
     "polyfed_clinical": ("regress",),

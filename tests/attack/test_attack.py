@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyfed.cli import main
-from polyfed_sites.attack import OPEN, attacked
+from polyfed_attack.adversaries import OPEN, attacked
 from polyfed_sites.policy import Policy
 
 

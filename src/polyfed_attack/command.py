@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from polyfed_sites.attack import attacked, table
-from polyfed_sites.commands import Attack
+from polyfed_attack.adversaries import attacked, table
+from polyfed_attack.commands import Attack
 from polyfed_sites.policy import Policy, read
 
 
