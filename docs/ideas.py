@@ -90,7 +90,7 @@ IDEAS = (
         "Adapters of large models",
         "a pretrained model is to be fitted by two small factors a layer",
         "the model can be trained whole",
-        ("fedex-lora", "fedsa-lora", "ffa-lora", "flexlora", "flora", "hetlora", "rolora"),
+        ("feddpa", "fedex-lora", "fedrpca", "fedsa-lora", "ffa-lora", "flexlora", "flora", "hetlora", "rolora"),
     ),
 )
 OF = {method: idea for idea in IDEAS for method in idea.methods}

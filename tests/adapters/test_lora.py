@@ -23,6 +23,7 @@ EVERY = (
     pf.RoLoRA(lr=0.3),
     pf.FlexLoRA(lr=0.3),
     pf.HetLoRA(lr=0.3, gamma=1.0),
+    pf.FedRPCA(lr=0.3, beta=1.0),
 )
 FEDIT = pf.FedAvg(lr=0.3)  # on both factors
 
@@ -125,7 +126,7 @@ def test_floras_stack_is_the_mean_of_products():
     assert torch.linalg.matrix_rank(found.R) == min(len(SITES) * R, M, K)
 
 
-@certifies(pf.FFALoRA, pf.RoLoRA, pf.FlexLoRA, pf.HetLoRA, pf.FedExLoRA, by="one client: local training")
+@certifies(pf.FFALoRA, pf.RoLoRA, pf.FlexLoRA, pf.HetLoRA, pf.FedExLoRA, pf.FedRPCA, by="one client: local training")
 @pytest.mark.parametrize("method", [m for m in EVERY if not isinstance(m, pf.FLoRA)], ids=lambda m: m.name)
 def test_of_one_client_each_deploys_what_it_trained(method):
     """FFA-LoRA and RoLoRA train B and the head in the first round, the others A too."""

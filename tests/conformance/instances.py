@@ -60,6 +60,7 @@ VARIANTS = {
     "fedrc": [{"responsibilities": "following"}],
     "apple": [{"form": "cosine"}],
     "fedsa-lora": [{"head": "shared"}],
+    "feddpa": [{"lam": 1.0}],
     "fedex-lora": [{"weighted": False}],
     "flexlora": [{"least": 1}],
     "hetlora": [{"least": 1, "gamma": 0.5}],

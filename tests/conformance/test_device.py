@@ -22,7 +22,7 @@ LOOK = {  # what local training of a method may read back, by what it is; of all
     "fedrc": "which weights are there", "fedrep": "which layers are trained", "fedsoft": "which weights are there",
     "fedspa": "which weights are there", "ffa-lora": "which layers are trained", "flexlora": "which layers are trained",
     "flora": "which layers are trained", "knn-per": "whether features are numbers", "lpgd": "a rank",
-    "pacfl": "which classes are there",
+    "pacfl": "which classes are there", "feddpa": "which layers are trained",
     "recalibrated": "when Newton's steps have settled", "rolora": "which layers are trained",
 }  # fmt: skip
 M = 5

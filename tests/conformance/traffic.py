@@ -114,6 +114,8 @@ def _of_factors(method: Algorithm, layout: Layout) -> Stated:
         "FLoRA": Stated(head, 1 - R, merged=R),
         "FlexLoRA": Stated(1, 1, numbers=1),
         "HetLoRA": Stated(1, 1, numbers=1),
+        "FedRPCA": Stated(1, 1),
+        "FedDPA": Stated(head + (A + B) / 2, head + (A + B) / 2),
     }[type(method).__name__]
 
 

@@ -67,7 +67,9 @@ if TYPE_CHECKING:
     from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
     from polyfed.algorithms.scaffold import Scaffold as Scaffold
     from polyfed.algorithms.stocfl import StoCFL as StoCFL
+    from polyfed_adapters.feddpa import FedDPA as FedDPA
     from polyfed_adapters.fedexlora import FedExLoRA as FedExLoRA
+    from polyfed_adapters.fedrpca import FedRPCA as FedRPCA
     from polyfed_adapters.fedsalora import FedSALoRA as FedSALoRA
     from polyfed_adapters.ffalora import FFALoRA as FFALoRA
     from polyfed_adapters.flexlora import FlexLoRA as FlexLoRA

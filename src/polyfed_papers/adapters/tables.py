@@ -16,7 +16,18 @@ from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, grouping_o
 from polyfed_papers.recipes.said import Claim, Setting
 
 OTHERS = ("local", "fedavg-ft", "ditto", "fpfc", "ifca", "fedacs", "fedslr", "scaffold")
-FACTORS = ("fedavg", "ffa-lora", "fedsa-lora", "rolora", "fedex-lora", "flora", "flexlora", "hetlora")
+FACTORS = (
+    "fedavg",
+    "ffa-lora",
+    "fedsa-lora",
+    "rolora",
+    "fedex-lora",
+    "flora",
+    "flexlora",
+    "hetlora",
+    "fedrpca",
+    "feddpa",
+)
 FOUND: Mapping[str, tuple[tuple[float, ...], ...]] = {  # and where their searches begin: the step size, and a second
     "local": ((0.1, 0.3, 1.0),),
     "fedavg": ((0.1, 0.3, 1.0),),

@@ -39,6 +39,8 @@ APART = {
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
     "knn-per": "came after the records of the boards",
+    "feddpa": "for adapters alone",
+    "fedrpca": "for adapters alone",
 }
 
 # the second setting that is tuned, and where the search begins; the first is the step size
@@ -48,6 +50,8 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "cfl": ("eps1", (0.1, 0.2, 0.4)),
     "ditto": ("lam", (0.03, 0.1, 0.3)),
     "fedacs": ("quantile", (0.5, 0.75, 0.9)),
+    "feddpa": ("lam", (0.25, 0.5, 0.75)),
+    "fedrpca": ("beta", (1.5, 2.0, 3.0)),
     "fedadagrad": ("server_lr", (0.01, 0.03, 0.1)),
     "fedadam": ("server_lr", (0.01, 0.03, 0.1)),
     "fedala": ("eta", (0.3, 1.0, 3.0)),
