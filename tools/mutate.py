@@ -2,10 +2,10 @@
 
     python tools/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
-FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, of `CORE`, or native/train (none: all); --count mutants
-of each are drawn, one kind after the other, the first of each file first. Every result is appended to --out, where the
-numbers of lines that have moved are brought up to date; what stands there is not run again: after an interruption, or
---minutes, the same command goes on. --again repeats those that survived.
+FILE is a file of src/polyfed/algorithms or src/polyfed_adapters, as ifca or fpfc/pairs, of `CORE`, or native/train
+(none: all); --count mutants of each are drawn, one kind after the other, the first of each file first. Every result is
+appended to --out, where the numbers of lines that have moved are brought up to date; what stands there is not run
+again: after an interruption, or --minutes, the same command goes on. --again repeats those that survived.
 
 Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets first the
 certificates that its methods name, then the rest of their files and of the traps, then the methods' rows of the
@@ -38,7 +38,7 @@ import certificates
 import mutate_native
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = "src/polyfed/algorithms"
+FOLDER, BESIDE = "src/polyfed/algorithms", "src/polyfed_adapters"  # of methods
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
     "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
         "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_drift.py",
@@ -292,12 +292,14 @@ class Rows:
 
 def sources(root: Path) -> list[Path]:
     """The files of methods and of what they share."""
-    return sorted(p for p in (root / FOLDER).rglob("*.py") if p.name != "__init__.py")
+    beside = [p for p in (root / BESIDE).glob("*.py") if p.stem not in ("adapters", "backbone")]
+    return sorted(p for p in [*(root / FOLDER).rglob("*.py"), *beside] if p.name != "__init__.py")
 
 
 def named(path: Path, root: Path) -> str:
     """A file's name among them, "fpfc/pairs"."""
-    return path.relative_to(root / FOLDER).with_suffix("").as_posix()
+    home = root / BESIDE if path.is_relative_to(root / BESIDE) else root / FOLDER
+    return path.relative_to(home).with_suffix("").as_posix()
 
 
 def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
@@ -311,6 +313,7 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         methods |= {c.lower() for c in classes}
         proofs += [test for c in classes for test, _ in marks.get(c, ())]
         uses |= {f"_shared/{name}" for name in re.findall(r"polyfed\.algorithms\._shared\.(\w+)", text)}
+        uses |= {*re.findall(r"polyfed_adapters\.(lora)", text)}
     found = {}
     for file in files:
         users = {_paper(file)}
@@ -332,7 +335,7 @@ def source_of(root: Path, file: str) -> Path:
     if file == KERNEL:
         return root / mutate_native.FOLDER / "train.inc"
     folder = FOLDER if file not in CORE else "src/polyfed/compute" if file == "solvers" else "src/polyfed/core"
-    return root / folder / f"{file}.py"
+    return next(p for p in (root / folder / f"{file}.py", root / BESIDE / f"{file}.py") if p.is_file())
 
 
 @contextmanager
