@@ -2,17 +2,26 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from polyfed.base.errors import Refusal
 
 
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Inside, a file that cannot be written is refused by its name here, and by none elsewhere."""
+    try:
+        yield
+    except OSError as e:
+        raise Refusal(f"{path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+
+
 def append(path: Path, *entries: Any) -> None:
     """Write lines, for this user only. Raises Refusal where that fails: then nothing leaves."""
-    try:
+    with writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 1))
@@ -20,8 +29,6 @@ def append(path: Path, *entries: Any) -> None:
             f.write(b"\n" * torn + "".join(f"{json.dumps(entry)}\n" for entry in entries).encode())
             f.flush()
             os.fsync(f.fileno())
-    except OSError as e:
-        raise Refusal(f"{path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
 
 
 def lines(path: Path) -> Iterator[Any]:

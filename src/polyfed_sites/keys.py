@@ -35,19 +35,14 @@ from polyfed.base.system import DEVICE, flush, move
 MISSING = "real sites need packages that are missing; pip install 'polyfed[sites]'"
 
 try:
-    x509: Any = import_module("cryptography.x509")
-    hashes: Any
-    s: Any
-    ec: Any
-    hashes, s, ec = (
-        import_module(f"cryptography.hazmat.primitives.{name}") for name in ("hashes", "serialization", "asymmetric.ec")
-    )
-    errors: Any = import_module("cryptography.exceptions")
-    SHA, CLIENT = hashes.SHA256(), x509.ExtendedKeyUsageOID.CLIENT_AUTH
-    UNREADABLE = OSError, ValueError, TypeError, KeyError, errors.UnsupportedAlgorithm
+    x509, errors = (import_module(f"cryptography.{name}") for name in ("x509", "exceptions"))
+    names = "hashes", "serialization", "asymmetric.ec"
+    hashes, s, ec = (import_module(f"cryptography.hazmat.primitives.{name}") for name in names)
 except ModuleNotFoundError:
     raise ConfigError(MISSING) from None
 
+SHA, CLIENT = hashes.SHA256(), x509.ExtendedKeyUsageOID.CLIENT_AUTH
+UNREADABLE = OSError, ValueError, TypeError, KeyError, errors.UnsupportedAlgorithm
 PORT, HTTPS = 8000, 443  # of an address without one; after https://
 AUTHORITY, SERVER, SITE = 3650, 730, 730  # days that certificates and keys are good for
 SOON = 30  # days before the end in which to warn, and for which a key is accepted beside the one that replaces it

@@ -103,10 +103,8 @@ class Book:
         if self.dry:
             yield
             return
-        try:
+        with journal.writing(self.folder):
             lock = alone(self.folder / LOCK, unlocked=True)
-        except OSError as e:
-            raise Refusal(f"{self.folder}: cannot be written ({e.strerror})", "its vault cannot be written") from None
         try:
             yield
         finally:

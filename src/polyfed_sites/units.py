@@ -213,14 +213,11 @@ def _read(path: Path, n: int) -> Tensor:
 
 
 def _write(path: Path, t: Tensor) -> None:
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "r+b") as f:
-            f.seek(path.stat().st_size // (8 * len(t)) * 8 * len(t))  # over what a kill has cut off
-            f.write(t.T.contiguous().numpy().astype("<f8").tobytes())
-            f.flush()
-            os.fsync(f.fileno())
-    except OSError as e:
-        raise Refusal(f"{path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+    with journal.writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "r+b") as f:
+        f.seek(path.stat().st_size // (8 * len(t)) * 8 * len(t))  # over what a kill has cut off
+        f.write(t.T.contiguous().numpy().astype("<f8").tobytes())
+        f.flush()
+        os.fsync(f.fileno())
 
 
 class Models(NamedTuple):
