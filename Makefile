@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
 
-demo-network: .venv/ready-sites   ## a server and four hospitals over a real network, on this machine: under a minute
+demo-network: .venv/ready-sites   ## a server and four hospitals over a real network, on this machine: half a minute
 	rm -rf $(RUNS)/network
 	$(BIN)/python examples/network/demo.py --out $(RUNS)/network
 
