@@ -39,6 +39,8 @@ class Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
         self._values: list[tuple[Tensor, int]] = [(x, 0)]
         self._places = {id(q): k for k, q in enumerate(parameters)}
+        self._zeros: list[Tensor] = []  # that recurrent layers begin with
+        self._ends: list[tuple[Tensor, int, int]] = []  # their last steps, of which value, and layers
 
     def value(self, t: Any) -> int:
         """The place of a tensor among the values so far."""
@@ -53,6 +55,18 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in READS:
             return func(*args, **kwargs)
+        if func is torch.zeros:
+            self._zeros.append(func(*args, **kwargs))
+            return self._zeros[-1]
+        if func in GATES and len(args) == 9:
+            return self._recurrent(func, *args)
+        if func is Tensor.__getitem__ and (found := [e for e in self._ends if e[0] is args[0]]):
+            ((h, value, count),) = found
+            if args[1] not in (-1, count - 1):
+                raise Unknown
+            return self._made(
+                Call("columns", value, (), (), (self.calls[value - 1].shape[0] - 1, 1), h.shape[2:]), h[-1]
+            )
         if func not in FORMS:
             raise Unknown
         kind, form = FORMS[func]
@@ -67,9 +81,27 @@ class Recorder(TorchFunctionMode):
             self._values = [v for v in self._values if v[0].untyped_storage().data_ptr() != memory]
         owned = tuple(self._places[id(t)] for t in tensors)
         options = tuple(o for o in given if not (o is None or isinstance(o, Tensor)))
-        self.calls.append(Call(kind, value, others, owned, options, tuple(out.shape[1:])))
+        return self._made(Call(kind, value, others, owned, options, tuple(out.shape[1:])), out)
+
+    def _made(self, call: Call, out: Tensor) -> Tensor:
+        self.calls.append(call)
         self._values.append((out, len(self.calls)))
         return out
+
+    def _recurrent(self, func: Callable[..., Any], x: Any, begin: Any, weights: Any, *how: Any) -> tuple[Tensor, ...]:
+        """How: whether there are biases, layers, dropout, training, both ways, batch first."""
+        (_, layers, dropout, _, both, first), value = how, self.value(x)
+        begins = [begin] if isinstance(begin, Tensor) else begin
+        zeros = all(any(t is z for z in self._zeros) for t in begins)
+        if both or not first or dropout or not zeros or any(id(t) not in self._places for t in weights):
+            raise Unknown
+        out, h, *rest = func(x, begin, weights, *how)
+        owned, shape = tuple(self._places[id(t)] for t in weights), tuple(out.shape[1:])
+        if len(owned) % layers or len(owned) // layers not in (2, 4):
+            raise Unknown
+        self._made(Call("recurrent", value, (), owned, (GATES[func], layers), shape), out)
+        self._ends.append((h, len(self.calls), layers))
+        return out, h, *rest
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> tuple[Any, ...]:
@@ -108,6 +140,8 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> tuple[Any, ...]:
 
 def _columns(input: Any, at: Any) -> tuple[Any, ...]:
     """Some columns that lie side by side."""
+    if input.dim() == 3 and (at := (*at, slice(None)))[0] == at[2] == slice(None) and isinstance(at[1], int):
+        return input, at[1] % input.shape[1], 1
     rows, which = at
     if input.dim() != 2 or rows != slice(None) or not isinstance(which, int | slice):
         raise Unknown
@@ -205,6 +239,8 @@ READS: set[Any] = {  # of a tensor's form, which say nothing of its numbers
     Tensor.dim,
     Tensor.is_floating_point,
 }
+GATES = {torch.gru: 3, torch.lstm: 4}
+WIDE = 256  # sums of a recurrent step up to which the kernel has been measured as faster than torch
 # torch's functions: what each is here, and (its arguments) -> (input, tensors, options)
 FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
     F.linear: ("linear", _linear),
@@ -397,12 +433,20 @@ class _Images(_Chain):
     """The layers that calls amount to on images as rows of channels, and then on rows; a value may be taken twice."""
 
     def __init__(self, calls: list[Call], sample: tuple[int, ...]):
-        if len(sample) not in (2, 3):
+        n, uses = prod(sample), Counter(v for c in calls for v in (c.x, *c.others))
+        self._tokens = calls[0].kind in ("recurrent", "table", "linear", "norm")
+        ends, shapes = [1], [sample]
+        if calls[0].kind == "table" and len(sample) == 1 and uses[0] == 1:
+            rows, d = calls[0].options
+            self.layers = [Layer(d, rows, False, operation="table", columns=(0, n, n), taps=1)]
+            ends, shapes, calls = [0, 1], [sample, calls[0].shape], calls[1:]
+        elif len(sample) in (2, 3):
+            channels = sample[-1 if self._tokens else 0]
+            places = (0, n // channels, n)
+            self.layers = [Layer(channels, channels, False, operation="image", weight=False, columns=places,
+                                 taps=int(not self._tokens))]  # fmt: skip
+        else:
             raise Unknown
-        n = prod(sample)
-        places = (0, n // sample[0], n)
-        self.layers = [Layer(sample[0], sample[0], False, operation="image", weight=False, columns=places, taps=1)]
-        ends, shapes, uses = [1], [sample], Counter(v for c in calls for v in (c.x, *c.others))
         for call in calls:
             made = len(self.layers)
             below, *others = sorted((call.x, *call.others), key=ends.__getitem__, reverse=True)
@@ -424,7 +468,10 @@ class _Images(_Chain):
 
     def _take(self, call: Call) -> None:
         kind, rows, owned = call.kind, len(self._shape) == 1, len(call.owned)
-        channels, image = self._shape[0], self._image()
+        channels, image = self._channels(), self._image()
+        if self._tokens and not rows:
+            self._take_tokens(call, channels, image)
+            return
         if kind == "convolution" and not rows:
             window, around, step, groups = call.options
             taps = window[1] if len(self._shape) == 2 and channels > groups else 0
@@ -452,13 +499,52 @@ class _Images(_Chain):
         else:
             raise Unknown
 
+    def _take_tokens(self, call: Call, channels: int, image: Pair) -> None:
+        """A call on rows of numbers, one for each token."""
+        kind, owned = call.kind, len(call.owned)
+
+        def linear(inputs: int, outputs: int, bias: bool) -> None:
+            self.layers.append(Layer(inputs, outputs, bias, "", (1, 1), (0, 0), image, (1, 1), "convolution"))
+
+        if kind == "recurrent":
+            (gates, layers), h = call.options, call.shape[-1]
+            if gates * h > WIDE:
+                raise Unknown
+            for _ in range(layers):
+                bias = owned == 4 * layers
+                linear(channels, gates * h, bias)
+                self.layers.append(Layer(gates * h, h, bias, operation=kind, groups=gates))
+                channels = h
+        elif kind == "linear":
+            linear(channels, call.shape[-1], owned == 2)
+        elif kind == "norm" and call.options[0] == (channels,):
+            self.layers.append(
+                Layer(channels, channels, owned == 2, operation=kind, weight=owned > 0, eps=call.options[1])
+            )
+        elif kind == "columns":  # a window of one token
+            at, wide = call.options[0], image[1]
+            self.layers.append(Layer(channels, channels, False, "", (1, 1), (0, -at), image, (1, 1), "mean", False,
+                                     step=(1, wide)))  # fmt: skip
+        elif kind == "reshape" and call.shape == (prod(self._shape),):
+            (n,) = call.shape
+            self.layers.append(Layer(n, n, False, operation="row", weight=False))
+        elif kind in ACTIVATIONS or kind == "GELU" or (kind == "dropout" and not call.options[0]):
+            super()._take(call)
+        else:
+            raise Unknown
+
+    def _channels(self) -> int:
+        return self._shape[-1 if self._tokens else 0]
+
     def _image(self) -> Pair:
+        if self._tokens:
+            return 1, prod(self._shape[:-1])
         high, wide = (1, 1, *self._shape[1:])[-2:]
         return high, wide
 
     def _bend(self, **fields: Any) -> None:
         if self._kept or self.layers[-1].operation == "image" or not self.layers[-1].free([*fields]):
-            width = self._shape[0]
+            width = self._channels()
             self.layers.append(Layer(width, width, False, operation="same", weight=False))
         self.layers[-1] = self.layers[-1]._replace(**fields)
 

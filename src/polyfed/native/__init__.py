@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 9  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 10  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 OPERATIONS = (
-    "linear", "norm", "same", "table", "columns", "image", "convolution", "groups", "largest", "mean", "row"
+    "linear", "norm", "same", "table", "columns", "image", "convolution", "groups", "largest", "mean", "row",
+    "recurrent",
 )  # fmt: skip
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
@@ -42,7 +43,8 @@ class Layer(NamedTuple):
     """A layer, in `operation`, then an activation, dropout and an addition.
 
     Behind an "image" layers are on rows of channels, one for each place: a "convolution", a norm by "groups" of
-    channels, the "largest" or "mean" of windows; "row" makes one row of them.
+    channels, the "largest" or "mean" of windows, a "recurrent" step of `groups` gates whose inputs the layer before has
+    multiplied; "row" makes one row of them.
     """
 
     inputs: int  # numbers, or channels
@@ -89,9 +91,20 @@ class Layer(NamedTuple):
     @property
     def numbers(self) -> int:
         """The number of weights and biases."""
-        rows = self.outputs if self.operation in ("linear", "table", "convolution") else int(self.weight)
+        return self.weights + self.biases
+
+    @property
+    def weights(self) -> int:
+        """The number of weights."""
+        whole = ("linear", "table", "convolution", "recurrent")
+        rows = self.outputs if self.operation in whole else int(self.weight)
         shared = self.groups if self.operation == "convolution" else 1
-        return rows * self.inputs // shared * max(1, prod(self.window)) + self.bias * self.outputs
+        return rows * self.inputs // shared * max(1, prod(self.window))
+
+    @property
+    def biases(self) -> int:
+        """The number of biases."""
+        return self.bias * (self.inputs if self.operation == "recurrent" else self.outputs)
 
 
 class Kernel:
@@ -197,9 +210,17 @@ class Kernel:
 @cache
 def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
     """The layers as the kernel reads them, whole numbers and others, and the number of their parameters."""
+    places, place = list[Pair](), 0
+    for k, n in enumerate(layers):  # torch has both weights of a recurrent layer before its biases
+        after = layers[k + 1].weights if k + 1 < len(layers) and layers[k + 1].operation == "recurrent" else 0
+        at, bias_at = (place, place + n.weights + after)
+        if n.operation == "recurrent":
+            at, bias_at = places[-1][0] + layers[k - 1].weights, place
+        places.append((at, bias_at))
+        place = bias_at + n.biases
     rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool,
-             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns, *n.step, n.groups, n.base, n.taps)
-            for n in layers]  # fmt: skip
+             OPERATIONS.index(n.operation), n.weight, n.skip, *n.columns, *n.step, n.groups, n.base, n.taps, *at)
+            for n, at in zip(layers, places, strict=True)]  # fmt: skip
     others = np.array([(n.eps, n.drop) for n in layers])
     return (np.array(rows, dtype=np.int64), others), sum(n.numbers for n in layers)
 

@@ -24,10 +24,10 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW };
+enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW, RECURRENT };
 // SAME: nothing, for what follows; from IMAGE on: of samples as rows of channels, places one after another
 enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
-enum { SHAPE = 23, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
+enum { SHAPE = 25, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
@@ -40,7 +40,8 @@ struct Job {
                                  // inputs are numbers and outputs rows, or of columns as they are: the first, how many,
                                  // of how many; of windows the steps, high and wide; groups of channels; the layer
                                  // whose input goes in, or -1 for the output of the one before; the taps of windows
-                                 // that lie last in the model, or whether channels lie before places in a sample
+                                 // that lie last in the model, or whether channels lie before places in a sample, or
+                                 // whether a table's rows stay rows; where weights and biases lie in the model
     const double *real;          // [layers, 2]: what a norm adds to the variance, and the share that is dropped
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the result
@@ -220,7 +221,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 9; }
+EXPORT int polyfed_version() { return 10; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
