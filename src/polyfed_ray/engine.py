@@ -97,7 +97,7 @@ class Shard:
             here = np.flatnonzero(request.blocks == block)
             ids = torch.as_tensor(request.ids[here], device=self.task.device)
             sent = torch.as_tensor(request.sent[here], device=self.task.device)
-            round = Round(request.t, request.n, request.phase, ids, self.samples[ids], sent)
+            round = Round(request.t, request.n, request.phase, ids, self.samples[ids], sent, self.engine.worker.seed)
             received = expand(Down(down, {k: t[torch.as_tensor(here)] for k, t in request.each.items()}), len(here))
             whole = self.samples.new_tensor(request.total)
             tally = Tally(round, received, request.added, total=whole)

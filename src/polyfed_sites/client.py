@@ -55,7 +55,7 @@ class Client:
     def train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
         """One exchange: the uplink that answers these downlinks. The private tensors that come of it are kept."""
         t, phase, begun = asked.t, asked.phase, time.perf_counter()
-        round = Round(t, asked.n, phase, self._here, self._counts, torch.full_like(self._here, t))
+        round = Round(t, asked.n, phase, self._here, self._counts, torch.full_like(self._here, t), self.worker.seed)
         rows, down = self._rows(asked.base), self._one(tensors)
         tally = Tally(round, down)
         if self.guard is not None:

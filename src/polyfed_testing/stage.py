@@ -105,6 +105,11 @@ def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | Non
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps_of(method), "batch_size": BATCH, "seed": 3,
         "evaluate_every": 0, "workers": 1, "device": "cpu",
     }  # fmt: skip
+    needs = method.needs
+    if needs.everyone:
+        settings.pop("fraction", None)
+    if isinstance(settings.get("schedule"), Only) and (needs.everyone or needs.uniform):
+        del settings["schedule"]
     return fit(net or network_of(method), fed or federation(), method, **(given | settings))
 
 

@@ -34,7 +34,7 @@ ONE_EACH_WAY = (
     *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
     *("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
-    *("FedALA", "FedRoD", "FedLC", "FeSEM", "PFedHN", "MOON", "FedNTD"),
+    *("FedALA", "FedRoD", "FedLC", "Scaffnew", "LED", "Scafflix", "FeSEM", "PFedHN", "MOON", "FedNTD"),
 )
 
 
@@ -80,6 +80,13 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         return Stated(*(1 + _kept(getattr(method, f"keep_{way}"), layout.p, size) for way in ("down", "up")))
     if name == "FedCET":
         return Stated(1, 1, numbers=2 if method.lr == "adaptive" else 1, before=1)
+    if name == "CompressedScaffnew":
+        return Stated(1, method.senders(n) / n, numbers=2)
+    if name == "TAMUNA":  # of the 6 clients or of 3 of them each number is sent by the same share
+        return Stated(1 + method.senders(n) / n, method.senders(n) / n, numbers=3)
+    if name == "LoCoDL":
+        kept = math.ceil(method.keep * layout.p) / layout.p if method.compressor == "rand" else 2 / size
+        return Stated(1, kept, numbers=2)
     if name in ("IFCA", "HypCluster"):
         return Stated(method.k, method.k if method.one_hot else 1, numbers=method.k**method.one_hot, entry=method.k)
     if name == "FedSpa":

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from polyfed.algorithms.apfl import APFL as APFL
     from polyfed.algorithms.apple import APPLE as APPLE
     from polyfed.algorithms.cfl import CFL as CFL
+    from polyfed.algorithms.compressedscaffnew import CompressedScaffnew as CompressedScaffnew
     from polyfed.algorithms.ditto import Ditto as Ditto
     from polyfed.algorithms.fedacs import FedACS as FedACS
     from polyfed.algorithms.fedala import FedALA as FedALA
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
     from polyfed.algorithms.hypcluster import HypCluster as HypCluster
     from polyfed.algorithms.ifca import IFCA as IFCA
     from polyfed.algorithms.knnper import KNNPer as KNNPer
+    from polyfed.algorithms.led import LED as LED
     from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
     from polyfed.algorithms.local import Local as Local
+    from polyfed.algorithms.locodl import LoCoDL as LoCoDL
     from polyfed.algorithms.lpgd import LPGD as LPGD
     from polyfed.algorithms.moon import MOON as MOON
     from polyfed.algorithms.pacfl import PACFL as PACFL
@@ -65,8 +68,11 @@ if TYPE_CHECKING:
     from polyfed.algorithms.pfedme import PFedMe as PFedMe
     from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
     from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
+    from polyfed.algorithms.scafflix import Scafflix as Scafflix
+    from polyfed.algorithms.scaffnew import Scaffnew as Scaffnew
     from polyfed.algorithms.scaffold import Scaffold as Scaffold
     from polyfed.algorithms.stocfl import StoCFL as StoCFL
+    from polyfed.algorithms.tamuna import TAMUNA as TAMUNA
     from polyfed_adapters.feddpa import FedDPA as FedDPA
     from polyfed_adapters.fedexlora import FedExLoRA as FedExLoRA
     from polyfed_adapters.fedrpca import FedRPCA as FedRPCA

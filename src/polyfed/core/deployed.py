@@ -28,6 +28,7 @@ class Deployed:
     marks: set[str]  # names of the server's tensors that begin with infinities
     engine: Engine
     t: int
+    seed: int
 
     @property
     def n(self) -> int:
@@ -37,7 +38,7 @@ class Deployed:
         """Facts about one exchange with `ids` that both sides know."""
         at = torch.as_tensor(ids, device=self.task.device)
         when = torch.full_like(at, self.t) if sent is None else torch.as_tensor(sent, device=at.device)
-        return Round(self.t, self.n, phase, at, self.samples[at], when)
+        return Round(self.t, self.n, phase, at, self.samples[at], when, self.seed)
 
     def deployment(self) -> Down:
         """Messages that every client would receive now; empty for methods that do not need them to deploy."""

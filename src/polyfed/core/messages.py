@@ -31,6 +31,8 @@ class Round(NamedTuple):
         [s] their training samples, as floats.
     sent : Tensor
         [s] round in which their downlink left: earlier than `t` only when replies arrive late.
+    seed : int
+        Of the run, for draws that both sides make, keyed by it, a purpose and `t`.
     """
 
     t: int
@@ -39,6 +41,7 @@ class Round(NamedTuple):
     ids: Tensor
     samples: Tensor
     sent: Tensor
+    seed: int = 0
 
     def take(self, rows: Tensor) -> "Round":
         """The same exchange for some of its clients.

@@ -34,6 +34,8 @@ class Needs:
         Uplinks that are made of samples and not of training, with their descriptions, by name.
     apart : bool
         It sets part of every client's training samples apart, drawn at random.
+    everyone, uniform : str
+        The reason why all clients must take part in every round, or as many in each, drawn uniformly; empty: no need.
     """
 
     exchanges: int = 1
@@ -45,6 +47,8 @@ class Needs:
     plain_sgd: str = ""
     discloses: Mapping[str, str] = field(default_factory=dict[str, str])
     apart: bool = False
+    everyone: str = ""
+    uniform: str = ""
 
     def phases(self, t: int) -> int:
         """Count the exchanges of a round.

@@ -95,6 +95,7 @@ def distances(
     budget: float = np.inf,
     batch_size: int | None = None,
     seed: int = 0,
+    fraction: float = 1.0,
 ) -> dict[str, Any]:
     """{"bytes": per client, both ways, "error": ||mean_i x_i - x*||} at the start and by round, within `budget` bytes.
 
@@ -114,8 +115,8 @@ def distances(
     try:
         fit(
             problem.model, problem.federation, algorithm, rounds=rounds, loss=problem.loss, local_steps=tau,
-            batch_size=batch_size, weight_decay=problem.weight_decay, seed=seed, device="cpu", dtype=torch.float64,
-            evaluate_every=0, callbacks=[note],
+            batch_size=batch_size, weight_decay=problem.weight_decay, seed=seed, fraction=fraction,
+            device="cpu", dtype=torch.float64, evaluate_every=0, callbacks=[note],
         )  # fmt: skip
     except Diverged:
         diverged = True

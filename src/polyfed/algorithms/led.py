@@ -1,0 +1,48 @@
+"""LED, Local Exact-Diffusion, on a star: Alghunaim (arXiv 2302.00620), Algorithm 1; of one step, Exact Diffusion."""
+
+from dataclasses import dataclass
+
+from polyfed.algorithms._shared.exact import OneVector, conditioning
+from polyfed.base.settings import setting
+
+
+@dataclass(frozen=True)
+class LED(OneVector):
+    """LED with the server's mean in the place of the neighbours': a fixed number tau of local steps.
+
+        tau times from x_i   phi_i <- phi_i - lr grad f_i(phi_i) - (1/tau) y_i
+        exchange             x_i <- sum_j W_ij phi_j,   y_i <- y_i + phi_i - x_i,   W = (1 - mixing) I + mixing J
+
+    J has all entries 1/n, and y_i = -lr tau h_i. With all clients, mixing 1 is SCAFFOLD's option II in one vector each
+    way; tau = 1 and mixing 1/2 is Exact Diffusion (Yuan et al., 2019), which is NIDS.
+    """
+
+    mixing: float = setting(1.0, gt=0, le=1, source="paper", doc="Share of the way to the mean that an exchange goes.")
+
+    def weights(self, data):
+        return self.mixing, self.mixing * self.chance(data)
+
+    @classmethod
+    def theory(cls, smoothness: float, convexity: float, tau: int = 1) -> "LED":
+        """Provable settings, for L-smooth and mu-strongly convex losses and tau local steps.
+
+        Parameters
+        ----------
+        smoothness, convexity : float
+            L and mu of the clients' losses.
+        tau : int
+            Local steps.
+
+        Returns
+        -------
+        LED
+            Of one step with lr = 1/L, as Exact Diffusion has it; of more with min(1/(81 tau L), 1/(15 tau mu)), as
+            SCAFFOLD's Theorem 3 has it for all clients.
+
+        Raises
+        ------
+        ConfigError
+            Not 0 < mu <= L.
+        """
+        conditioning(smoothness, convexity)
+        return cls(1 / smoothness if tau == 1 else min(1 / (81 * tau * smoothness), 1 / (15 * tau * convexity)))
