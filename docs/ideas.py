@@ -39,6 +39,12 @@ IDEAS = (
         ("fedprox", "scaffold", "feddyn", "fednova", "fedcet", "fedlin", "fedtrack", "moon", "fedntd", "fedlc"),
     ),
     Idea(
+        "One model, at the exact optimum",
+        "the loss is strongly convex, batches are full and sites unlike: the optimum in few exchanges of one vector",
+        "batches are small, whose noise decides, or the model is a deep network, for which nothing is proven",
+        ("scaffnew", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix"),
+    ),
+    Idea(
         "One model, another step at the server",
         "one model is wanted, and the rounds are few or the gradients of unlike sizes",
         "there is no room to tune one more step size",

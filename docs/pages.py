@@ -243,6 +243,8 @@ def uses(cls: Any) -> list[str]:
         never.append(f"nothing made of samples may leave a site ({'; '.join(needs.discloses.values())})")
     if why := needs.in_step(10):
         never.append(f"sites answer late: it {why}")
+    if needs.everyone:
+        never.append("sites stay away from some rounds")
     if most > 1.5:
         never.append(f"bytes are dear: up to {most:.2g} times a model in one direction and round")
     if cls.adapter_train:

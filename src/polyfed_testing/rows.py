@@ -43,7 +43,6 @@ from polyfed_testing.stage import (
     other_test_samples,
     overwrite,
     private,
-    steps_of,
     train,
     watched,
     weighted_and_repeated,
@@ -311,7 +310,6 @@ def divergence_is_loud(method: Algorithm) -> str | None:
 def _exploded(method: Algorithm, out: Path) -> bool:
     """True where 60 rounds end with the error that says so; without it all models are finite."""
     how: dict[str, Any] = {"loss": "mse", "rounds": 60, "batch_size": BATCH, "evaluate_every": 0, "workers": 1}
-    how["local_steps"] = steps_of(method)
     try:
         run = fit(network_of(method, 1), federation(True), method, out=out, device="cpu", **how)
     except Diverged as e:

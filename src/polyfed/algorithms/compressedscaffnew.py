@@ -35,26 +35,6 @@ class CompressedScaffnew(Masked):
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float, clients: int, keep: float = 1.0) -> "CompressedScaffnew":
-        """The paper's provable settings: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound.
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-        clients : int
-            n.
-        keep : float
-            s/n, see `keep`.
-
-        Returns
-        -------
-        CompressedScaffnew
-            With `lr`, `p` and `keep` set.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """The paper's: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound. keep: s/n"""
         s = cls(keep=keep).senders(clients)
         return cls(1 / smoothness, min(1, sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)

@@ -24,25 +24,6 @@ class LED(OneVector):
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float, tau: int = 1) -> "LED":
-        """Provable settings, for L-smooth and mu-strongly convex losses and tau local steps.
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-        tau : int
-            Local steps.
-
-        Returns
-        -------
-        LED
-            Of one step with lr = 1/L, as Exact Diffusion has it; of more with min(1/(81 tau L), 1/(15 tau mu)), as
-            SCAFFOLD's Theorem 3 has it for all clients.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """lr = 1/L of one step, as Exact Diffusion; else min(1/(81 tau L), 1/(15 tau mu)), by SCAFFOLD's Theorem 3."""
         conditioning(smoothness, convexity)
         return cls(1 / smoothness if tau == 1 else min(1 / (81 * tau * smoothness), 1 / (15 * tau * convexity)))

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
-import torch
 from torch import Tensor, zeros_like
 
-from polyfed.algorithms._shared.exact import Random, conditioning
+from polyfed.algorithms._shared.exact import Random, conditioning, keyed, keys_of
 from polyfed.algorithms._shared.unbiased import COMPRESSORS
 from polyfed.base.randomness import generator_key
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Server
+from polyfed.core.algorithm import Down
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class LoCoDL(Random):
         return COMPRESSORS[self.compressor].omega(self.keep)
 
     def init_server(self, task, w0, n):
-        def keys(of):
-            return torch.from_numpy(of.astype("int64")).to(w0.device)
-
-        return Server({"w": w0, "v": zeros_like(w0), "D": zeros_like(w0)}, drawn={"key": keys})
+        return keyed(w0, v=zeros_like(w0), D=zeros_like(w0))
 
     def init_client(self, task, w0):
         return {"x": w0, "u": zeros_like(w0), "y": w0, "v": zeros_like(w0), "d": zeros_like(w0)}
@@ -80,8 +76,8 @@ class LoCoDL(Random):
     def aggregate(self, server, up, round):
         if round.phase:
             return server
-        key = server["key"][round.ids].cpu().numpy().view("uint64")
-        keys = np.stack(np.broadcast_arrays(*generator_key(round.seed, "locodl", round.t, key)), -1)
+        keys = generator_key(round.seed, "locodl", round.t, keys_of(server, round))
+        keys = np.stack(np.broadcast_arrays(*keys), -1)
         d = COMPRESSORS[self.compressor].unpack({"d": up["d"]}, len(server["w"]), self.keep, keys)
         D, (steps, p) = d.to(server["w"].dtype).mean(0) / 2, up.mean("about").tolist()
         rho, step = self._lengths(round.n, p)
@@ -102,27 +98,7 @@ class LoCoDL(Random):
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float, clients: int, keep: float = 1.0) -> "LoCoDL":
-        """Provable settings with "rand": lr = 1/L, m = mu/2, p = min(1, sqrt((1 + omega)(1 + omega/n) mu/(2L))).
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-        clients : int
-            n.
-        keep : float
-            Share of the entries that are sent.
-
-        Returns
-        -------
-        LoCoDL
-            With `lr`, `p`, `keep` and `m` set.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """With "rand": lr = 1/L, m = mu/2, p = min(1, sqrt((1 + omega)(1 + omega/n) mu/(2L)))."""
         omega, kappa = 1 / keep - 1, 2 * conditioning(smoothness, convexity)
         p = min(1, sqrt((1 + omega) * (1 + omega / clients) / kappa))
         return cls(1 / smoothness, p, keep=keep, m=convexity / 2)

@@ -8,7 +8,6 @@ from torch import zeros_like
 from polyfed.algorithms._shared.exact import Random, conditioning
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down
 
 
 @dataclass(frozen=True)
@@ -41,31 +40,10 @@ class Scafflix(Random):
         x = x + (local_sgd(task, start, self.work(data, round), self.lr, minus=h) - start) / a
         return {"x": x, "own": own}, {"x": x}
 
-    def deployment(self, server, round):
-        return Down(shared={"w": server["w"]})
-
     def personal(self, task, client, down):
         return down["w"].lerp(client["own"], 1 - self.alpha)
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float, alpha: float = 0.5) -> "Scafflix":
-        """The paper's provable settings for one step length, lr = 1/L and p = 1/sqrt(kappa).
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-        alpha : float
-            Share of the common model.
-
-        Returns
-        -------
-        Scafflix
-            With `lr`, `p` and `alpha` set.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """The paper's, for one step length: lr = 1/L and p = 1/sqrt(kappa)."""
         return cls(1 / smoothness, 1 / sqrt(conditioning(smoothness, convexity)), alpha)

@@ -19,21 +19,5 @@ class Scaffnew(Random):
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float) -> "Scaffnew":
-        """The paper's provable settings, lr = 1/L and p = 1/sqrt(kappa), for L-smooth, mu-strongly convex losses.
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-
-        Returns
-        -------
-        Scaffnew
-            With `lr` and `p` set.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """The paper's: lr = 1/L and p = 1/sqrt(kappa)."""
         return cls(1 / smoothness, 1 / sqrt(conditioning(smoothness, convexity)))

@@ -44,26 +44,6 @@ class TAMUNA(Masked):
     def theory(
         cls, smoothness: float, convexity: float, clients: int, cohort: int | None = None, keep: float = 1.0
     ) -> "TAMUNA":
-        """The paper's provable settings: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound.
-
-        Parameters
-        ----------
-        smoothness, convexity : float
-            L and mu of the clients' losses.
-        clients, cohort : int
-            n, and c; None: all.
-        keep : float
-            s/c, see `keep`.
-
-        Returns
-        -------
-        TAMUNA
-            With `lr`, `p` and `keep` set.
-
-        Raises
-        ------
-        ConfigError
-            Not 0 < mu <= L.
-        """
+        """The paper's: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound. cohort: c, None: all; keep: s/c"""
         s = cls(keep=keep).senders(cohort or clients)
         return cls(1 / smoothness, min(1, sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)

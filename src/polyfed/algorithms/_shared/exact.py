@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, zeros_like
 
@@ -14,6 +16,7 @@ from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, Needs, Round, Server, State, by_settings
 from polyfed.core.newcomer import Newcomer
 
+UNLIKE = 5  # local steps of all clients where their epochs have unlike numbers of them
 PLAIN = "its control variates are in units of gradient steps of length lr"
 
 
@@ -43,7 +46,8 @@ class OneVector(Algorithm, abstract=True):
         FedCET    rho = sigma = c a, d_i = -h_i            Exact Diffusion  tau = 1, rho = sigma = 1/2
         SCAFFOLD  option II, all clients: rho = 1, sigma = 1/tau, h_i = c_i - c
 
-    Theory: strongly convex losses, full batches, all clients.
+    Theory: strongly convex losses, full batches, all clients. Where clients' epochs have unlike numbers of steps, all
+    take 5.
     """
 
     linear_claims = "its linear rate and its exact optimum"
@@ -54,6 +58,29 @@ class OneVector(Algorithm, abstract=True):
     @by_settings
     def needs(self):
         return Needs(exchanges=2, plain_sgd=PLAIN, everyone="its rate is proven for all clients")
+
+    @classmethod
+    def theory(cls, smoothness: float, convexity: float, *more: Any, **settings: Any) -> Self:
+        """The settings for which the method's linear rate is proven, for strongly convex losses and full batches.
+
+        Parameters
+        ----------
+        smoothness, convexity : float
+            L and mu of every client's loss.
+        *more, **settings
+            What else they depend on: the number of clients, of a cohort, the share that is sent.
+
+        Returns
+        -------
+        OneVector
+            The method with these settings.
+
+        Raises
+        ------
+        ConfigError
+            Not 0 < mu <= L.
+        """
+        raise NotImplementedError
 
     def init_client(self, task, w0):
         return {"x": w0, "h": zeros_like(w0)}
@@ -75,8 +102,8 @@ class OneVector(Algorithm, abstract=True):
         return 1.0, self.chance(data)
 
     def work(self, data: Batches, round: Round) -> Batches:
-        """The local steps of this round."""
-        return data
+        """The local steps of this round, the same number at all clients."""
+        return data if data.equal_steps else data.again("batches", steps=UNLIKE)
 
     def local_update(self, task, client, down, data, round):
         x, h = client["x"], client["h"]
@@ -93,10 +120,8 @@ class OneVector(Algorithm, abstract=True):
         return {"sum h_i = 0": clients["h"].sum(0)}
 
     def chance(self, data: Batches) -> float:
-        """One over the run's local steps, which must be the same at all clients."""
-        if not data.equal_steps:
-            raise ConfigError(f"local-steps: found none, expected a number, or full batches, with {self.name}")
-        return 1 / int(data.steps[0])
+        """One over the run's local steps; where clients' numbers of them differ, over `UNLIKE`."""
+        return 1 / (int(data.steps[0]) if data.equal_steps else UNLIKE)
 
 
 @dataclass(frozen=True)
@@ -109,7 +134,7 @@ class Random(OneVector, abstract=True):
         le=1,
         source="paper",
         doc="Probability of an exchange after a local step: a round has a random number of them, 1/p on average, the "
-        "same for all clients. None: 1 over the run's local steps.",
+        "same for all clients. None: 1 over the run's local steps (5 where clients' epochs differ).",
     )
 
     def chance(self, data):
@@ -145,10 +170,7 @@ class Masked(Random, abstract=True):
         return {**super().init_client(task, w0), "at": w0.new_zeros(2, dtype=torch.int32)}
 
     def init_server(self, task, w0, n):
-        def keys(of):
-            return torch.from_numpy(of.astype("int64")).to(w0.device)
-
-        return Server({"w": w0}, drawn={"key": keys})
+        return keyed(w0)
 
     def senders(self, c: int) -> int:
         """s, the clients of c that send each number."""
@@ -156,8 +178,8 @@ class Masked(Random, abstract=True):
 
     def slots(self, server: State, round: Round) -> Tensor:
         """[m, 2] the slot of each client of the round, and their number."""
-        key = server["key"][round.ids].cpu().numpy().view("uint64")
-        slot = torch.from_numpy(mix(round.seed, key_of("slots"), round.t, key).argsort().argsort())
+        draws = mix(round.seed, key_of("slots"), round.t, keys_of(server, round))
+        slot = torch.from_numpy(draws.argsort().argsort())
         return torch.stack([slot, torch.full_like(slot, len(slot))], 1).to(torch.int32).to(round.ids.device)
 
     def places(self, slots: Tensor, d: int, round: Round) -> Tensor:
@@ -182,6 +204,16 @@ class Masked(Random, abstract=True):
         places = self.places(slots, d, round)
         total = server["w"].new_zeros(d + 1).index_add_(0, places.flatten(), up["x"].flatten())
         return server | {"w": total[:-1] / self.senders(len(slots))}
+
+
+def keyed(w0: Tensor, **more: Tensor) -> Server:
+    """A server's state with the keys of the clients' names."""
+    return Server({"w": w0, **more}, drawn={"key": lambda of: torch.from_numpy(of.astype("int64")).to(w0.device)})
+
+
+def keys_of(server: State, round: Round) -> np.ndarray:
+    """[m] uint64 keys of the clients of a round."""
+    return server["key"][round.ids].cpu().numpy().view("uint64")
 
 
 def wider(v: Tensor) -> Tensor:
