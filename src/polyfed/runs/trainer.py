@@ -429,18 +429,19 @@ def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work
             f"adapter: found dora, as in layer {bent!r}, which is not linear in what is trained, expected one "
             f"such as lora:r=8{train} for {algorithm.name}"
         )
+    outlined(algorithm, task, federation.n)
+    check_optimizer(algorithm, task, federation, work)
     n, m, needs = federation.n, schedule.replies(federation.n), algorithm.needs
     if needs.everyone and m < n:
         raise ConfigError(
             f"fraction: found {m} of {n} clients a round, expected all with {algorithm.name}: {needs.everyone}"
         )
-    if needs.uniform and (1 == m < n or not isinstance(schedule, Uniform | Timed)):
-        found = f"{m} of {n} clients by {type(schedule).__name__.lower()}"
+    drawn = schedule.schedule if isinstance(schedule, Timed) else schedule
+    if needs.uniform and (1 == m < n or not isinstance(drawn, Uniform)):
+        found = f"{m} of {n} clients by {type(drawn).__name__.lower()}"
         raise ConfigError(
             f"fraction: found {found}, expected at least 2, uniform, with {algorithm.name}: {needs.uniform}"
         )
-    outlined(algorithm, task, n)
-    check_optimizer(algorithm, task, federation, work)
 
 
 def _saved(store: RunFolder, resume: bool) -> Saved | None:
