@@ -28,5 +28,6 @@ def test_fit_compare_run_and_verify_need_no_posix(tmp_path, monkeypatch):
     assert process.exitcode == 0, (tmp_path / "err").read_text("cp1252")
     said = (tmp_path / "out").read_text("cp1252")
     assert "-1 <= 2 -> †" in said
+    assert "runs train one after another" in (tmp_path / "err").read_text("cp1252")
     assert "comes out again, bit for bit" in said
     assert {path.name for path in (tmp_path / "both/runs").iterdir()} == {"ditto-seed0", "local-seed0"}

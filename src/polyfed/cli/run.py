@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import report
+from polyfed.base import system
 from polyfed.base.part import CHECK
 from polyfed.base.settings import hinges
 from polyfed.cli.commands import Compare, Run
@@ -127,6 +128,8 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool, opened: bool) -
         for label, (name, untuned) in left.items()
         if untuned and not resume
     ]
+    if not system.FORKS:
+        notes.append("note: runs train one after another: a process that has used torch cannot be forked here")
     with Show(False, quiet, e.seeds, notes) as show:
         several = partial(
             comparing,
