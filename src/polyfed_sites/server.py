@@ -337,9 +337,9 @@ def _joins(e: Experiment, method: Method, names: Sequence[str], register: Mappin
     s, d = e.settings, e.data
     seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
     local_steps_of(s.local_steps, names)  # raises for a list of another length
-    if elsewhere := [key for key in ("by", "query", "test_file") if getattr(e.columns, key) is not None]:
-        key = elsewhere[0].replace("_", "-")
-        raise ConfigError(f"columns.{key}: not with sites, each of which has its own table; split can name a column")
+    given = {"columns.by": e.columns.by, "columns.query": e.columns.query, "columns.test-file": e.columns.test_file}
+    if elsewhere := [k for k, v in (given | {"data.global-file": d.global_file}).items() if v is not None]:
+        raise ConfigError(f"{elsewhere[0]}: not with sites, each of which has its own table; split can name a column")
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")

@@ -124,6 +124,7 @@ class Experiment(Shared):
     query: str | None = of(Columns, "query", DATA, "SQL")
     split: str | None = of(Columns, "split", DATA, "COLUMN")
     test_file: str | None = of(Columns, "test_file", DATA, "FILE")
+    global_file: str | None = of(Data, "global_file", DATA, "FILE")
     standardise: str | None = of(Columns, "standardise", DATA, "SCOPE")
     drop: str | None = of(Columns, "drop", DATA, "A,B,...")
     weights: str | None = of(Columns, "weights", DATA, "COLUMN")

@@ -35,6 +35,13 @@ def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[st
     return marked(means | (_whole(task, kept, counts) if kept else {}), counts, task.scores)
 
 
+def shared(task: Task, w: Tensor, rows: Split) -> dict[str, np.ndarray]:
+    """`metrics` of models `w: [s, p]` on the same rows, which are a split of one client; of one model once."""
+    one = len(w) > 1 and w.stride(0) == 0
+    each = [metrics(task, v[None], rows, np.array([0])) for v in (w[:1] if one else w)]
+    return {name: np.concatenate([s[name] for s in each * (len(w) if one else 1)]) for name in each[0]}
+
+
 def _whole(task: Task, kept: list[tuple[Tensor, Predictions]], counts: np.ndarray) -> dict[str, np.ndarray]:
     """The metrics that need all samples of a client, in double precision: {name: [s]}."""
     rows, output, target = (

@@ -23,6 +23,7 @@ from polyfed.data.partition import (
     Source,
     parse,
 )
+from polyfed.data.shared import with_global
 from polyfed.data.synthetic import diagonal_quadratics, heterogeneous_quadratics, least_squares
 from polyfed.data.tables import from_frames
 from polyfed.data.texts import from_texts
@@ -71,4 +72,5 @@ __all__ = [
     "names",
     "options",
     "parse",
+    "with_global",
 ]

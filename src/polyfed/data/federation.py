@@ -58,6 +58,8 @@ class Federation:
         client's samples), `split_indices` (the same by split) and arrays of a synthetic problem (`optimum`, ...).
     tokens : int or None
         Number of classes of each token, where targets are [N, T] and `classes` is None.
+    shared : Split or None
+        Further test rows, as of one client, on which all models are scored; see `data.with_global`.
     """
 
     train: Split
@@ -68,6 +70,7 @@ class Federation:
     clusters: np.ndarray | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     tokens: int | None = None
+    shared: Split | None = None
 
     def __post_init__(self) -> None:
         if (weight := self.train.weight) is None:
@@ -238,7 +241,7 @@ class Federation:
 
         Keys: dataset, partition, seed, test, options, classes, inputs (shape of one), outputs, clients (name, train,
         validation, test, labels: training samples per class, None for a regression), clusters, notes, and where any
-        exist tokens, the preparation of newcomers' data, and flags of the audit.
+        exist tokens, shared (rows), the preparation of newcomers' data, and flags of the audit.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
@@ -264,6 +267,7 @@ class Federation:
                 "notes": list(self.notes),
             }
             | ({} if self.tokens is None else {"tokens": self.tokens})
+            | ({} if self.shared is None else {"shared": len(self.shared.x)})
             | {k: self.meta[k] for k in SAID if k in self.meta}
         )
 

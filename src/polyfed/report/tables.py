@@ -11,6 +11,7 @@ import pandas as pd
 from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
 from polyfed.report import words
+from polyfed.report.intervals import half_width
 from polyfed.report.pairs import Interval, mean_of, sample_std
 from polyfed.report.table import Cell, Table
 from polyfed.report.verdicts import ALONE, Study
@@ -67,14 +68,14 @@ def compare_table(study: Study) -> Table:
     scored = any(r.findings.clusters and r.about.clusters for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
     header = scale.mean if study.split != "train" else f"{scale.mean} in training"
-    columns = ["method<", header, *["clients"] * partial, "worst client", *(s.mean for s in others)]
+    everywhere = ["global file"] * (_of_all(study) > 0)
+    columns = ["method<", header, *everywhere, *["clients"] * partial, "worst client", *(s.mean for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
     for label in study.verdicts.ranked:
-        runs = study.counted(label)
-        shown = runs or study.of(label)
-        cells = [_method(study, label), _metric(study, label, scale, label == best)]
+        shown = (runs := study.counted(label)) or study.of(label)
+        cells = [_method(study, label), _metric(study, label, scale, label == best), *_everywhere(study, shown, scale)]
         if partial:
             counts, most = _having(study, runs, study.metric)
             cells.append(Cell(_over(study, runs, study.metric) or f"all {most}", {"clients": mean_of(counts)}))
@@ -106,6 +107,12 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
         notes[0] += " ±: sample standard deviation over seeds."
     else:
         notes[0] += f" One seed ({study.seeds[0]}): no spread over seeds can be given."
+    if rows := _of_all(study):
+        notes.append(
+            f"Global file: {words.Scale(study.metric).name} of every client's model on the same "
+            f"{words.count(rows, 'row')}, mean over clients; in brackets its 95 % interval over seeds (splits and "
+            "starts; the rows stay)."
+        )
     if own is not None:
         notes.append(
             f"Gain / lose: clients that are clearly better / worse off than with their own model ({own}), paired over "
@@ -202,6 +209,21 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     mean, std = mean_of(values), sample_std(values)
     raw = {f"{study.metric}_mean": mean, f"{study.metric}_std": std}
     return Cell(scale.spread(mean, std), raw, "best" if best else "")
+
+
+def _of_all(study: Study) -> int:
+    """Number of rows that all models are scored on."""
+    return max(r.about.shared or 0 for r in study.runs)
+
+
+def _everywhere(study: Study, runs: list[Numbers], scale: words.Scale) -> list[Cell]:
+    """The mean on the rows that all models are scored on, if there are some, and its interval over seeds."""
+    values = [r.summary.final["global"].mean for r in runs if "global" in r.summary.final]
+    mean, std, n = mean_of(values), sample_std(values), len(values)
+    half = half_width(std**2 / n, n - 1) if n > 1 else math.nan
+    low, high = np.clip([mean - half, mean + half], *((0, 1) if scale.percent else (-math.inf, math.inf))).tolist()
+    text = scale.number(mean) + (f" ({scale.number(low)} to {scale.number(high)})" if n > 1 else "")
+    return [Cell(text, {"global_mean": mean, "global_low": low, "global_high": high})] * (_of_all(study) > 0)
 
 
 def _worst(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:

@@ -18,6 +18,7 @@ from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.data.readers import located
+from polyfed.data.shared import with_global
 from polyfed.models.start import under
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.runs.released import each_as_released
@@ -67,7 +68,9 @@ class Parts:
             settings: dict[str, Any] = {"test_fraction": d.test_fraction, "validation_fraction": d.validation_fraction}
             settings |= {"test_samples": d.test_samples, "without": d.without or ()}
             at = seed if d.seed is None else d.seed
-            self._federations[seed] = self.dataset.partition(how, clients, at, d.test, **settings)
+            fed = self.dataset.partition(how, clients, at, d.test, **settings)
+            more = d.global_file
+            self._federations[seed] = fed if more is None else with_global(fed, more, self._asked.columns)
         return self._federations[seed]
 
     def _dealt(self) -> tuple[str, int | None]:

@@ -226,7 +226,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     tables = [content.get(key) for key in ("data", "columns", "model", "algorithm")]
     listed = content.get("algorithms")
     for table in [*tables, *(listed if is_list(listed) else ())]:
-        for key in ("dir", "file", "backbone", "tokenizer", "test-file", "name"):
+        for key in ("dir", "file", "backbone", "tokenizer", "test-file", "global-file", "name"):
             if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and (os.path.exists(place) or is_url(table[key]))):
@@ -316,6 +316,8 @@ def resolve(
         if "dir" in command.get("data", {}) and not LOADERS.knows(data.name):
             raise ConfigError(f"{where('data.dir')}: has no effect on {data.name}, which is a path")
         data = dataclasses.replace(data, dir=_absolute(data.dir))
+    if data.global_file is not None:
+        data = dataclasses.replace(data, global_file=_absolute(data.global_file))
     columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
     tokenizer, test_file = (None if p is None else _absolute(p) for p in (columns.tokenizer, columns.test_file))
     columns = dataclasses.replace(columns, tokenizer=tokenizer, test_file=test_file)

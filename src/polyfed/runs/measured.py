@@ -15,6 +15,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Contender, Down, Round, State
 from polyfed.data.federation import Federation
+from polyfed.data.shared import NAME
 from polyfed.runs.result import splits
 from polyfed.runs.trained import raw
 from polyfed.yardsticks.yardstick import Outputs, Yardstick
@@ -37,6 +38,10 @@ class Answers:
         data, everyone = splits(self.federation)[split], range(self.federation.n)
         targets, units = [data.client(i)[1].cpu() for i in everyone], [data.units([i]) for i in everyone]
         return evaluation.judged(self.task, self.outputs[split], targets, units)
+
+    def shared(self, rows: Split) -> dict[str, np.ndarray]:
+        outputs, y = self.outputs.get(NAME, ()), rows.y.cpu()
+        return evaluation.judged(self.task, outputs, [y] * len(outputs), [rows.units([0])] * len(outputs))
 
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
         for i, t in enumerate(self.outputs.get("test", ())):
@@ -81,7 +86,7 @@ def outputs_of(yardstick: Yardstick, fed: Federation, pooled: Callable[[float], 
         return {
             name: [answers(split.client(i)[0]) for i, answers in enumerate(models)]
             for name, split in splits(fed).items()
-        }
+        } | ({} if fed.shared is None else {NAME: [answers(fed.shared.x) for answers in models]})
 
 
 def together(federation: Federation) -> Federation:

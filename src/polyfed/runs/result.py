@@ -21,6 +21,7 @@ from polyfed.compute import evaluation
 from polyfed.compute.check import check
 from polyfed.core.algorithm import Algorithm, Contender, State
 from polyfed.data.federation import Federation
+from polyfed.data.shared import NAME
 from polyfed.metrics.metric import Metric
 from polyfed.runs.schema import Config, Record, Scores
 from polyfed.runs.trained import Judged, Trained
@@ -181,7 +182,7 @@ class Result:
         models : Tensor or None
             One model [p] for all clients, or one for each [n, p]. None, which is what `common` may be, is refused.
         split : str
-            "train", "validation" or "test".
+            "train", "validation", "test", or "global" for the rows of `data.with_global`.
 
         Returns
         -------
@@ -193,7 +194,8 @@ class Result:
         ConfigError
             There is no such split, or no model, or it is of another size.
         """
-        by_name, n, task = splits(self.federation), self.outline.n, self.trained.task
+        by_name, n, task, rows = splits(self.federation), self.outline.n, self.trained.task, self.federation.shared
+        by_name |= {} if rows is None else {NAME: rows}
         if split not in by_name:
             raise ConfigError(f"no split {split!r}{closest(split, by_name)}; the federation has {', '.join(by_name)}")
         if models is None:
@@ -203,7 +205,10 @@ class Result:
         if not task.settled:  # of a folder
             check(task, self.federation.train, self.federation.classes)
         task, data = self.trained.ready(split, by_name[split])
-        return evaluation.metrics(task, models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
+        models = models.to(task.device, task.dtype).expand(n, -1)
+        if split == NAME:
+            return evaluation.shared(task, models, data)
+        return evaluation.metrics(task, models, data, np.arange(n))
 
     @property
     def parameters(self) -> np.ndarray:

@@ -37,7 +37,7 @@ _safe_open: Any = safe_open  # which has no types
 Table = dict[str, Any]
 FORMAT = 1  # of run folders; there has been no other
 SPLITS = ("train", "validation", "test")
-OF_SPLIT = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
+OF_SPLIT = ("train_", "validation_", "test_", "global_")  # before the numbers of clients.csv: samples and metrics
 Scores = dict[str, Mapping[str, np.ndarray]]  # split -> metric -> [n], a number for each client
 
 
@@ -179,6 +179,7 @@ class About(_File):
     inputs: list[NonNegativeInt] | None = None
     outputs: NonNegativeInt | None = None
     tokens: NonNegativeInt | None = None
+    shared: NonNegativeInt | None = None
     clients: list[Client] = Field(min_length=1)
     clusters: list[int] | None = None
     notes: list[str] = []
@@ -420,7 +421,7 @@ def final(table: pd.DataFrame) -> Scores:
     by_split: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for column, values in table.items():
         split, _, key = str(column).partition("_")
-        if split in SPLITS and key not in ("", "samples"):
+        if f"{split}_" in OF_SPLIT and key not in ("", "samples"):
             by_split[split][key] = values.to_numpy(dtype=float)
     return {**by_split}
 

@@ -16,6 +16,7 @@ from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
+from polyfed.data.shared import NAME
 from polyfed.metrics.metric import mean_of
 from polyfed.runs.folder import RunFolder, fingerprint
 from polyfed.runs.result import Live, Result, splits
@@ -112,6 +113,9 @@ class Session:
             if loop.best is not None and loop.best[1]["t"] < loop.t:
                 loop.back()
             self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
+            if (rows := self.federation.shared) is not None:
+                scores = (self.judged or Trained.of(loop)).shared(rows)
+                self.final[NAME] = {k: np.where(self.attackers, np.nan, v) for k, v in scores.items()}
         except Diverged as e:
             raise Diverged(f"{e}{self._diverged()}") from e
         except Exception as e:

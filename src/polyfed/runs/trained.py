@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyfed.base.typed import pieces
+from polyfed.compute import evaluation
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split, restored
 from polyfed.compute.task import Task
@@ -31,6 +32,7 @@ class Judged(Protocol):
     """Basis of the scores: the clients' models, or the answers of a yardstick, which has none."""
 
     def scored(self, split: str) -> dict[str, np.ndarray]: ...
+    def shared(self, rows: Split) -> dict[str, np.ndarray]: ...
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]: ...
     @property
     def deploys(self) -> str: ...
@@ -75,10 +77,19 @@ class Trained(Deployed):
             return engine.task, engine.data[name]
         return self.task, split.to(self.task.device, self.task.dtype)
 
+    def shared(self, rows: Split) -> dict[str, np.ndarray]:
+        """The metrics [n] of every client's model on the same rows."""
+        rows, blocks = rows.to(self.task.device, self.task.dtype), self._blocks(self.task)
+        scores = [evaluation.shared(self.task, self.personal(ids), rows) for ids in blocks]
+        return {name: np.concatenate([s[name] for s in scores]) for name in scores[0]}
+
+    def _blocks(self, task: Task) -> list[np.ndarray]:
+        return np.array_split(np.arange(self.n), -(-self.n * task.p * task.w0.element_size() // BLOCK))
+
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
         """Outputs of every client's model for its test samples."""
         task, test = self.ready("test", test)
-        for ids in np.array_split(np.arange(self.n), -(-self.n * task.p * task.w0.element_size() // BLOCK)):
+        for ids in self._blocks(task):
             for i, w in zip(ids, self.personal(ids), strict=True):
                 if len(x := test.client(int(i))[0]):
                     yield int(i), restored(task.outputs(w, x), test.units([int(i)]))

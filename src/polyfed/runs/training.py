@@ -403,6 +403,7 @@ class Data(Table):
         None, ge=0, lt=1, doc="Share of a client's training samples held out for validation."
     )
     seed: SEED | None = setting(None, doc="Seed of the partition. Default: the run's.")
+    global_file: str | None = setting(None, doc="Table or npz file of test rows on which all models are scored too.")
     without: WHO | None = setting(None, doc="Clients to leave out, by name: a federation that never had them.")
     options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options (see polyfed data list).")
 

@@ -116,6 +116,7 @@ class Comparison:
         for name in dict.fromkeys(r.label for r in self.results):
             runs = [r.summary for r in self.finished if r.label == name and r.summary is not None]
             ends = {k: [getattr(s.final[split], k) for s in runs if split in s.final] for k in ("mean", "worst")}
+            everywhere = [s.final["global"].mean for s in runs if "global" in s.final]
             failed = sum(r.label == name for r in self.failures)  # seeds on which it diverged do not leave its mean
             means = np.array([v for v in ends["mean"] if np.isfinite(v)] if not failed else [])
             rows.append(
@@ -126,6 +127,7 @@ class Comparison:
                     f"{'train_' * (split == 'train')}{self.metric.name}": means.mean() if len(means) else np.nan,
                     "std": means.std(ddof=1) if len(means) > 1 else np.nan,
                     "worst_client": mean_of(np.array(ends["worst"])) if runs and not failed else np.nan,
+                    **({f"global_{self.metric.name}": mean_of(np.array(everywhere))} if everywhere else {}),
                     "down_bytes": np.mean([s.down_bytes for s in runs]) if runs else np.nan,
                     "up_bytes": np.mean([s.up_bytes for s in runs]) if runs else np.nan,
                     "seconds": np.mean([s.seconds for s in runs]) if runs else np.nan,
