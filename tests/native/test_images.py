@@ -130,6 +130,23 @@ def test_the_kernel_takes_torchs_steps_in_a_thousand_networks_of_images(monkeypa
         compare(drawn(seed), monkeypatch, seed)
 
 
+class Thrice(Short):
+    def forward(self, x):
+        return super().forward(x) + x
+
+
+@needed
+def test_the_gradients_of_all_that_take_an_image_are_added_up(monkeypatch):
+    torch.manual_seed(1)
+    block = Thrice(nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU(), short=nn.Conv2d(4, 4, 1))
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), block, Mean(), nn.Linear(4, OUT))
+    task = Task(model, dtype=torch.float64)
+    split = task.place(split_of(inputs=(2, 5, 6)))
+    compare(
+        Case(task, split, Work(2, None, 16), task.w0.expand(len(SIZES), -1), 0.05, {}, False), monkeypatch, "thrice"
+    )
+
+
 @needed
 @pytest.mark.parametrize("block", [64, 3])
 def test_a_client_comes_out_the_same_whoever_is_trained_with_it_and_a_diverging_one_is_seen(block):
