@@ -125,7 +125,7 @@ def test_a_run_is_augmented_by_its_seed_alone():
     assert not torch.equal(plain.personal, changed.personal)
     assert torch.equal(changed.personal, run(Steps((Flip(), Crop(2)))).personal)
     torch.testing.assert_close(changed.personal, run("flip+crop:2", chunk=3, workers=1).personal)
-    assert torch.equal(plain.personal, run("flip:0").personal)
+    torch.testing.assert_close(plain.personal, run("flip:0").personal)  # the kernel's sums and torch's
     assert changed.settings.table()["augment"] == "flip+crop:2"
     assert run("crop:5", rounds=0).records == run(None, rounds=0).records, "evaluation sees the images as they are"
 

@@ -227,9 +227,6 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
     for model in (turned, frozen):
         assert path_of(Task(model).net, None, split) == "client by client"
     assert path_of(Task(net(Net), bf16=True).net, None, split) == "client by client"
-    with torch.random.fork_rng():
-        wide = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Flatten(), nn.Linear(16, OUT))  # of rows in a sample
-    assert path_of(Task(wide).net, None, split_of(inputs=(2, 3))) == "client by client"
 
 
 @needed

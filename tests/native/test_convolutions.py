@@ -41,10 +41,10 @@ def _behind(layer):
 
 
 UNKNOWN = [
-    nn.Conv2d(1, 4, 3, dilation=2), nn.Conv2d(1, 4, 2, padding="same"), nn.Conv2d(1, 4, 1, padding=1),
+    nn.Conv2d(1, 4, 3, dilation=2), nn.Conv2d(1, 4, 2, padding="same"),
     nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"),
     *map(_behind, (
-        nn.Dropout(), nn.BatchNorm2d(4), nn.InstanceNorm2d(4), nn.AvgPool2d(2, padding=1), nn.AdaptiveAvgPool2d(2),
+        nn.Dropout(), nn.InstanceNorm2d(4), nn.AvgPool2d(2, padding=1), nn.AdaptiveAvgPool2d(2),
         nn.AdaptiveMaxPool2d(1), nn.MaxPool2d(4, ceil_mode=True), nn.Upsample(scale_factor=2),
     )),
 ]  # fmt: skip

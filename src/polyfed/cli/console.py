@@ -125,7 +125,8 @@ class Show(Watch):
         if result.summary and result.status == "finished":
             split, final, name = result.summary.split, result.summary.final, result.summary.metric
             words.append("nothing held out" if split == "train" else f"{split} {name} {short(final[split].mean)}")
-            words += [f"(global {short(final['global'].mean)})"] * ("global" in final)
+            if common := final.get("global"):
+                words.append(f"(global {short(common.mean)})")
         else:
             words.append(result.status)
         words.append("(from before)" if resumed else f"({seconds:.1f} s)")
