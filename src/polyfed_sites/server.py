@@ -133,6 +133,8 @@ class Server:
     ):
         self.experiment = dataclasses.replace(experiment, model=backed(experiment.model))
         self.method, self.algorithm = _only(self.experiment)
+        if quorum is not None and (why := self.algorithm.needs.everyone):
+            raise ConfigError(f"quorum: found {quorum}, expected none with {self.algorithm.name}: {why}")
         self.transport, self.store, self.wait, self.quorum, self.say = transport, store, wait, quorum, say
         self.asking = Asking(transport, wait, say)
         privacy = self.experiment.settings.privacy

@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.core.algorithm import REGISTRY
+from polyfed.runs.config import resolve
 from polyfed_sites.cli import events
 from polyfed_sites.cli.client import MADE
 from polyfed_sites.cli.events import Events
 from polyfed_sites.consent import RAW, at_terminal
+from polyfed_sites.server import Server
 
 
 def test_what_may_be_allowed_is_what_is_asked_for():
@@ -65,6 +67,12 @@ SERVER, CLIENT = "server experiment.toml", "client --vault vault --key"
 )
 def test_a_server_does_not_wait_for_sites_that_cannot_come_and_a_site_does_not_ask_in_vain(told, words, said):
     assert said in told(*words.split())
+
+
+def test_a_method_that_is_proven_for_all_clients_takes_no_quorum(tmp_path):
+    (tmp_path / "experiment.toml").write_text('[data]\nname = "sites"\n[algorithm]\nname = "led"\n')
+    with pytest.raises(ConfigError, match="quorum: found 2, expected none with led: its rate is proven for all"):
+        Server(resolve(tmp_path / "experiment.toml"), None, None, 1.0, 2, print)
 
 
 def test_a_site_without_a_terminal_is_told_of_yes(monkeypatch):

@@ -121,7 +121,7 @@ class OneVector(Algorithm, abstract=True):
 
     def chance(self, data: Batches) -> float:
         """One over the run's local steps; where clients' numbers of them differ, over `UNLIKE`."""
-        return 1 / (int(data.steps[0]) if data.equal_steps else UNLIKE)
+        return 1 / (data.total if data.equal_steps else UNLIKE)
 
 
 @dataclass(frozen=True)
