@@ -1,33 +1,25 @@
 """What runs without POSIX; no Windows is at hand, so a process hides what it has not."""
 
-import multiprocessing
 import os
+import subprocess
 import sys
-import traceback
+from pathlib import Path
 
 import pytest
 import windows
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="hides what Linux has")
-def test_fit_compare_run_and_verify_need_no_posix(tmp_path, monkeypatch):
-    def elsewhere():
-        with open("out", "w", encoding="cp1252") as sys.stdout, open("err", "w", encoding="cp1252") as sys.stderr:
-            try:
-                windows.hide()
-                windows.everything()
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-
-    monkeypatch.chdir(tmp_path)
-    process = multiprocessing.get_context("fork").Process(target=elsewhere)  # which has torch already
-    process.start()
-    process.join()
-    assert process.exitcode == 0, (tmp_path / "err").read_text("cp1252")
-    said = (tmp_path / "out").read_text("cp1252")
+def test_fit_compare_run_and_verify_need_no_posix(tmp_path):
+    way = os.pathsep.join([str(Path(windows.__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", "import windows; windows.hide(); windows.everything()"],
+        cwd=tmp_path, capture_output=True, encoding="cp1252",
+        env=os.environ | {"PYTHONPATH": way, "PYTHONIOENCODING": "cp1252"},
+    )  # fmt: skip
+    said = done.stdout
+    assert done.returncode == 0, done.stderr
     assert "-1 <= 2 -> †" in said
-    assert "runs train one after another" in (tmp_path / "err").read_text("cp1252")
+    assert "runs train one after another" in done.stderr
     assert "comes out again, bit for bit" in said
     assert {path.name for path in (tmp_path / "both/runs").iterdir()} == {"ditto-seed0", "local-seed0"}
