@@ -13,7 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/native"
-TESTS = [f"tests/native/test_{name}.py" for name in ("networks", "chains", "kernel", "convolutions")]
+TESTS = [
+    f"tests/native/test_{name}.py" for name in ("networks", "chains", "kernel", "convolutions", "channels", "recurrent")
+]
 SWITCH = "POLYFED_MUTANT"
 MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("for (int64_t o = l.out; o < l.ldz; o++) z[i * l.ldz + o] = 0;", ";"),
@@ -35,7 +37,7 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("(k / c.pool_wide * c.width + k % c.pool_wide)", "(k % c.pool_wide * c.width + k / c.pool_wide)"),
     ("std::fill(c.gradient + r * c.ld + c.in, c.gradient + (r + 1) * c.ld, (T)0);", ";"),
     ("only && only[i] == 0 ? w[i] : kept[i] * w[i]", "kept[i] * w[i]"),
-    ("times(l->bias, l->bias_kept, l->bias_some, l->out)", "times(l->bias, l->bias_kept, nullptr, 0)"),
+    ("times(l->bias, l->bias_kept, l->bias_some, l->biases)", "times(l->bias, l->bias_kept, nullptr, 0)"),
     ("found < 0 || found >= classes", "found < 0 || found > classes"),
     ("first ? sum[m][c] : load<T>(to) + sum[m][c]", "sum[m][c]"),
     ("from + vectors * L", "from + vectors * L + 1"),
@@ -47,7 +49,7 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("std::fill(seen + l.in, seen + l.ldz, (T)0);", ";"),
     ("std::fill(back + l.in, back + l.ldz, (T)0);", ";"),
     ("load<T>(back + o) - mean - share * load<T>(seen + o)", "load<T>(back + o) - mean"),
-    ("std::fill(l.*biases + l.out, l.*biases + l.ldz, (T)0);", ";"),
+    ("std::fill(l.*biases + l.biases, l.*biases + l.ldb, (T)0);", ";"),
     ("x = x ^ x >> 16 ^ low;", "x = x ^ x >> 16;"),
     ("(l.dropouts + 1)", "(uint32_t)1"),
     ("if (l.more) g += load<T>(l.more + i);", ";"),
