@@ -169,16 +169,16 @@ class Units:
     def __init__(self, book: Book, least: int):
         self.book, self.least = book, least
         self.seed = int.from_bytes(book.key()[:6], "little")
-        self._lines, self._known = journal.Pairs(book.folder / ANSWERED), dict[str, list[Any]]()
+        self._lines, self._kept = journal.Pairs(book.folder / ANSWERED), dict[str, list[Any]]()
 
     def kept_back(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
         """[layer, next layer, units] that stay as they were received; on the disk before an answer leaves."""
         with self.book.held():
-            self._known |= self._lines.new()
-            if asks not in self._known:
+            self._kept |= self._lines.new()
+            if asks not in self._kept:
                 journal.append(self._lines.path, [asks, self._decide(asks, models, task, split, rows)])
-                self._known |= self._lines.new()
-            return self._known[asks]
+                self._kept |= self._lines.new()
+            return self._kept[asks]
 
     def _decide(self, asks: str, models: "Models", task: Task, split: Split, rows: np.ndarray) -> list[Any]:
         n, kept = buckets(self.least), dict[str, tuple[str, set[int]]]()

@@ -1,9 +1,8 @@
 """CompressedScaffnew: Condat, Agarsky, Richtarik (arXiv 2210.13277), Algorithm 1."""
 
 from dataclasses import dataclass
-from math import sqrt
 
-from polyfed.algorithms._shared.exact import Masked, conditioning, wider
+from polyfed.algorithms._shared.exact import Masked, wider
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down
 
@@ -36,5 +35,4 @@ class CompressedScaffnew(Masked):
     @classmethod
     def theory(cls, smoothness: float, convexity: float, clients: int, keep: float = 1.0) -> "CompressedScaffnew":
         """The paper's: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound. keep: s/n"""
-        s = cls(keep=keep).senders(clients)
-        return cls(1 / smoothness, min(1, sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)
+        return cls._proven(smoothness, convexity, clients, clients, keep)

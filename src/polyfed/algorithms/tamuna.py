@@ -1,9 +1,8 @@
 """TAMUNA: Condat, Agarsky, Malinovsky, Richtarik (arXiv 2302.09832), Algorithm 1."""
 
 from dataclasses import dataclass
-from math import sqrt
 
-from polyfed.algorithms._shared.exact import PLAIN, Masked, conditioning, wider
+from polyfed.algorithms._shared.exact import PLAIN, Masked, wider
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Needs, by_settings
 
@@ -45,5 +44,4 @@ class TAMUNA(Masked):
         cls, smoothness: float, convexity: float, clients: int, cohort: int | None = None, keep: float = 1.0
     ) -> "TAMUNA":
         """The paper's: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound. cohort: c, None: all; keep: s/c"""
-        s = cls(keep=keep).senders(cohort or clients)
-        return cls(1 / smoothness, min(1, sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)
+        return cls._proven(smoothness, convexity, clients, cohort or clients, keep)

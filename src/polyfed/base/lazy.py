@@ -2,9 +2,10 @@
 
 import ast
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from polyfed.base.plugins import sibling
 
 
 def homes(file: str | Path) -> dict[str, str]:
@@ -22,4 +23,4 @@ def attribute(package: str, homes: Mapping[str, str], name: str) -> Any:
     """What a package has by this name, which `homes` knows. Raises AttributeError for another."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(import_module("polyfed.base.plugins").sibling(homes[name], f"{package}.{name}"), name)
+    return getattr(sibling(homes[name], f"{package}.{name}"), name)

@@ -376,13 +376,13 @@ class Federation:
         base |= {"labels": class_names or labels} if class_names or labels is not None else {}
         meta["notes"] = [*meta.get("notes", ()), *label_notes, *notes]
         base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
-        whole, given = splits["train"], "test" in parts
+        whole, tested = splits["train"], "test" in parts
         cut = prepare.Cut(seed, test_fraction, 0.0 if "validation" in parts else validation_fraction)
         strata = strata_of(split, whole.y, classes)
-        rows, uneven = cut.each(who, _places(whole), held=not given, strata=strata)
+        rows, uneven = cut.each(who, _places(whole), held=not tested, strata=strata)
         meta["notes"] += uneven
-        base |= {} if given else {"split_indices": rows}
-        train_split = whole if given and not cut.validation else _rows(whole, rows["train"])
+        base |= {} if tested else {"split_indices": rows}
+        train_split = whole if tested and not cut.validation else _rows(whole, rows["train"])
         splits = {part: replace(_rows(whole, at), weight=None) for part, at in rows.items()} | splits
         held, clusters = (splits["test"], who, splits.get("validation")), _clusters(clusters, n)
         return cls(train_split, *held, classes, clusters, base | meta, tokens)

@@ -218,12 +218,14 @@ def _of_all(study: Study) -> int:
 
 def _everywhere(study: Study, runs: list[Numbers], scale: words.Scale) -> list[Cell]:
     """The mean on the rows that all models are scored on, if there are some, and its interval over seeds."""
+    if not _of_all(study):
+        return []
     values = [r.summary.final["global"].mean for r in runs if "global" in r.summary.final]
     mean, std, n = mean_of(values), sample_std(values), len(values)
     half = half_width(std**2 / n, n - 1) if n > 1 else math.nan
     low, high = np.clip([mean - half, mean + half], *((0, 1) if scale.percent else (-math.inf, math.inf))).tolist()
     text = scale.number(mean) + (f" ({scale.number(low)} to {scale.number(high)})" if n > 1 else "")
-    return [Cell(text, {"global_mean": mean, "global_low": low, "global_high": high})] * (_of_all(study) > 0)
+    return [Cell(text, {"global_mean": mean, "global_low": low, "global_high": high})]
 
 
 def _worst(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:

@@ -114,8 +114,7 @@ class Session:
                 loop.back()
             self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
             if (rows := self.federation.shared) is not None:
-                scores = (self.judged or Trained.of(loop)).shared(rows)
-                self.final[NAME] = {k: np.where(self.attackers, np.nan, v) for k, v in scores.items()}
+                self.final[NAME] = self._honest((self.judged or Trained.of(loop)).shared(rows))
         except Diverged as e:
             raise Diverged(f"{e}{self._diverged()}") from e
         except Exception as e:
@@ -157,11 +156,15 @@ class Session:
                 if store is not None and loop.t < self.rounds and store.due(loop.t):
                     store.checkpoint(self.result())
 
+    def _honest(self, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Scores [n] without those of attackers, who have no metrics."""
+        return {k: np.where(self.attackers, np.nan, v) for k, v in scores.items()}
+
     def _evaluate(self, splits: list[str]) -> list[Record]:
-        """The records of this round; attackers have no metrics. Raises Diverged where a model has no finite score."""
+        """The records of this round. Raises Diverged where a model has no finite score."""
         judged, records = self.judged or Trained.of(self.loop), list[Record]()
         for name in splits:
-            self.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in judged.scored(name).items()}
+            self.final[name] = self._honest(judged.scored(name))
             self.evaluated[name] = self.loop.t
             records.append(record(self.result(), name))
         for name in splits:

@@ -50,7 +50,11 @@ class Rule(Threat):
 
 ATTACKS: Registry[type[Attack]] = Registry("attack.name")
 RULES: Registry[type[Rule]] = Registry("robust.name")
-NAMES = ("samevalue", "signflip", "gaussian", "scaledupdate", "labelflip")
-ATTACKS.offer(dict.fromkeys(NAMES, "polyfed_threats.attacks"))
-NAMES = ("median", "trimmedmean", "krum", "multikrum", "geometricmedian", "normclipping")
-RULES.offer(dict.fromkeys(NAMES, "polyfed_threats.aggregation"))
+ATTACKS.offer(
+    dict.fromkeys(("samevalue", "signflip", "gaussian", "scaledupdate", "labelflip"), "polyfed_threats.attacks")
+)
+RULES.offer(
+    dict.fromkeys(
+        ("median", "trimmedmean", "krum", "multikrum", "geometricmedian", "normclipping"), "polyfed_threats.aggregation"
+    )
+)

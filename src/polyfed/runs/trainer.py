@@ -438,9 +438,9 @@ def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work
         )
     drawn = schedule.schedule if isinstance(schedule, Timed) else schedule
     if needs.uniform and (1 == m < n or not isinstance(drawn, Uniform)):
-        found = f"{m} of {n} clients by {type(drawn).__name__.lower()}"
+        cohort = f"{m} of {n} clients by {type(drawn).__name__.lower()}"
         raise ConfigError(
-            f"fraction: found {found}, expected at least 2, uniform, with {algorithm.name}: {needs.uniform}"
+            f"fraction: found {cohort}, expected at least 2, uniform, with {algorithm.name}: {needs.uniform}"
         )
 
 

@@ -172,6 +172,12 @@ class Masked(Random, abstract=True):
     def init_server(self, task, w0, n):
         return keyed(w0)
 
+    @classmethod
+    def _proven(cls, smoothness: float, convexity: float, clients: int, cohort: int, keep: float) -> Self:
+        """The papers': lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound."""
+        s = cls(keep=keep).senders(cohort)
+        return cls(1 / smoothness, min(1, math.sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)
+
     def senders(self, c: int) -> int:
         """s, the clients of c that send each number."""
         return min(c, max(2, round(self.keep * c)))
