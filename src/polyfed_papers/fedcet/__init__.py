@@ -54,8 +54,15 @@ def hospitals(seed: int, l2: float = 0.01) -> Problem:
     """Logistic regression with an l2 term on the four hospitals of Heart Disease; the optimum by a trust region."""
     federation = load("heart-disease").partition(seed=seed)
     inputs = [np.c_[x.numpy(), np.ones(len(x))].astype(float) for x, _ in map(federation.train.client, range(4))]
-    labels = [np.eye(2)[federation.train.client(i)[1].numpy()] for i in range(4)]
-    d = inputs[0].shape[1]
+    W = softmax_optimum(inputs, [federation.train.client(i)[1].numpy() for i in range(4)], l2)
+    smoothness = l2 + 0.5 * max(np.linalg.eigvalsh(x.T @ x / len(x))[-1] for x in inputs)
+    optimum = np.r_[W[:, :-1].ravel(), W[:, -1]]  # the layer's order: weights, then biases
+    return Problem(federation, zeros(len(W[0]) - 1, 2), "cross-entropy", l2, optimum, float(smoothness), l2)
+
+
+def softmax_optimum(inputs: Sequence[np.ndarray], classes: Sequence[np.ndarray], l2: float) -> np.ndarray:
+    """[2, d] where the clients' mean of logistic losses and l2/2 |w|^2 is least, as a softmax over two classes."""
+    labels, d = [np.eye(2)[y] for y in classes], inputs[0].shape[1]
 
     def parts(w: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian for w: [2 d], the rows of the weight matrix with their bias last."""
@@ -76,10 +83,7 @@ def hospitals(seed: int, l2: float = 0.01) -> Problem:
         method="trust-exact", options={"gtol": 1e-12},
     ).x  # fmt: skip
     solution = solution - np.linalg.solve(parts(solution)[2], parts(solution)[1])  # one last Newton step
-    W = solution.reshape(2, d)
-    smoothness = l2 + 0.5 * max(np.linalg.eigvalsh(x.T @ x / len(x))[-1] for x in inputs)
-    optimum = np.r_[W[:, :-1].ravel(), W[:, -1]]  # the layer's order: weights, then biases
-    return Problem(federation, zeros(d - 1, 2), "cross-entropy", l2, optimum, float(smoothness), l2)
+    return solution.reshape(2, d)
 
 
 def zeros(inputs: int, outputs: int, **settings: Any) -> nn.Module:
