@@ -24,14 +24,14 @@ def problem(loss: str, kind: str, kappa: float, seed: int, clients: int = 8, dim
     """Clients whose losses have L = 1 and mu = 1/kappa, with directions in common ("shared") or their own ("rotated").
 
     The second moments of client i's inputs are Q_i diag(e_i) Q_i', e_i from 1/kappa to 1 at equal ratios, in between
-    times a factor in [1/2, 1]; its own solution is N(0, I) from a common one. Least squares, or logistic regression
-    with l2 = 1/kappa, as a softmax over two classes.
+    times a factor in [1/2, 1] and at least 1/kappa; its own solution is N(0, I) from a common one. Least squares, or
+    logistic regression with l2 = 1/kappa, as a softmax over two classes.
     """
     rng, samples = np.random.default_rng([seed, clients, dim]), 2 * dim
     spectrum = np.geomspace(1 / kappa, 1, dim)
     common, base, train = _rotation(rng, dim), rng.standard_normal(dim), []
     for _ in range(clients):
-        e = spectrum * np.r_[1, rng.uniform(0.5, 1, dim - 2), 1]
+        e = np.maximum(spectrum * np.r_[1, rng.uniform(0.5, 1, dim - 2), 1], 1 / kappa)
         Q = common if kind == "shared" else _rotation(rng, dim)
         U = np.linalg.qr(rng.standard_normal((samples, dim)))[0] * np.sqrt(samples)
         x, w = U * np.sqrt(e / 2) @ Q.T, base + rng.standard_normal(dim)
