@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -189,3 +190,32 @@ def test_tensors_that_share_memory_are_saved(tmp_path):
     assert torch.equal(found["c"], w[:2])
     assert torch.equal(found["d"], w[None])
     assert torch.equal(found["e"], w.expand(3, 4))
+
+
+def rows(m: int) -> torch.Tensor:
+    return torch.arange(8.0 * m, dtype=torch.float64).view(m, 8)
+
+
+def test_a_ledger_is_written_in_steps_that_do_not_grow_with_it(tmp_path):
+    sizes = []
+    for t in range(1, 40):
+        checkpoint.save(tmp_path, t, {"w": torch.zeros(3), "ledger": rows(100 * t)}, {"t": t})
+        sizes.append((tmp_path / "ledger.rows").stat().st_size)
+    assert max(np.diff(sizes)) < 1.2 * sizes[0] < 6400
+    assert sum(f.stat().st_size for f in tmp_path.rglob("tensors.safetensors")) < 500
+    found, meta, _ = checkpoint.load(tmp_path)
+    assert torch.equal(found["ledger"], rows(3900))
+    assert "ledger" not in meta
+
+
+def test_a_damaged_ledger_is_read_as_far_as_the_checkpoint_before_has_it(tmp_path):
+    for t in (1, 2):
+        checkpoint.save(tmp_path, t, {"ledger": rows(100 * t)}, {"t": t})
+    path = tmp_path / "ledger.rows"
+    path.write_bytes(path.read_bytes()[:-1])
+    found, meta, warnings = checkpoint.load(tmp_path)
+    assert (meta["t"], len(warnings)) == (1, 1)
+    assert torch.equal(found["ledger"], rows(100))
+    checkpoint.forget(tmp_path, 1)
+    checkpoint.save(tmp_path, 3, {"ledger": rows(300)}, {"t": 3})
+    assert torch.equal(checkpoint.load(tmp_path)[0]["ledger"], rows(300))

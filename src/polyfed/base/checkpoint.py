@@ -1,6 +1,8 @@
 """Atomic save and exact resume: safetensors for numbers, JSON for the rest, nothing ever unpickled.
 
-A checkpoint is written elsewhere, flushed and renamed into place; the last two are kept, in case one is damaged.
+A checkpoint is written elsewhere, flushed and renamed into place; the last two are kept, in case one is damaged. The
+ledger only grows: its rows are in one file beside them, which each checkpoint makes longer, and of which it says how
+much is its own.
 """
 
 import errno
@@ -8,10 +10,13 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,6 +25,7 @@ from polyfed.base.errors import RunError
 from polyfed.base.system import alive, flush, move
 
 KEEP = 2
+LEDGER = "ledger"
 
 
 def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -34,6 +40,10 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
             if path == draft or not alive(path.name.removeprefix(".writing-")):
                 shutil.rmtree(path, ignore_errors=True)
         draft.mkdir(parents=True)
+        if LEDGER in tensors:
+            tensors, rows = dict(tensors), tensors[LEDGER].numpy()
+            meta = {**meta, LEDGER: _grow(folder, rows)}
+            del tensors[LEDGER]
         save_file(_apart(tensors), draft / "tensors.safetensors")
         text = json.dumps({**meta, "round": t})
         seal = _digest(draft / "tensors.safetensors", text)
@@ -50,6 +60,40 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
         ) from e
     for old in former + [path for path in checkpoints(folder) if path not in former][:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _grow(folder: Path, rows: np.ndarray) -> dict[str, int]:
+    """Append the rows [m, 8] that the newest checkpoint has not; the part of the file that is this one's."""
+    last = [json.loads((path / "meta.json").read_text("utf-8")) for path in checkpoints(folder)[-1:]]
+    before = last[0].get(LEDGER) if last else None
+    of = before or {"rows": 0, "columns": rows.shape[1], "bytes": 0, "sum": 0}
+    if before and before["rows"] == len(rows):
+        return of
+    # column by column, where a round's numbers are alike
+    block = zlib.compress(np.ascontiguousarray(rows[of["rows"] :].T).tobytes(), 1)
+    block = len(block).to_bytes(8, "little") + block
+    path = folder / f"{LEDGER}.rows"
+    path.touch()
+    with path.open("r+b") as f:
+        f.truncate(of["bytes"])  # what a checkpoint that was never finished has left
+        f.seek(of["bytes"])
+        f.write(block)
+    flush(path)
+    return of | {"rows": len(rows), "bytes": of["bytes"] + len(block), "sum": zlib.crc32(block, of["sum"])}
+
+
+def _grown(folder: Path, of: dict[str, int]) -> Tensor:
+    """The rows of a checkpoint's part of the file."""
+    with (folder / f"{LEDGER}.rows").open("rb") as f:
+        whole = f.read(of["bytes"])
+    if len(whole) != of["bytes"] or zlib.crc32(whole) != of["sum"]:
+        raise ValueError(f"the checksum of {LEDGER}.rows does not match")
+    parts, at = [np.zeros((0, of["columns"]))], 0
+    while at < len(whole):
+        end = at + 8 + int.from_bytes(whole[at : at + 8], "little")
+        parts.append(np.frombuffer(zlib.decompress(whole[at + 8 : end])).reshape(of["columns"], -1).T)
+        at = end
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def forget(folder: Path, newest: int) -> None:
@@ -74,6 +118,8 @@ def load(
             if meta.pop("sha256") != _digest(path / "tensors.safetensors", json.dumps(meta)):
                 raise ValueError("its checksum does not match")
             tensors = load_file(path / "tensors.safetensors")
+            if LEDGER in meta:
+                tensors[LEDGER] = _grown(folder, meta.pop(LEDGER))
             if check is not None:
                 check(tensors)
             return tensors, meta, warnings

@@ -73,18 +73,23 @@ class Split:
             rows = slice(int(first[0]), int(first[-1] + counts[-1]))
             # clients that follow one another are read where they lie
             return [t[rows].__getitem__ for t in (self.x, self.y)]
-        index = np.arange(int(counts.sum())) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        at = torch.as_tensor(index, device=self.x.device)
+        at = self._places(clients)
         return [lambda some, t=t: t.index_select(0, at[some]) for t in (self.x, self.y)]
+
+    def _places(self, clients: Sequence[int] | np.ndarray) -> Tensor:
+        """The rows of some clients, end to end."""
+        counts, first = self.counts[np.asarray(clients)], self.offsets[np.asarray(clients)]
+        index = np.arange(int(counts.sum())) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        return torch.as_tensor(index, device=self.x.device)
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""
-        return self.given(clients, torch.cat([self.x[self.rows(int(i))] for i in clients]))
+        return self.given(clients, self.x.index_select(0, self._places(clients)))
 
     def given(self, clients: Sequence[int] | np.ndarray, x: Tensor) -> "Split":
         """The named clients' targets with other inputs `x`, in the order given."""
-        y = torch.cat([self.y[self.rows(int(i))] for i in clients])
-        weight = None if self.weight is None else torch.cat([self.weight[self.rows(int(i))] for i in clients])
+        at = self._places(clients)
+        y, weight = self.y.index_select(0, at), None if self.weight is None else self.weight[at]
         offsets = np.concatenate([[0], np.cumsum(self.counts[np.asarray(clients)])])
         return Split(x, y, offsets, self.units(clients), weight)
 

@@ -1,5 +1,6 @@
 """A federation: the clients, and the samples that each of them trains, tunes and is tested on."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -22,6 +23,7 @@ from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 from polyfed.data.csv_files import WHOLE, canonical, in_order, matched, numbers_of, places
+from polyfed.data.flat import Flat, Ragged
 from polyfed.data.preparation import Settled
 
 if TYPE_CHECKING:
@@ -75,11 +77,12 @@ class Federation:
     def __post_init__(self) -> None:
         if (weight := self.train.weight) is None:
             return
-        each = [weight[self.train.rows(i)] for i in range(self.n)]
-        for name, w in zip(self.names, each, strict=True):
-            if len(w) and not (w > 0).any():
-                raise DataError(f"client {name!r}: found weight 0 on every training sample, expected one above 0")
-        if all((w == w[:1]).all() for w in each):  # which is no weighting, to the last bit
+        counts, each = self.train.counts, weight.cpu().numpy()
+        owner = np.repeat(np.arange(self.n), counts)
+        if len(bad := np.flatnonzero((np.bincount(owner, each > 0, self.n) == 0) & (counts > 0))):
+            name = self.names[bad[0]]
+            raise DataError(f"client {name!r}: found weight 0 on every training sample, expected one above 0")
+        if (each == each[self.train.offsets[owner]]).all():  # which is no weighting, to the last bit
             object.__setattr__(self, "train", replace(self.train, weight=None))
 
     @property
@@ -209,7 +212,7 @@ class Federation:
         cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
         meta: dict[str, Any] = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
-            whole = np.concatenate(meta["split_indices"]["train"])
+            whole = _ends(meta["split_indices"]["train"])
             new = {part: [whole[at] for at in cut[part]] for part in ("train", "validation")}
             meta["split_indices"] = {**meta["split_indices"], **new}
         validation = replace(_rows(self.train, cut["validation"]), weight=None)
@@ -284,9 +287,9 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        train: Iterable[Pair],
-        test: Sequence[Pair | None] | None = None,
-        validation: Sequence[Pair | None] | None = None,
+        train: Iterable[Pair] | Flat,
+        test: Sequence[Pair | None] | Flat | None = None,
+        validation: Sequence[Pair | None] | Flat | None = None,
         names: Sequence[str | int] | None = None,
         classes: int | None = None,
         clusters: Sequence[int] | np.ndarray | None = None,
@@ -353,39 +356,89 @@ class Federation:
             Naming the client: NaN or infinite numbers, no samples, labels out of range, one class in the whole
             federation, duplicate names, shapes that differ, x and y of different length, arrays of objects.
         """
-        train = list(train)
-        n = len(train)
+        flat, train = isinstance(train, Flat), train if isinstance(train, Flat) else list(train)
+        n = len(train.offsets) - 1 if isinstance(train, Flat) else len(train)
         if n == 0:
             raise DataError("federation: found no client, expected at least one")
         who = names_of(names, n)
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
-        named, class_names, label_notes = _by_name({"train": train, "test": test, "validation": validation}, who)
-        classes = classes or (len(class_names) if class_names else None)
-        parts, layout = _parts(named, who, integer_inputs)
-        tokens = _tokens(parts, who, classes) if task == "tokens" else None
-        classes, labels, notes = _targets(parts, who, classes, task) if tokens is None else (None, None, [])
-        splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
-        if weights is not None:
-            splits["train"] = replace(splits["train"], weight=_weights(weights, who, splits["train"].counts))
-            notes.append(WEIGHTED)
-
-        meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
+        splits, facts = _checked(
+            {"train": train, "test": test, "validation": validation}, who, integer_inputs, classes, task, weights
+        )
         base: dict[str, Any] = {"dataset": "arrays", "partition": "natural", "seed": seed}
-        base |= {"labels": class_names or labels} if class_names or labels is not None else {}
-        meta["notes"] = [*meta.get("notes", ()), *label_notes, *notes]
-        base["test"] = "given" if "test" in parts else f"own:{test_fraction:g}"
-        whole, tested = splits["train"], "test" in parts
-        cut = prepare.Cut(seed, test_fraction, 0.0 if "validation" in parts else validation_fraction)
-        strata = strata_of(split, whole.y, classes)
-        rows, uneven = cut.each(who, _places(whole), held=not tested, strata=strata)
+        base |= {"labels": facts.labels} if facts.labels is not None else {}
+        meta = ({} if facts.layout is None else {"layout": facts.layout}) | dict(meta or {})
+        meta["notes"] = [*meta.get("notes", ()), *facts.notes]
+        base["test"] = "given" if "test" in splits else f"own:{test_fraction:g}"
+        whole, tested = splits["train"], "test" in splits
+        cut = prepare.Cut(seed, test_fraction, 0.0 if "validation" in splits else validation_fraction)
+        rows: Mapping[str, Sequence[np.ndarray]]
+        if (strata := strata_of(split, whole.y, facts.classes)) is None:
+            rows, uneven = cut.flat(who, whole.counts, held=not tested)
+        else:
+            rows, uneven = cut.each(who, _places(whole), held=not tested, strata=strata)
         meta["notes"] += uneven
         base |= {} if tested else {"split_indices": rows}
-        train_split = whole if tested and not cut.validation else _rows(whole, rows["train"])
-        splits = {part: replace(_rows(whole, at), weight=None) for part, at in rows.items()} | splits
-        held, clusters = (splits["test"], who, splits.get("validation")), _clusters(clusters, n)
-        return cls(train_split, *held, classes, clusters, base | meta, tokens)
+        train_split = whole if tested and not cut.validation and not flat else _rows(whole, rows["train"])
+        held = {part: replace(_rows(whole, at), weight=None) for part, at in rows.items() if part not in splits}
+        splits, clusters = held | splits, _clusters(clusters, n)
+        parts = splits["test"], who, splits.get("validation"), facts.classes, clusters, base | meta, facts.tokens
+        return cls(train_split, *parts)
+
+    @classmethod
+    def from_flat(
+        cls,
+        x: Any,
+        y: Any,
+        offsets: Any = None,
+        test: tuple[Any, Any, Any] | None = None,
+        validation: tuple[Any, Any, Any] | None = None,
+        *,
+        sites: Any = None,
+        **options: Any,
+    ) -> "Federation":
+        """A federation of many clients from arrays that hold all their samples: bit for bit that of `from_arrays`.
+
+        Parameters
+        ----------
+        x, y : array
+            [N, ...] inputs and [N, ...] targets of all clients.
+        offsets : array or None
+            [n + 1] integers that rise from 0 to N: client i has the rows offsets[i] to offsets[i + 1].
+        test, validation : tuple or None
+            (x, y, offsets) of the same clients, who may have no rows there.
+        sites : sequence or None
+            In place of offsets, the site of each row, in any order, such as a column of a table: the clients' names,
+            sorted.
+        **options
+            Options of `from_arrays`; `weights` is one array [N].
+
+        Returns
+        -------
+        Federation
+            The federation, with its samples in memory.
+
+        Raises
+        ------
+        DataError
+            Offsets that fall or leave the array; more clients than fit in memory, with the number that would.
+        """
+        if (offsets is None) == (sites is None) or (sites is not None and not test is validation is None):
+            raise DataError("from_flat: expected offsets, or sites without test and validation")
+        train = Flat.of(x, y, offsets, "train") if sites is None else None
+        if train is None:
+            train, options["names"] = Flat.by(x, y, sites)
+        train.check_fits()
+        given = {"test": test, "validation": validation}
+        others: dict[str, Any] = {key: None if of is None else Flat.of(*of, key) for key, of in given.items()}
+        n = len(train.offsets)
+        if wrong := next((of for of in others.values() if of is not None and len(of.offsets) != n), None):
+            raise DataError(
+                f"offsets: found those of {len(wrong.offsets) - 1} clients, expected {n - 1} as in training"
+            )
+        return cls.from_arrays(train, **others, **options)
 
     @classmethod
     def from_datasets(
@@ -494,6 +547,45 @@ class Federation:
         return cls.from_files(paths, target, task, **options)
 
 
+class Facts(NamedTuple):
+    """What the samples of all clients have in common."""
+
+    classes: int | None
+    tokens: int | None
+    labels: list[Any] | None  # that became 0, 1, ...
+    layout: "Layout | None"
+    notes: list[str]
+
+
+def _checked(
+    given: dict[str, Any],
+    who: tuple[str, ...],
+    integer_inputs: bool | None,
+    classes: int | None,
+    task: str,
+    weights: Any,
+) -> tuple[dict[str, Split], Facts]:
+    """The splits as `from_arrays` takes them, cast and checked; what is given end to end is checked as one client's."""
+    offsets = {split: of.offsets for split, of in given.items() if isinstance(of, Flat)}
+    given = given | {split: [(given[split].x, given[split].y)] for split in offsets}
+    names = (f"{who[0]} to {who[-1]}",) if offsets else who
+    named, class_names, label_notes = _by_name(given, names)
+    classes = classes or (len(class_names) if class_names else None)
+    parts, layout = _parts(named, names, integer_inputs)
+    tokens = _tokens(parts, names, classes) if task == "tokens" else None
+    classes, labels, notes = _targets(parts, names, classes, task) if tokens is None else (None, None, [])
+    first = parts["train"][0]
+    splits = {split: _split(pairs, first, names, split, offsets.get(split)) for split, pairs in parts.items()}
+    counts = splits["train"].counts
+    if not counts.all():
+        raise DataError(f"client {who[int(counts.argmin())]!r} has no training samples")
+    if weights is not None:
+        each = ([weights], names, counts.sum(keepdims=True)) if offsets else (weights, who, counts)
+        splits["train"] = replace(splits["train"], weight=_weights(*each))
+        notes.append(WEIGHTED)
+    return splits, Facts(classes, tokens, class_names or labels, layout, [*label_notes, *notes])
+
+
 def strata_of(split: str | None, y: Any, classes: int | None) -> np.ndarray | None:
     """[N] the classes of samples whose split is stratified, else None. Raises ConfigError for another split."""
     if split is not None and (split != STRATIFIED or classes is None):
@@ -560,7 +652,7 @@ def names_of(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
         if not name.strip() or not name.isprintable():
             raise DataError(f"client {i}: found the name {name!r}, expected a printable, non-empty one")
     if len(set(names)) < n:
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        twice = next(name for name, often in Counter(names).items() if often > 1)
         raise DataError(f"two clients are called {twice!r}; names must be distinct")
     return tuple(names)
 
@@ -666,7 +758,7 @@ def _tensor(value: Any, where: str, role: str, integers: bool | None = True) -> 
         if array.dtype.kind not in "fiub":
             raise DataError(f"{where}: found {role} of dtype {array.dtype}, expected numbers")
         if array.dtype.kind == "f":
-            array = array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
+            array = array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32, copy=False)
         elif array.dtype.kind == "b":
             array = array.astype(np.uint8)
         t = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
@@ -910,9 +1002,13 @@ def numbered(y: Tensor, labels: Sequence[int] | None, classes: int, where: str) 
 
 
 def _split(
-    pairs: list[tuple[Tensor, Tensor]], first: tuple[Tensor, Tensor], names: tuple[str, ...], split: str
+    pairs: list[tuple[Tensor, Tensor]],
+    first: tuple[Tensor, Tensor],
+    names: tuple[str, ...],
+    split: str,
+    offsets: np.ndarray | None = None,
 ) -> Split:
-    """Check that all clients agree with `first` in shape and lay them end to end."""
+    """Check that all clients agree with `first` in shape and lay them end to end. offsets: they are already"""
     out = []
     for (x, y), name in zip(pairs, names, strict=True):
         if not len(x):
@@ -924,17 +1020,22 @@ def _split(
                     f"those of client {names[0]!r} are {list(wanted.shape[1:])}"
                 )
         out.append((x, y))
-    return Split.of(out)
+    return Split.of(out) if offsets is None else Split(*out[0], offsets)
+
+
+def _ends(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of all clients, end to end."""
+    return rows.flat if isinstance(rows, Ragged) else np.concatenate(rows)
 
 
 def _places(split: Split) -> list[np.ndarray]:
     return [np.arange(a, b) for a, b in pairwise(split.offsets)]
 
 
-def _rows(split: Split, rows: list[np.ndarray]) -> Split:
+def _rows(split: Split, rows: Sequence[np.ndarray]) -> Split:
     """Only these rows, by client."""
-    index = torch.from_numpy(np.concatenate(rows))
-    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+    index = torch.from_numpy(_ends(rows))
+    offsets = rows.offsets if isinstance(rows, Ragged) else np.concatenate([[0], np.cumsum([len(r) for r in rows])])
     weight = None if split.weight is None else split.weight[index]
     return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit, weight)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import SupportsInt
+from typing import Any, SupportsInt
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from polyfed.base.errors import DataError, few
 from polyfed.base.part import CHECK
 from polyfed.base.settings import shown
+from polyfed.data.flat import Ragged
+from polyfed.data.flat import held as held_of
 
 POOLED = (
     "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
@@ -83,12 +85,14 @@ def held_out(
     return kept, held
 
 
-def uneven(names: Sequence[str], rows: Sequence[int], held: Sequence[int], fraction: float, part: str) -> list[str]:
+def uneven(names: Sequence[str], rows: Any, held: Any, fraction: float, part: str) -> list[str]:
     """A note on clients with more than twice or less than half of `fraction` held out; `rows` and `held` are [n]."""
-    each = [*zip(names, rows, held, strict=True)] if fraction else []
-    wrong = [f"{name} {k} of {n}" for name, n, k in each if not fraction / 2 <= k / max(n, 1) <= 2 * fraction]
+    n, k = np.asarray(rows), np.asarray(held)
+    share = k / np.maximum(n, 1)
+    odd = np.flatnonzero((share < fraction / 2) | (share > 2 * fraction)) if fraction else []
+    wrong = [f"{names[i]} {k[i]} of {n[i]}" for i in map(int, odd)]
     wanted = f"{part} fraction: {fraction:g} of each client's rows"
-    if each and not any(held) and max(rows) > 1:
+    if fraction and not k.any() and n.max() > 1:
         then = "a client needs two groups, or two times, to hold one out"
         raise DataError(f"{wanted} cannot be held out ({few(wrong)}); {then}")
     return [f"{CHECK}{wanted} were to be held out, and are not: {few(wrong)}"] if wrong else []
@@ -129,10 +133,27 @@ class Cut:
             parts[part], train = train[out], train[kept]
         return {"train": train} | {part: parts[part] for part in ("validation", "test") if part in parts}
 
+    def flat(self, names: Sequence[str], counts: np.ndarray, held: bool = True) -> tuple[dict[str, Ragged], list[str]]:
+        """The rows of each part of clients with `counts` [n] rows, end to end; what `each` gives, by arrays."""
+        train, notes = np.arange(int(counts.sum())), list[str]()
+        parts = {"test": Ragged(train[:0], counts * 0)}
+        for part, fraction in self._steps(held):
+            keyed(self.seed, PURPOSES[part])  # which checks the seed
+            out = held_of(self.seed, PURPOSES[part], names, counts, fraction)
+            took = np.bincount(np.repeat(np.arange(len(counts)), counts)[out], minlength=len(counts))
+            notes += uneven(names, counts, took, fraction, part)
+            parts[part], train, counts = Ragged(train[out], took), train[~out], counts - took
+        parts["train"] = Ragged(train, counts)
+        return {part: parts[part] for part in GIVEN if part in parts}, notes
+
     def each(
         self, names: Sequence[str], rows: Sequence[np.ndarray], held: bool = True, **columns: np.ndarray | None
     ) -> tuple[dict[str, list[np.ndarray]], list[str]]:
         """Every client's `rows` by part, and notes by `uneven`; `columns` has times and groups of all rows."""
+        if all(of is None for of in columns.values()):
+            whole = np.concatenate(rows)
+            flat, notes = self.flat(names, np.array([*map(len, rows)]), held)
+            return {part: [whole[at] for at in places] for part, places in flat.items()}, notes
         cuts: list[dict[str, np.ndarray]] = []
         for name, mine in zip(names, rows, strict=True):
             some = {key: None if of is None else of[mine] for key, of in columns.items()}
@@ -142,7 +163,7 @@ class Cut:
         counts, notes = np.array([*map(len, rows)]), list[str]()
         for part, fraction in self._steps(held) if columns.get("given") is None else ():
             out = np.array([*map(len, parts[part])])
-            notes += uneven(names, counts.tolist(), out.tolist(), fraction, part)
+            notes += uneven(names, counts, out, fraction, part)
             counts = counts - out
         return parts, notes
 

@@ -1,0 +1,128 @@
+"""Federations of many clients, given end to end: the bits of the other door, memory, and what is refused."""
+
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.base.errors import DataError
+from polyfed.base.randomness import client_keys
+from polyfed.data import Federation, flat
+from polyfed.data.flat import permutations
+
+
+def rows(n: int, most: int = 11, d: int = 3):
+    rng = np.random.default_rng(n)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, most + 1, n))])
+    x = rng.standard_normal((offsets[-1], d)).astype(np.float32)
+    return x, np.arange(offsets[-1]) % 3, offsets
+
+
+def parts(x, y, offsets):
+    return [(x[a:b], y[a:b]) for a, b in pairwise(offsets)]
+
+
+def same(a: Federation, b: Federation) -> None:
+    for one, other in ((a.train, b.train), (a.test, b.test), (a.validation, b.validation)):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert torch.equal(one.x, other.x)
+            assert torch.equal(one.y, other.y)
+            assert one.offsets.tolist() == other.offsets.tolist()
+            assert (one.weight is None) == (other.weight is None)
+            assert one.weight is None or torch.equal(one.weight, other.weight)
+    assert (a.names, a.notes, a.classes) == (b.names, b.notes, b.classes)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32])
+def test_orders_of_all_clients_at_once_are_those_of_numpy(seed):
+    keys = client_keys([f"client-{i}" for i in range(40)])
+    for n in (1, 2, 3, 5, 17, 64):
+        each = [np.random.default_rng([seed, 11, int(key)]).permutation(n) for key in keys]
+        assert permutations(seed, 11, keys, n).tolist() == np.stack(each).tolist()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"validation_fraction": 0.3, "seed": 5}, {"test_fraction": 0}, {"split": "stratified"}]
+)
+def test_both_doors_give_the_same_bits(options):
+    x, y, offsets = rows(30, 90)
+    same(Federation.from_flat(x, y, offsets, **options), Federation.from_arrays(parts(x, y, offsets), **options))
+
+
+def test_ten_thousand_clients_by_both_doors_are_the_same():
+    x, y, offsets = rows(10_000)
+    same(Federation.from_flat(x, y, offsets), Federation.from_arrays(parts(x, y, offsets)))
+
+
+def test_test_rows_weights_and_sites_in_any_order_are_those_of_the_other_door():
+    x, y, offsets = rows(12)
+    weights = np.arange(1.0, len(x) + 1)
+    a = Federation.from_flat(x, y, offsets, test=(x[:5], y[:5], [0] * 12 + [5]), weights=weights)
+    test = [None] * 11 + [(x[:5], y[:5])]
+    each = [weights[i:j] for i, j in pairwise(offsets)]
+    same(a, Federation.from_arrays(parts(x, y, offsets), test, weights=each))
+    sites = np.repeat([f"s{i:02d}" for i in range(12)], np.diff(offsets))
+    order = np.random.default_rng(0).permutation(len(x))
+    order = order[np.argsort(sites[order] != "s03", kind="stable")]
+    mixed = Federation.from_flat(x[order], y[order], sites=sites[order])
+    inside = [np.flatnonzero(sites[order] == f"s{i:02d}") for i in range(12)]
+    pairs = [(x[order][at], y[order][at]) for at in inside]
+    same(mixed, Federation.from_arrays(pairs, names=[f"s{i:02d}" for i in range(12)]))
+
+
+def test_the_arrays_that_were_given_stay_the_user_s():
+    x, y, offsets = rows(12)
+    before = x.copy()
+    fed = Federation.from_flat(x, y, offsets, test=(x, y, offsets))
+    x += 1
+    assert torch.equal(fed.train.x, torch.from_numpy(before))
+
+
+class Calls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_twenty_thousand_clients_take_no_generator_and_no_tensor_each(monkeypatch):
+    x, y, offsets = rows(20_000, d=20)
+    made: list[int] = []
+    with Calls() as few:
+        Federation.from_flat(x[: offsets[20]], y[: offsets[20]], offsets[:21])
+    generator = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda *a: made.append(1) or generator(*a))
+    tracemalloc.start()
+    with Calls() as many:
+        Federation.from_flat(x, y, offsets)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert many.count == few.count
+    assert len(made) < 10
+    assert most < 2 * (x.nbytes + y.nbytes)  # of names, places and orders; of torch's there is a copy of the samples
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [
+        ([0, 6, 4, 10], ("fall from 6 to 4", "client 1")),
+        ([0, 5, 11], ("0 to 11", "expected 0 to 10")),
+        ([1, 5, 10], ("1 to 10",)),
+        (np.array([0.0, 5.0, 10.0]), ("float64", "integers")),
+        ([0, 10, 10], ("'client-1' has no training samples",)),
+    ],
+)
+def test_offsets_that_fit_no_clients_are_refused(refused, offsets, words):
+    with refused(*words):
+        Federation.from_flat(np.zeros((10, 2)), np.arange(10) % 2, offsets)
+
+
+def test_more_clients_than_fit_are_refused_with_the_number_that_would(monkeypatch):
+    monkeypatch.setattr(flat, "memory", lambda: 10_000)
+    with pytest.raises(DataError, match=r"100 clients take .* free; 3\d would fit"):
+        Federation.from_flat(np.zeros((100, 2)), np.arange(100) % 2, np.arange(101))
