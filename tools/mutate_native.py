@@ -55,6 +55,10 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("if (l.more) g += load<T>(l.more + i);", ";"),
     ("if (added) a += load<T>(added + o);", ";"),
     ("found > -1 && found < (T)p.rows", "found > -1 && found <= (T)p.rows"),
+    ("first * rows + j * std::min(2 * L, ld - first) + o - first", "first * rows + j * 2 * L + o - first"),
+    ("load<T>(rows + k * ld + o + m)", "load<T>(rows + k * ld + o)"),
+    ("groups * high * wide * down * right == 1 && !up && !left", "groups * high * wide == 1"),
+    ("store<T>(l.turned_back + panel(l.rows, l.ld, o, j), load<T>(w + j));", ";"),
     ("for (auto &p : parts) std::fill(p.gradient, p.gradient + p.rows * p.ld, (T)0);", ";"),
 )
 

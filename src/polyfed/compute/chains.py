@@ -240,7 +240,6 @@ READS: set[Any] = {  # of a tensor's form, which say nothing of its numbers
     Tensor.is_floating_point,
 }
 GATES = {torch.gru: 3, torch.lstm: 4}
-WIDE = 256  # sums of a recurrent step up to which the kernel has been measured as faster than torch
 # torch's functions: what each is here, and (its arguments) -> (input, tensors, options)
 FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
     F.linear: ("linear", _linear),
@@ -508,8 +507,6 @@ class _Images(_Chain):
 
         if kind == "recurrent":
             (gates, layers), h = call.options, call.shape[-1]
-            if gates * h > WIDE:
-                raise Unknown
             for _ in range(layers):
                 bias = owned == 4 * layers
                 linear(channels, gates * h, bias)

@@ -27,7 +27,8 @@
 enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW, RECURRENT };
 // SAME: nothing, for what follows; from IMAGE on: of samples as rows of channels, places one after another
 enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
-enum { SHAPE = 25, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
+enum { SHAPE = 25, NEAR = 1 << 20, FEW = 64 };  // numbers that describe a layer; bytes of weights that a core's second
+                                               // cache holds; rows whose part of a gradient is made together
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
