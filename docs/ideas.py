@@ -72,13 +72,13 @@ IDEAS = (
         "A model for each site, mixed from others'",
         "some sites are alike, and which ones is not known",
         "the server may see no site's own model, or there are hundreds of sites",
-        ("fedacs", "fedamp", "heurfedamp", "fedfomo", "apple"),
+        ("fedacs", "fedamp", "heurfedamp", "fedfomo", "apple", "pfedgraph"),
     ),
     Idea(
         "Groups of sites",
         "sites come in groups, such as devices, regions or codings, and a group has samples enough for its model",
         "sites differ gradually, or groups would be of one",
-        ("cfl", "fpfc", "ifca", "hypcluster", "fesem", "flexcfl", "pacfl", "stocfl", "fedsoft"),
+        ("cfl", "fpfc", "ifca", "hypcluster", "fesem", "flexcfl", "pacfl", "stocfl", "fedsoft", "clove"),
     ),
     Idea(
         "Mixtures of tasks",

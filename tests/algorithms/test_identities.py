@@ -57,6 +57,7 @@ def close(a, b, common=None):
         is_(pf.FeSEM(LR, k=1), PLAIN, certifies(pf.FeSEM, by="identities with FedAvg at one centre, with Local at n")),
         is_(pf.FeSEM(LR, k=1, weighted=True), MEAN),
         is_(pf.FeSEM(LR, k=6), LOCAL),
+        is_(pf.CLoVE(LR, k=1), MEAN, certifies(pf.CLoVE, by="identity with FedAvg at k = 1"), fraction=0.5),
         is_(pf.IFCA(LR, k=1), PLAIN, certifies(pf.IFCA, by="identity at k = 1, both kinds of averaging")),
         is_(pf.IFCA(LR, k=1, averaging="gradient"), PLAIN, steps=1),
         is_(pf.HypCluster(LR, k=1), MEAN, certifies(pf.HypCluster, by="identity at k = 1")),

@@ -55,6 +55,8 @@ VARIANTS = {
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}, {"averaging": "shrinking"}],
     "hypcluster": [{"one_hot": True}],
     "fedsoft": [{"k": 3, "tau": 1}],
+    "clove": [{"k": 3, "stable": 1, "init_scale": 0.5}],
+    "pfedgraph": [{"alpha": 0.1, "lam": 0.0}],
     "fedfomo": [{"validation": 0.0, "models": 2}],
     "fedexp": [{"weighted": True, "averaged": False}],
     "q-fedavg": [{"form": "term"}, {"form": "afl", "q": 0.1}],

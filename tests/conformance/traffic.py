@@ -89,6 +89,10 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         return Stated(1, kept, numbers=2)
     if name in ("IFCA", "HypCluster"):
         return Stated(method.k, method.k if method.one_hot else 1, numbers=method.k**method.one_hot, entry=method.k)
+    if name == "CLoVE":
+        return Stated(method.k + 1, 1, numbers=method.k, entry=method.k)
+    if name == "PFedGraph":
+        return Stated(2 if method.lam else 1, 1)
     if name == "FedSpa":
         return Stated(method.density, method.density + 1 / 32, whole=True)  # the mask: one bit per parameter
     other = {

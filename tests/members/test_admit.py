@@ -69,7 +69,7 @@ def test_fedreps_newcomer_fits_a_head_to_the_frozen_body():
 # clusters
 
 
-@pytest.mark.parametrize("method", [pf.IFCA, pf.HypCluster])
+@pytest.mark.parametrize("method", [pf.IFCA, pf.HypCluster, pf.CLoVE])
 def test_the_model_with_the_least_training_loss_is_taken(method):
     run = fit_points(centres(np.array([[5.0, 0], [5, 1], [-5, 0]])), method(0.3, k=2, init_scale=1.0), 30, 2)
     assert len(set(run.clusters)) == 2

@@ -23,7 +23,7 @@ NAMES = ("bern", "riga")
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {
     "fedacs", "fedala", "fedamp", "fedas", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp",
-    "moon", "pfedme", "scaffold", "scaffnew", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix",
+    "moon", "pfedgraph", "pfedme", "scaffold", "scaffnew", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix",
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",

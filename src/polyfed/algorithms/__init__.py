@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from polyfed.algorithms.apfl import APFL as APFL
     from polyfed.algorithms.apple import APPLE as APPLE
     from polyfed.algorithms.cfl import CFL as CFL
+    from polyfed.algorithms.clove import CLoVE as CLoVE
     from polyfed.algorithms.compressedscaffnew import CompressedScaffnew as CompressedScaffnew
     from polyfed.algorithms.ditto import Ditto as Ditto
     from polyfed.algorithms.fedacs import FedACS as FedACS
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from polyfed.algorithms.moon import MOON as MOON
     from polyfed.algorithms.pacfl import PACFL as PACFL
     from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
+    from polyfed.algorithms.pfedgraph import PFedGraph as PFedGraph
     from polyfed.algorithms.pfedhn import PFedHN as PFedHN
     from polyfed.algorithms.pfedme import PFedMe as PFedMe
     from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg

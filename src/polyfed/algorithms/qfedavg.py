@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from polyfed.algorithms._shared.parts import without_statistics
+from polyfed.algorithms._shared.similarity import simplex
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Needs, Server, by_settings
@@ -65,10 +66,3 @@ class QFedAvg(Algorithm):
             return {"w": w - (round.samples.log() + self.q * loss).softmax(0) @ up["dw"]}
         r = (self.q * (loss.log() - loss.log().max())).exp()  # F^q over its largest, which cancels
         return {"w": w - r @ up["dw"] / (r * (1 + self.q * up["square"][:, 0].clamp(min=0))).sum()}
-
-
-def simplex(v):
-    """The point of the probability simplex nearest to v: [m]."""
-    u = v.sort(descending=True)[0]
-    excess = (u.cumsum(0) - 1) / torch.arange(1, len(v) + 1, device=v.device, dtype=v.dtype)
-    return (v - excess[(u > excess).sum() - 1]).clamp(min=0)

@@ -36,6 +36,8 @@ class Needs:
         It sets part of every client's training samples apart, drawn at random.
     everyone, uniform : str
         The reason why all clients must take part in every round, or as many in each, drawn uniformly; empty: no need.
+    clients : int
+        Fewest clients of a federation.
     """
 
     exchanges: int = 1
@@ -49,6 +51,7 @@ class Needs:
     apart: bool = False
     everyone: str = ""
     uniform: str = ""
+    clients: int = 1
 
     def phases(self, t: int) -> int:
         """Count the exchanges of a round.

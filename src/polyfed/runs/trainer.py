@@ -432,6 +432,8 @@ def _check_method(algorithm: Algorithm, task: Task, federation: Federation, work
     outlined(algorithm, task, federation.n)
     check_optimizer(algorithm, task, federation, work)
     n, m, needs = federation.n, schedule.replies(federation.n), algorithm.needs
+    if n < needs.clients:
+        raise ConfigError(f"clients: found {n}, expected at least {needs.clients} with {algorithm!r}")
     if needs.everyone and m < n:
         raise ConfigError(
             f"fraction: found {m} of {n} clients a round, expected all with {algorithm.name}: {needs.everyone}"

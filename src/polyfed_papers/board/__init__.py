@@ -38,7 +38,9 @@ APART = {
     "gpgd": "a step of FedSLR alone, its paper's yardstick",
     "lpgd": "a step of FedSLR alone, its paper's yardstick",
     "hypcluster": "IFCA with weights",
+    "clove": "came after the records of the boards",
     "knn-per": "came after the records of the boards",
+    "pfedgraph": "came after the records of the boards",
     "feddpa": "for adapters alone",
     "fedrpca": "for adapters alone",
 }
@@ -48,6 +50,7 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "apfl": ("alpha", (0.25, 0.5, 0.75)),
     "apple": ("weight_lr", (1e-4, 1e-3, 1e-2)),
     "cfl": ("eps1", (0.1, 0.2, 0.4)),
+    "clove": ("k", (3, 4, 5)),
     "ditto": ("lam", (0.03, 0.1, 0.3)),
     "fedacs": ("quantile", (0.5, 0.75, 0.9)),
     "feddpa": ("lam", (0.25, 0.5, 0.75)),
@@ -84,6 +87,7 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "moon": ("mu", (0.1, 1.0, 10.0)),
     "pacfl": ("threshold", (5.0, 10.0, 20.0)),
     "per-fedavg": ("alpha", (0.01, 0.03, 0.1)),
+    "pfedgraph": ("alpha", (0.2, 0.4, 0.8)),
     "pfedhn": ("server_lr", (0.003, 0.01, 0.03)),
     "pfedme": ("personal_lr", (0.01, 0.03, 0.1)),
     "q-fedavg": ("q", (0.1, 0.3, 1.0)),
@@ -217,7 +221,7 @@ SHIFTS = {  # of which the groups are known
 }
 CLUSTERED = (
     "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
-    "fedem", "fedrc",
+    "fedem", "fedrc", "clove", "pfedgraph",
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class Choosing(Newcomer):
 
     def enter(self, choice, samples):
         values = {"cluster": choice, KNOWN: samples}
-        self.rows = {name: torch.full_like(t, values[name]) for name, t in self.rows.items()}
+        self.rows = {name: torch.full_like(t, values[name]) if name in values else t for name, t in self.rows.items()}
         mine = self.algorithm.init_client(self.task, self.task.w0)
         return {name: torch.full_like(t, values[name]) for name, t in mine.items()}
 

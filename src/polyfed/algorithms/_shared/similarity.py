@@ -47,3 +47,10 @@ def mirrored(S: Tensor) -> Tensor:
     """The upper triangle on both sides, so that ties stay ties, clipped to 1, above which a cosine is rounding."""
     upper = S.triu(1).clamp_(-1, 1)
     return upper + upper.T + torch.eye(len(S), dtype=S.dtype, device=S.device)
+
+
+def simplex(v: Tensor) -> Tensor:
+    """The points of the probability simplex nearest to the rows of v: [..., m]."""
+    u = v.sort(descending=True)[0]
+    excess = (u.cumsum(-1) - 1) / torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
+    return (v - excess.gather(-1, (u > excess).sum(-1, keepdim=True) - 1)).clamp(min=0)
