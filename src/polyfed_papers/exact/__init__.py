@@ -115,7 +115,12 @@ def ends(bench: Bench, key: str, make: Make, tuned: bool, of: Callable[[int], Pr
         found = [run(seed, at[0]) for seed in range(UNCOUNTED, UNCOUNTED + (1 if bench.rehearse else TUNERS))]
         return -float(np.mean([np.inf if e is None else e for e in found]))
 
-    step = bench.choose(f"{key}-choice", score, [Ladder(STEPS, Limits(gt=0))], TRIALS)[0] if tuned else 1.0
+    step, ladders = 1.0, [Ladder(STEPS, Limits(gt=0))]
+    if tuned:
+        (step,) = bench.choose(f"{key}-choice", score, ladders, TRIALS)
+        if bench.choices[f"{key}-choice"][1]:  # at an edge
+            del bench.choices[f"{key}-choice"]
+            (step,) = bench.choose(f"{key}-wider", score, ladders, 2 * TRIALS)
     found = [bench.once(f"{key}-seed{seed}", partial(run, seed, step)) for seed in bench.seeds]
     return Ends(step if tuned else None, np.array([np.inf if e is None else e for e in found]))
 
