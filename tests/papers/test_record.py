@@ -243,6 +243,30 @@ def test_the_record_of_something_else_is_refused(cli, record, tmp_path):
     assert "did you mean 'all/FedAvg-seed" in said.err
 
 
+def test_of_a_record_without_runs_each_value_is_made_again(cli, monkeypatch, tmp_path):
+    made = list[int]()
+
+    def run(bench):
+        """Two values."""
+        for k in range(2):
+            bench.once(f"value{k}", lambda k=k: made.append(k) or [k / 3])
+        return Outcome()
+
+    monkeypatch.setitem(RECIPES, "fpfc/values", Recipe("fpfc/values", "V", run, lambda _: [], {"small": 0.1}))
+    assert cli("reproduce", "fpfc/values", "--out", "a").status == 0
+    said = cli("verify", "a/record.jsonl.gz", "--run", "value1")
+    assert (said.status, made, "value    equal" in said.out) == (0, [0, 1, 1], True)
+
+    def other(lines):
+        lines[-1]["value"] = [0.5]
+        return lines
+
+    said = cli("verify", changed(Path("a/record.jsonl.gz"), other))
+    assert (said.status, "[0.5] in the record, [0.333" in said.out) == (1, True)
+    said = cli("verify", "a/record.jsonl.gz", "--run", "value3")
+    assert (said.status, "the key of a value" in said.err) == (2, True)
+
+
 def of_a_run(lines):
     return line_of(lines, "all/FedAvg-seed1")
 

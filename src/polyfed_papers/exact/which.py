@@ -99,7 +99,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@recipe("exact/which", "Which exact method?", minutes=(14, 14), settings=SETTINGS, seeds=10)
+@recipe("exact/which", "Which exact method?", minutes=(8, 8), settings=SETTINGS, seeds=10)
 def which(bench: Bench) -> Outcome:
     """Which exact method ends nearest to the optimum for the same bytes, and where?"""
     found = all_ends(bench, cases())

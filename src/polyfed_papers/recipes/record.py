@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from reprlib import repr as short
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -93,6 +94,11 @@ class Record(NamedTuple):
     def runs(self) -> list[str]:
         """KEY/LABEL-seedK of every run."""
         return [line.run for line in self.lines if isinstance(line, _Run)]
+
+    @property
+    def values(self) -> list[str]:
+        """Keys of all values of `Bench.once`."""
+        return [line.kept for line in self.lines if isinstance(line, _Kept)]
 
 
 def load(path: Path) -> Record:
@@ -287,6 +293,15 @@ class Again(Bench):
 
     def once(self, key, compute):
         self._known(key, self.folder / "kept" / f"{key}.json")
+        if key in self.asked:
+            before, now = super().once(key, compute), super().once(f"{key}-again", compute)
+            same = json.dumps(before) == json.dumps(now)
+            self.tell(
+                key, Verdict({"value": "equal" if same else f"{short(before)} in the record, {short(now)} here"}, {})
+            )
+            self.asked.remove(key)
+            if not self.asked:
+                raise _Over
         if any(name.startswith(f"{key}/") for name in self.asked):
             with contextlib.suppress(RunError):  # of a choice that was made otherwise: said at the end
                 compute()  # the trials of a choice
@@ -294,11 +309,15 @@ class Again(Bench):
 
 
 def verify(path: Path, only: str | None, data_dir: str | Path | None, tell: Callable[[str, Verdict], None]) -> None:
-    """Train recorded runs again by their recipe, one (only: KEY/LABEL-seedK) or all, and tell the verdicts."""
+    """Make recorded runs again by their recipe, one (only: KEY/LABEL-seedK) or all, and tell the verdicts.
+
+    A record without runs has values, each of them by its key.
+    """
     record = load(path)
-    recipe, names = find(record.about.recipe), record.runs
+    recipe, names = find(record.about.recipe), record.runs or record.values
     if only is not None and only not in names:
-        raise ConfigError(f"--run: found {only!r}{closest(only, names)}, expected KEY/LABEL-seedK of {path}")
+        form = "KEY/LABEL-seedK" if record.runs else "the key of a value"
+        raise ConfigError(f"--run: found {only!r}{closest(only, names)}, expected {form} of {path}")
     if not names:
         raise RunError(f"{path}: a record without runs")
     with tempfile.TemporaryDirectory() as folder:
