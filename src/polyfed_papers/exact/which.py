@@ -90,7 +90,7 @@ SETTINGS = (
     Setting("half", "four of the eight clients in every round; vectors per client on average", "ours"),
     Setting("noisy", f"batches of {BATCH} of 16 samples; the last tenth of the budget is judged", "ours"),
     Setting("compressed", f"{MANY} clients, dimension {MANY}; a quarter of the entries, or two bytes each", "ours"),
-    Setting("tuned", f"a L from {listed(STEPS)}, {TRIALS} trials, {2 * TRIALS} of a choice at an edge, under seeds "
+    Setting("tuned", f"a L from {listed(STEPS)}, {TRIALS} trials, twice and four times as many at an edge, under seeds "
             f"{UNCOUNTED} to {UNCOUNTED + TUNERS - 1}, which do not count; all else is the method's default", "ours"),
     Setting("provable", f"tau {TAU}, `theory` of each; FedCET: Algorithm 1; SCAFFOLD: as LED; FedTrack: "
             "1/(18 tau L)", "paper"),
