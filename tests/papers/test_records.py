@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 
 
 def choices():
-    """(record, key, edges) of every choice of settings that has a number of trials."""
+    """(record, key, edges, trials) of every choice of settings that has a number of trials."""
     for path in sorted((PAGES / "records").glob("*.jsonl.gz")):
         for line in gzip.decompress(path.read_bytes()).decode().splitlines():
             kept = json.loads(line) if line.startswith('{"kept"') else {}
