@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+BLOCK = 1 << 16  # clients whose draws are made at a time: they stay in a core's cache
+
 
 @cache
 def key_of(text: str) -> int:
@@ -32,10 +34,13 @@ def mix(*values: int | np.ndarray) -> np.ndarray:
                 if isinstance(value, np.ndarray)
                 else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
             )
-            h = (h ^ v) + np.uint64(0x9E3779B97F4A7C15)
-            h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            h = h ^ (h >> np.uint64(31))
+            h = h ^ v
+            h += np.uint64(0x9E3779B97F4A7C15)
+            h ^= h >> np.uint64(30)
+            h *= np.uint64(0xBF58476D1CE4E5B9)
+            h ^= h >> np.uint64(27)
+            h *= np.uint64(0x94D049BB133111EB)
+            h ^= h >> np.uint64(31)
     return np.asarray(h)
 
 
@@ -79,8 +84,9 @@ def sample(seed: int, purpose: str, round: int, keys: np.ndarray, m: int) -> np.
     n = len(keys)
     if m >= n:
         return np.arange(n)
-    draws = priorities(seed, purpose, round, keys)
     share = (m + 8 * m**0.5 + 16) / n  # of the clients among which the m smallest nearly always are
-    few = np.flatnonzero(draws < np.uint64(int(share * 2**64))) if share < 1 else np.arange(n)
+    bound = np.uint64(min(int(share * 2**64), 2**64 - 1))
+    blocks = ((k, priorities(seed, purpose, round, keys[k : k + BLOCK])) for k in range(0, n, BLOCK))
+    few = np.concatenate([k + np.flatnonzero(draws < bound) for k, draws in blocks])
     few = few if len(few) > m else np.arange(n)
-    return np.sort(few[np.argpartition(draws[few], m)[:m]])
+    return np.sort(few[np.argpartition(priorities(seed, purpose, round, keys[few]), m)[:m]])

@@ -15,7 +15,9 @@ from polyfed.report import Study, Table, client_table, compare_table
 from polyfed.report.caveats import doubts
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import STYLES
+from polyfed.report.tables import quantile_table
 from polyfed.report.words import duration
+from polyfed.runs.schema import CROWD
 from polyfed.runs.watching import Callback, noted
 from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
@@ -146,6 +148,10 @@ def show_table(table: Table) -> None:
 def results(study: Study, page: Path) -> None:
     """The answer, a line per client, the tables of clients and methods, caveats of the data, and where the page is."""
     stdout.print()
+    if study.first.n > CROWD:
+        show_table(quantile_table(study))
+        say(f"\nreport: {page}")
+        return
     stdout.print(Text(headline(study), "bold"))
     for line in doubts(study):
         stdout.print(Text(f"- {line}"))

@@ -212,7 +212,7 @@ class Federation:
         cut, uneven = prepare.Cut(seed, validation=fraction).each(self.names, _places(self.train), held=False)
         meta: dict[str, Any] = {**self.meta, "notes": [*self.notes, *uneven]}
         if "split_indices" in meta:
-            whole = _ends(meta["split_indices"]["train"])
+            whole = np.concatenate(meta["split_indices"]["train"])
             new = {part: [whole[at] for at in cut[part]] for part in ("train", "validation")}
             meta["split_indices"] = {**meta["split_indices"], **new}
         validation = replace(_rows(self.train, cut["validation"]), weight=None)
@@ -364,27 +364,26 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
-        splits, facts = _checked(
-            {"train": train, "test": test, "validation": validation}, who, integer_inputs, classes, task, weights
-        )
+        given = {"train": train, "test": test, "validation": validation}
+        splits, facts = _checked(given, who, (integer_inputs, classes, task, weights))
+        classes, tokens, labels, layout, notes = facts
         base: dict[str, Any] = {"dataset": "arrays", "partition": "natural", "seed": seed}
-        base |= {"labels": facts.labels} if facts.labels is not None else {}
-        meta = ({} if facts.layout is None else {"layout": facts.layout}) | dict(meta or {})
-        meta["notes"] = [*meta.get("notes", ()), *facts.notes]
+        base |= {"labels": labels} if labels is not None else {}
+        meta = ({} if layout is None else {"layout": layout}) | dict(meta or {})
+        meta["notes"] = [*meta.get("notes", ()), *notes]
         base["test"] = "given" if "test" in splits else f"own:{test_fraction:g}"
         whole, tested = splits["train"], "test" in splits
         cut = prepare.Cut(seed, test_fraction, 0.0 if "validation" in splits else validation_fraction)
-        rows: Mapping[str, Sequence[np.ndarray]]
-        if (strata := strata_of(split, whole.y, facts.classes)) is None:
-            rows, uneven = cut.flat(who, whole.counts, held=not tested)
+        if (strata := strata_of(split, whole.y, classes)) is None:
+            rows, uneven = cut.flat(who, whole.counts, not tested)
         else:
-            rows, uneven = cut.each(who, _places(whole), held=not tested, strata=strata)
+            rows, uneven = cut.each(who, _places(whole), not tested, strata=strata)
         meta["notes"] += uneven
         base |= {} if tested else {"split_indices": rows}
         train_split = whole if tested and not cut.validation and not flat else _rows(whole, rows["train"])
         held = {part: replace(_rows(whole, at), weight=None) for part, at in rows.items() if part not in splits}
         splits, clusters = held | splits, _clusters(clusters, n)
-        parts = splits["test"], who, splits.get("validation"), facts.classes, clusters, base | meta, facts.tokens
+        parts = splits["test"], who, splits.get("validation"), classes, clusters, base | meta, tokens
         return cls(train_split, *parts)
 
     @classmethod
@@ -419,11 +418,6 @@ class Federation:
         -------
         Federation
             The federation, with its samples in memory.
-
-        Raises
-        ------
-        DataError
-            Offsets that fall or leave the array; more clients than fit in memory, with the number that would.
         """
         if (offsets is None) == (sites is None) or (sites is not None and not test is validation is None):
             raise DataError("from_flat: expected offsets, or sites without test and validation")
@@ -435,9 +429,7 @@ class Federation:
         others: dict[str, Any] = {key: None if of is None else Flat.of(*of, key) for key, of in given.items()}
         n = len(train.offsets)
         if wrong := next((of for of in others.values() if of is not None and len(of.offsets) != n), None):
-            raise DataError(
-                f"offsets: found those of {len(wrong.offsets) - 1} clients, expected {n - 1} as in training"
-            )
+            raise DataError(f"offsets: found {len(wrong.offsets)} numbers, expected {n} as in training")
         return cls.from_arrays(train, **others, **options)
 
     @classmethod
@@ -547,25 +539,9 @@ class Federation:
         return cls.from_files(paths, target, task, **options)
 
 
-class Facts(NamedTuple):
-    """What the samples of all clients have in common."""
-
-    classes: int | None
-    tokens: int | None
-    labels: list[Any] | None  # that became 0, 1, ...
-    layout: "Layout | None"
-    notes: list[str]
-
-
-def _checked(
-    given: dict[str, Any],
-    who: tuple[str, ...],
-    integer_inputs: bool | None,
-    classes: int | None,
-    task: str,
-    weights: Any,
-) -> tuple[dict[str, Split], Facts]:
+def _checked(given: dict[str, Any], who: tuple[str, ...], how: tuple[Any, ...]) -> tuple[dict[str, Split], Any]:
     """The splits as `from_arrays` takes them, cast and checked; what is given end to end is checked as one client's."""
+    integer_inputs, classes, task, weights = how
     offsets = {split: of.offsets for split, of in given.items() if isinstance(of, Flat)}
     given = given | {split: [(given[split].x, given[split].y)] for split in offsets}
     names = (f"{who[0]} to {who[-1]}",) if offsets else who
@@ -583,7 +559,7 @@ def _checked(
         each = ([weights], names, counts.sum(keepdims=True)) if offsets else (weights, who, counts)
         splits["train"] = replace(splits["train"], weight=_weights(*each))
         notes.append(WEIGHTED)
-    return splits, Facts(classes, tokens, class_names or labels, layout, [*label_notes, *notes])
+    return splits, (classes, tokens, class_names or labels, layout, [*label_notes, *notes])
 
 
 def strata_of(split: str | None, y: Any, classes: int | None) -> np.ndarray | None:
@@ -1023,19 +999,14 @@ def _split(
     return Split.of(out) if offsets is None else Split(*out[0], offsets)
 
 
-def _ends(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of all clients, end to end."""
-    return rows.flat if isinstance(rows, Ragged) else np.concatenate(rows)
-
-
 def _places(split: Split) -> list[np.ndarray]:
     return [np.arange(a, b) for a, b in pairwise(split.offsets)]
 
 
 def _rows(split: Split, rows: Sequence[np.ndarray]) -> Split:
     """Only these rows, by client."""
-    index = torch.from_numpy(_ends(rows))
-    offsets = rows.offsets if isinstance(rows, Ragged) else np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+    rows = rows if isinstance(rows, Ragged) else Ragged(np.concatenate(rows), np.array([*map(len, rows)]))
+    index, offsets = torch.from_numpy(rows.flat), rows.offsets
     weight = None if split.weight is None else split.weight[index]
     return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit, weight)
 

@@ -3,6 +3,7 @@ all clients by arrays, in no loop over them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations as pairs
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,6 @@ class Ragged(Sequence[np.ndarray]):
         return len(self.offsets) - 1
 
     def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self[k] for k in range(len(self))[i]]
         i = range(len(self))[i]
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
@@ -60,9 +59,7 @@ class Flat:
         """Rows in any order, with the name of each one's site; and the names, sorted."""
         names, whose, counts = np.unique(np.asarray(sites).astype(str), return_inverse=True, return_counts=True)
         if not len(y) == len(x) == len(whose):
-            raise DataError(
-                f"sites: found {len(whose)} for {len(x)} inputs and {len(y)} targets, expected one for each"
-            )
+            raise DataError(f"sites: found {len(whose)} for {len(y)} targets and {len(x)} inputs, expected as many")
         order = np.argsort(whose, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return cls(_tensor(np.asarray(x)[order]), _tensor(np.asarray(y)[order]), offsets), names.tolist()
@@ -72,10 +69,8 @@ class Flat:
         n, have = len(self.offsets) - 1, memory()
         need = sum(a.nbytes for a in (self.x, self.y) if hasattr(a, "nbytes")) + n * EACH
         if need > have:
-            raise DataError(
-                f"{n:,} clients take {need / 1e9:.2g} GB and {have / 1e9:.2g} GB of memory are free; "
-                f"{int(n * have / need):,} would fit"
-            )
+            sizes = f"{n:,} clients take {need / 1e9:.2g} GB and {have / 1e9:.2g} GB of memory are free"
+            raise DataError(f"{sizes}; {int(n * have / need):,} would fit")
 
 
 def _tensor(a: Any) -> Any:
@@ -91,11 +86,7 @@ def held(seed: int, purpose: int, names: Sequence[str], counts: np.ndarray, frac
     for n in np.unique(counts[most > 0]).tolist():
         alike, k = np.flatnonzero(counts == n), int(most[counts == n][0])
         for at in np.split(alike, range(BLOCK, len(alike), BLOCK)):
-            if n <= FEW:
-                order = permutations(seed, purpose, keys[at], n)
-            else:
-                order = np.stack([np.random.default_rng([seed, purpose, int(key)]).permutation(n) for key in keys[at]])
-            out[(first[at, None] + order[:, :k]).ravel()] = True
+            out[(first[at, None] + permutations(seed, purpose, keys[at], n)[:, :k]).ravel()] = True
     return out
 
 
@@ -125,11 +116,9 @@ def _seeded(words: Sequence[int | np.ndarray]) -> tuple[Wide, Wide]:
         return value ^ (value >> np.uint32(16))
 
     pool = [hashed(np.asarray(word, dtype=np.uint32)) for word in words]
-    for i in range(4):
-        for j in range(4):
-            if i != j:
-                mixed = pool[j] * np.uint32(0xCA01F9DD) - hashed(pool[i]) * np.uint32(0x4973F715)
-                pool[j] = mixed ^ (mixed >> np.uint32(16))
+    for i, j in pairs(range(4), 2):
+        mixed = pool[j] * np.uint32(0xCA01F9DD) - hashed(pool[i]) * np.uint32(0x4973F715)
+        pool[j] = mixed ^ (mixed >> np.uint32(16))
     start, factor = np.uint32(0x8B51F9DD), np.uint32(0x58F38DED)
     out = [hashed(pool[k % 4]).astype(np.uint64) for k in range(8)]
     high, low, more, less = (out[k] | out[k + 1] << HALF for k in range(0, 8, 2))
@@ -140,7 +129,7 @@ def _seeded(words: Sequence[int | np.ndarray]) -> tuple[Wide, Wide]:
 
 def permutations(seed: int, purpose: int, keys: np.ndarray, n: int) -> np.ndarray:
     """[m, n]: `np.random.default_rng([seed, purpose, key]).permutation(n)` of every key [m] uint64, all at once."""
-    if seed >= 1 << 32:  # a seed of more words
+    if n > FEW or seed >= 1 << 32:  # a seed of more words
         return np.stack([np.random.default_rng([seed, purpose, int(key)]).permutation(n) for key in keys])
     m, most = len(keys), 2 * n + 16
     order, words = np.tile(np.arange(n), (m, 1)), np.empty((most, m), dtype=np.uint64)

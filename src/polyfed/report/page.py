@@ -37,9 +37,10 @@ from polyfed.report.style import NAMED as DRAWN
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import LINES, details, headline, lines
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, results
+from polyfed.report.tables import NAMED, compare_table, cost_table, quantile_table, rand_index, results
 from polyfed.report.verdicts import ALONE, Study
 from polyfed.runs.numbers import Numbers
+from polyfed.runs.schema import CROWD
 
 LISTED = 500  # most clients for which the page holds a row each
 FORMS = ("svg", "pdf", "png")
@@ -84,6 +85,11 @@ def write_report(
     target = Path(out) if out is not None else study.paths[0] / "report.html"
     if os.path.isdir(target):
         target = target / "report.html"
+    if study.first.n > CROWD:
+        shown = [("Clients", table(quantile_table(study), "quantiles")), ("Settings", _settings(study))]
+        notes = "".join(f"<p>{escape(note)}</p>" for note in study.first.about.notes)
+        write_atomically(target, page(titled(study), about(study), notes, shown, "").encode())
+        return target
     listed = target.with_name(f"{target.stem}-clients.csv") if len(study.names) > LISTED else None
     drawn = {"figures": _figures(study), "data": _data_figure(study)}
     folder = target.with_name(f"{target.stem}-figures")

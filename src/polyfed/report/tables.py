@@ -360,3 +360,21 @@ def _busiest(runs: list[Numbers]) -> float:
         if r.clients is not None and {"down_bytes", "up_bytes"} <= set(r.clients)
     ]
     return float(np.mean(most)) if most else math.nan
+
+
+QUANTILES = (0, 5, 25, 50, 75, 95, 100)
+
+
+def quantile_table(study: Study) -> Table:
+    """Each number of clients.csv over the clients that have it, run by run: mean and quantiles."""
+    rows: list[tuple[Cell, ...]] = []
+    for r in study.runs:
+        table = pd.DataFrame() if r.clients is None else r.clients.drop(columns=["client", "cluster", "assigned"])
+        for column in table.columns:
+            values = table[column].to_numpy(dtype=float)
+            if len(known := values[~np.isnan(values)]):
+                numbers = [float(known.mean()), *np.percentile(known, QUANTILES).tolist()]
+                heads = f"{r.label} seed {r.seed}", str(column).replace("_", " "), f"{len(known):,}"
+                rows.append((*map(Cell, heads), *(Cell(f"{v:.4g}", {"value": v}) for v in numbers)))
+    columns = ("run<", "number<", "clients", "mean", *(f"{q} %" for q in QUANTILES))
+    return Table(f"{study.first.n:,} clients; clients.csv of a run's folder has a row for each", columns, tuple(rows))

@@ -39,7 +39,7 @@ from polyfed.metrics.metric import Predictions, mean_of
 from polyfed.native import kernel
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
-from polyfed.runs.schema import About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
+from polyfed.runs.schema import CROWD, About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Training, stop_of
 from polyfed.yardsticks import Yardstick
@@ -79,7 +79,9 @@ class RunFolder:
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
         self.write("config.toml", files.sealed(tomli_w.dumps(run.settings.toml())))
-        self.write("federation.json", json.dumps(About.model_validate(run.federation.describe()).written(), indent=1))
+        about, crowd = run.federation.describe(), run.federation.n > CROWD  # whose rows are written as they are
+        about = about if crowd else About.model_validate(about).written()
+        self.write("federation.json", json.dumps(about, indent=None if crowd else 1))
         indices = run.federation.meta.get("indices")
         if indices is not None:
             tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
@@ -138,7 +140,9 @@ class RunFolder:
         """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", csv_text(run.clients))
-        if "test" in run.final and run.trained.engine.here:
+        if run.federation.n > CROWD:
+            self.log(f"scores of single samples are not written for more than {CROWD:,} clients")
+        elif "test" in run.final and run.trained.engine.here:
             self.write_bytes("scores.safetensors", scores(run))
         self.write("ledger.csv", run.ledger.to_csv(index=False, lineterminator="\n"))
         if run.clusters is not None:

@@ -66,13 +66,13 @@ def digest(federation: Federation) -> str:
     """A short fingerprint of every part of the data, to tell whether a run is resumed on what it began with."""
     if isinstance(federation, Outline):
         return federation.digest
-    about = federation.describe()
+    about = {**federation.meta, "options": dict(federation.meta.get("options", {}))}
     if prepared := about.get("preparation"):  # without ranges, as runs had none before
         keys = ("fill", "shift", "scale", "target")
         sites = {name: {k: of[k] for k in keys} for name, of in prepared["sites"].items()}
         about["preparation"] = prepared | {"sites": sites}
     parts = {
-        "clients": _short([about["classes"], *federation.names]),
+        "clients": _short([federation.classes, *federation.names]),
         "preparation": _short([about.get(k) for k in ("dataset", "partition", "test", "options", "preparation")]),
     }
     for name, split in splits(federation).items():

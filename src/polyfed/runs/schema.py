@@ -36,6 +36,7 @@ from polyfed.metrics.scores import known
 _safe_open: Any = safe_open  # which has no types
 Table = dict[str, Any]
 FORMAT = 1  # of run folders; there has been no other
+CROWD = 10_000  # clients above which nothing is written sample by sample, and reports have quantiles
 SPLITS = ("train", "validation", "test")
 OF_SPLIT = ("train_", "validation_", "test_", "global_")  # before the numbers of clients.csv: samples and metrics
 Scores = dict[str, Mapping[str, np.ndarray]]  # split -> metric -> [n], a number for each client
