@@ -57,6 +57,7 @@ EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can t
     ("fedlin", "aggregate", "len(server['w'])", "len(server['e'])"): "both vectors are as long as the model",
     ("fedspa", "erdos_renyi_kernel", "scale * sum(shapes[k]) >= sizes[k]", "scale * sum(shapes[k]) > sizes[k]"):
         "at equality the rule asks for exactly all of a layer, which both give",
+    ("clove", "aggregate", "100", "101"): "k-means of a cohort has settled long before",
     ("newcomer", "downlink", "self.rows[KNOWN].any", "self.rows[KNOWN].all"): "there is one newcomer, hence one row",
 }  # fmt: skip
 HEAVY = ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch", "sympy",
