@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from problems import Given, centres, fit_points
+from problems import Given, centres, fit_points, zero_linear
 from scipy.optimize import brentq, nnls
 from test_ifca import of_sizes
 
@@ -51,7 +51,7 @@ def test_its_graph_is_the_programmes_solution(alpha):
 def test_rounds_by_hand(lam):
     """A client that was away goes on from its last mixture; the pull is towards the collaborators' directions."""
     cohorts, lr, alpha, steps = ((0, 1, 2, 3), (1, 2, 4, 5), (0, 3, 5), (4,)), 0.2, 0.3, 3
-    u, m, w, graph = np.zeros((6, 4)), np.zeros((6, 4)), np.zeros((6, 4)), np.zeros((6, 6))
+    u, m, w, graph = np.full((6, 4), 0.7), np.zeros((6, 4)), np.full((6, 4), 0.7), np.zeros((6, 6))
     for t in range(6):
         who = np.array(cohorts[t % 4])
         for i in who:
@@ -62,13 +62,15 @@ def test_rounds_by_hand(lam):
                     g = g - lam * (np.eye(4) - np.outer(w[i], w[i]) / length**2) @ m[i] / length
                 w[i] = w[i] - lr * g
         p = SIZES[who] / SIZES[who].sum()
-        a = np.stack([nearest(p - d / (2 * alpha)) for d in negative_cosines(w[who])])
+        a = np.stack([nearest(p - d / (2 * alpha)) for d in negative_cosines(w[who] - 0.7)])
         graph[who] = 0
         graph[np.ix_(who, who)] = a
         u[who] = a @ w[who]
         m[who] = lam and a @ (w[who] / np.linalg.norm(w[who], axis=1, keepdims=True))
-    method, how = pf.PFedGraph(lr, alpha=alpha, lam=lam), {"schedule": Given(cohorts), "local_steps": steps}
-    run = fit_points(of_sizes(POINTS, SIZES), method, 6, 4, **how)
+    model, how = zero_linear(4), {"batch_size": None, "evaluate_every": 0, "loss": "mse", "local_steps": steps}
+    torch.nn.init.constant_(model.weight, 0.7)
+    method, schedule = pf.PFedGraph(lr, alpha=alpha, lam=lam), Given(cohorts)
+    run = pf.fit(model, of_sizes(POINTS, SIZES), method, rounds=6, schedule=schedule, **how)
     assert np.allclose(run.personal, w, rtol=0, atol=1e-12)
     assert np.allclose(run.findings["mixing"], graph, rtol=0, atol=1e-12)
     assert 0 < (graph == 0).sum() < graph.size - len(graph)
