@@ -1,5 +1,7 @@
 """FedSLR, LPGD and GPGD: the solution of (P1) found without any federated code, planted structure, and identities."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,22 @@ def test_solution_of_p1(problem, eta_g, fraction, rounds):
     """Reached from five local steps a round. At eta_g = 1 the misprint of Algorithm 2 could not be seen."""
     run = problem.fit(pf.FedSLR(**fast(eta_g)), rounds, fraction=fraction)
     assert np.abs(matrix(run) - problem.solution()).max() < 1e-6
+
+
+@certifies(pf.FedSLR, by="centralised accelerated proximal gradient, from sparse uploads")
+@pytest.mark.parametrize(("keep", "fraction"), [(0.5, 1.0), (0.2, 0.3)])
+def test_sparse_uploads_solve_p1_too(problem, keep, fraction):
+    """k = ceil(keep p) values of 8 bytes and positions of 4; what is not sent comes again by itself."""
+    run = problem.fit(pf.FedSLR(**fast(3.0), keep=keep), 350, fraction=fraction)
+    assert np.abs(matrix(run) - problem.solution()).max() < 1e-6
+    assert (run.ledger["up_bytes"] == 12 * math.ceil(keep * run.server["w"].numel())).all()
+
+
+@certifies(pf.FedSLR, by="sparse uploads of all entries")
+def test_all_entries_are_whole_uploads(problem):
+    for form in ("mean-dual", "all-duals"):
+        whole, sparse = (problem.fit(pf.FedSLR(0.5, keep=k, form=form), 20, fraction=0.3) for k in (None, 1.0))
+        assert (whole.personal - sparse.personal).abs().max() < 1e-12
 
 
 @certifies(pf.FedSLR, by="Algorithms 1/2 against 3")

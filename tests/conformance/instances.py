@@ -35,6 +35,7 @@ VARIANTS = {
         {"lam": 0.02, "form": "all-duals", "deploy": "gkr"},
         {"lam": 0.02, "p_init": "weights", "structure": "LR+LR"},
         {"structure": "S+S", "p_weight_decay": 0.1},
+        {"lam": 0.02, "keep": 0.3},
     ],
     "lpgd": [{"lam": 0.02}],
     "gpgd": [{"lam": 0.02, "steps": 4}],

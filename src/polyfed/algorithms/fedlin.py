@@ -1,27 +1,13 @@
 """FedLin: Mitra et al., NeurIPS 2021, Algorithm 1."""
 
-import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, zeros_like
+from torch import zeros_like
 
+from polyfed.algorithms._shared.topk import dense, misplaced, top_k
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down, Needs, State
-
-
-def top_k(v: Tensor, fraction: float) -> State:
-    """The k = ceil(fraction p) entries of largest magnitude in each row of v: [s, p], and their positions."""
-    k = math.ceil(fraction * v.shape[-1] - 1e-9)  # 0.07 * 100 is 7.000000000000001
-    at = v.abs().topk(k).indices.sort().values
-    return {"values": v.gather(-1, at), "at": at.to(torch.int32)}
-
-
-def dense(message: State, p: int) -> Tensor:
-    """`top_k` undone: [s, p], zero elsewhere."""
-    values, at = message["values"], message["at"].long()
-    return values.new_zeros(*values.shape[:-1], p).scatter_(-1, at, values)
+from polyfed.core.algorithm import Algorithm, Down, Needs
 
 
 @dataclass(frozen=True)
@@ -94,14 +80,12 @@ class FedLin(Algorithm):
         return {}, {"w": local_sgd(task, client["x"], data, lr, shift=g, minus=gi)}
 
     def accepts(self, task, up):
-        at = up.get("at")
-        right = at is None or (at[0] >= 0 and at[-1] < task.p and bool((at.diff() > 0).all()))
-        return "" if right else f"its positions are not rising ones from 0 to {task.p - 1}"
+        return misplaced(up.get("at"), task.p)
 
     def aggregate(self, server, up, round):
         if round.phase == 1:
             return server | {"w": up.mean("w")}
-        h = up.mean("h") if self.keep_up is None else dense(dict(up), len(server["w"])).mean(0)
+        h = up.mean("h") if self.keep_up is None else dense(up, len(server["w"])).mean(0)
         whole = server["e"] + h
         g = whole if self.keep_down is None else dense(top_k(whole[None], self.keep_down), len(whole))[0]
         return server | {"g": g, "e": whole - g}

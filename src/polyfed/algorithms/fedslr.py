@@ -8,6 +8,7 @@ from torch import Tensor, zeros_like
 
 from polyfed.algorithms._shared.bits import pack, unpack
 from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
+from polyfed.algorithms._shared.topk import dense, misplaced, top_k
 from polyfed.base.settings import setting
 from polyfed.compute.gradients import bare
 from polyfed.compute.solvers import local_sgd, soft_threshold
@@ -34,7 +35,9 @@ class FedSLR(LowRank):
     -----
     Algorithm 2 prints gamma / eta_g in its line 10; (6), Algorithms 1, 3 and the proof multiply, as is done here. The
     run's weight decay is part of f_i in (P1), but not of (P2), as (7) has none. A sparse common part is one of the
-    layers too, and goes down as its nonzeros and one bit per parameter.
+    layers too, and goes down as its nonzeros and one bit per parameter. What `keep` leaves unsent comes again in the
+    next round, as neither w nor g_i has moved there: (P1) is solved exactly at every share, where error feedback, which
+    adds it once more, diverges.
     """
 
     lr: float = setting(0.1, source="paper", doc="Step size of both local solves.")
@@ -82,6 +85,15 @@ class FedSLR(LowRank):
         doc="Adds p_weight_decay/2 ||p||^2 to (P2), as the released code does with the run's weight decay.",
     )
 
+    keep: float | None = setting(
+        None,
+        gt=0,
+        le=1,
+        source="paper",
+        doc="Share of the entries of w_i - w that go up, the largest first, with their positions (the paper's footnote "
+        "2, for later work); None: w_i, whole.",
+    )
+
     needs = Needs(synchronous=True, plain_sgd="its proximal steps (7) belong to gradient steps of length lr")
 
     @property
@@ -117,6 +129,10 @@ class FedSLR(LowRank):
         w, layers = arrived(down, task.layout), sheets(task.layout)
         g, p, shrink = client["g"], client["p"], self.lr * self.mu
         wi = local_sgd(task, w, data, self.lr, pull=(1 / self.eta_g, w), minus=g)  # (4)
+        up = {"w": wi}
+        if self.keep is not None:
+            up = top_k(wi - w, self.keep)
+            wi = w + dense(up, task.p)  # for (5) too, so that the duals' mean is the server's
         mixed = local_sgd(
             task,
             w + p,
@@ -126,20 +142,24 @@ class FedSLR(LowRank):
             correct=(lambda x, g: g - task.net.weight_decay * x) if task.net.weight_decay else None,
             prox=lambda x: self._personal_prox(x.sub_(w), layers, shrink).add_(w),
         )  # (7)
-        return {"g": g + (w - wi) / self.eta_g, "p": bare(task.net, mixed - w)}, {"w": wi}  # (5)
+        return {"g": g + (w - wi) / self.eta_g, "p": bare(task.net, mixed - w)}, up  # (5)
 
     def _personal_prox(self, p, layers, amount):
         return soft_threshold(p, amount) if self.sparse_personal else shrink_layers(p, layers, amount)
 
+    def accepts(self, task, up):
+        return misplaced(up.get("at"), task.p)
+
     def aggregate(self, server, up, round):
         w, eta = server["w"], self.eta_g
+        sent = None if self.keep is None else w + dense(up, len(w))
+        mean = up.mean("w") if sent is None else sent.mean(0)
         if self.form == "mean-dual":  # those who were absent did not change their dual
-            mean = up.mean("w")
             g = server["g"] + len(round.ids) / (round.n * eta) * (w - mean)
             new = mean - eta * g
         else:
-            g = server["g"].index_add(0, round.ids, (w - up["w"]) / eta)
-            new = up.mean("w") - eta * g.mean(0)
+            g = server["g"].index_add(0, round.ids, (w - (up["w"] if sent is None else sent)) / eta)
+            new = mean - eta * g.mean(0)
         if not self.sparse_common:
             return self.shrunk(server, new, self.lam * eta) | {"g": g}  # (6)
         for sheet in places(server).values():

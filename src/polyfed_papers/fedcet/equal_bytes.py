@@ -6,7 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 from polyfed import FedAvg, FedCET, FedLin, FedTrack, Scaffold, Server, setting
-from polyfed.algorithms.fedlin import dense, top_k
+from polyfed.algorithms._shared.topk import dense, top_k
 from polyfed.base.values import Limits
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedcet import TRIALS, Rule, Tuned, all_tuned, error_figure, hospitals, linear_regression, series
