@@ -100,7 +100,7 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         "Scaffold": Stated(2, 2),
         "FedTrack": Stated(2, 2),
         "FedBuff": Stated(1, 1, numbers=1),
-        "FedSLR": Stated(1, 1, less_down=True),
+        "FedSLR": Stated(1, _kept(getattr(method, "keep", None), layout.p, size), less_down=True),
         "GPGD": Stated(1, 1, less_down=True),
         "PACFL": Stated(1, 1, signature=True),
         "FlexCFL": Stated(1, 1, signature=True),
