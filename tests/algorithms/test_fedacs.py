@@ -8,8 +8,8 @@ from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms._shared.similarity import similarity
-from polyfed.algorithms.fedacs import AFFORDED, REPORTED, mixing, refresh
+from polyfed.algorithms._shared.similarity import mixed, similarity
+from polyfed.algorithms.fedacs import AFFORDED, REPORTED, alike, mixing, refresh, weights
 from polyfed.algorithms.fedamp import messages
 from polyfed.core.algorithm import Round
 
@@ -84,6 +84,46 @@ def test_a_lone_participant_meets_the_cached_models_of_those_seen():
     assert torch.equal(server["w"][:3], THREE)  # their cached copies stay
     alone = pf.FedACS(quantile=0.25, pool="participants").downlink(server, exchange([0], 4)).each["u"]
     assert torch.equal(alone, THREE[:1])
+
+
+@certifies(pf.FedACS, by="smooth attention in numpy, and FedAMP's weights but for one's own")
+@pytest.mark.parametrize("quantile", [None, 0.5])
+def test_smooth_attention_is_the_slope_of_the_smooth_penalty(quantile):
+    """R = 1 - exp(-x^2 / sigma): weights exp(-||w_i - w_j||^2 / sigma), those above the threshold."""
+    W, sigma = np.random.default_rng(0).normal(size=(7, 4)), 3.0
+    S = np.exp(-((W[:, None] - W) ** 2).sum(2) / sigma)
+    kept = S if quantile is None else np.where((S > np.quantile(S, quantile)) | (np.eye(7) > 0), S, 0)
+    found = mixing(torch.as_tensor(W), quantile, sigma)
+    assert np.abs(found.numpy() - kept / kept.sum(1, keepdims=True)).max() < 1e-14
+    if quantile is None:  # FedAMP's, but for the weight of one's own
+        others = torch.as_tensor(S).fill_diagonal_(0)
+        amp = messages(torch.as_tensor(W), 0.1, sigma).fill_diagonal_(0)
+        assert (others / others.sum(1, keepdim=True) - amp / amp.sum(1, keepdim=True)).abs().max() < 1e-14
+
+
+def test_the_threshold_moves_from_the_first_one_in_equal_steps():
+    method = pf.FedACS(quantile=0.5, first=0.0, first_rounds=2, pool="participants")
+    for t, quantile in enumerate([0.0, 0.25, 0.5, 0.5]):
+        u = method.downlink({"w": THREE}, exchange([0, 1, 2], 3, t)).each["u"]
+        assert torch.equal(u, mixed(mixing(THREE, quantile), THREE))
+    with pytest.raises(pf.errors.ConfigError, match=r"algorithm\.first"):
+        pf.FedACS(quantile=None, first=0.5)
+
+
+@pytest.mark.parametrize("sigma", [None, 2.0])
+def test_each_client_may_have_a_start_of_its_own(sigma):
+    """Drawn under the seed; alike as they are, from the first round on, and at the end."""
+    c = np.random.default_rng(2).normal(size=(6, 5)) + 1
+    method = pf.FedACS(0.5, quantile=None, sigma=sigma, start_seed=1)
+    starts = fit_points(centres(c), method, rounds=0, dim=5).server
+    assert len({*map(tuple, starts["w"].tolist())}) == 6
+    assert (starts["similarity"] - alike(starts["w"], sigma)).abs().max() < 1e-14
+    run = fit_points(centres(c), method, rounds=1, dim=5, fraction=0.5)
+    S = alike(starts["w"], sigma)
+    ids = run.ledger["client"].astype(int).tolist()
+    u = weights(S[ids][:, ids], None) @ starts["w"][ids]
+    assert (run.server["w"][ids] - (u + 0.5 * (torch.as_tensor(c[ids]) - u))).abs().max() < 1e-12
+    assert (run.server["similarity"] - alike(run.server["w"], sigma)).abs().max() < 1e-12
 
 
 @certifies(pf.FedACS, by="identity over partial rounds")

@@ -45,7 +45,7 @@ VARIANTS = {
     "fedspa": [{"search": "rsm"}],
     "scaffold": [{"option": 1}],
     "ditto": [{"personal_epochs": 2}],
-    "fedacs": [{"quantile": None, "pool": "all"}, {"quantile": 0.5, "pool": "all"}],
+    "fedacs": [{"quantile": None, "pool": "all"}, {"quantile": 0.5, "first": 0.0, "sigma": 1.0, "start_seed": 1}],
     "fedbabu": [{"tune": "head"}],
     "fedlin": [{"keep_up": 0.3}, {"keep_down": 0.1}, {"keep_up": 0.3, "keep_down": 0.1}],
     "fedcet": [{"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.clusters import components
+from polyfed.algorithms._shared.clusters import components, starts
 from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -17,16 +17,26 @@ REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core
 
 
-def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
-    """`similarity(W)`, out of S: [n, n] before the rows `ids` of W: [n, p] changed, in place; s n p products."""
+def refresh(S: Tensor, W: Tensor, ids: Tensor, sigma: float | None = None) -> Tensor:
+    """`alike(W, sigma)`, out of S: [n, n] before the rows `ids` of W: [n, p] changed, in place; s n p products."""
     G, squares = products(W, ids)
     # in float64: models that set out together have cosines near 1, told apart by the last digits. Errors do not add up
     # over rounds, since every entry is made anew from its two models
-    norm = torch.where(squares > 0, squares.sqrt(), 1.0)
-    rows = (G / norm[ids, None] / norm).clamp_(-1, 1)
+    if sigma is None:
+        norm = torch.where(squares > 0, squares.sqrt(), 1.0)
+        rows = (G / norm[ids, None] / norm).clamp_(-1, 1)
+    else:
+        rows = torch.exp(-(squares[ids, None] + squares - 2 * G).clamp_(min=0) / sigma)
     rows[:, ids] = mirrored(rows[:, ids])
     S.index_copy_(0, ids, rows)
     return S.index_copy_(1, ids, rows.T)
+
+
+def alike(W: Tensor, sigma: float | None) -> Tensor:
+    """[m, m] float64 similarities of models W: [m, p], symmetric, diagonal 1: cosines, or exp(-distance^2 / sigma)."""
+    if sigma is None:
+        return similarity(W)
+    return refresh(W.new_zeros(len(W), len(W), dtype=torch.float64), W, torch.arange(len(W), device=W.device), sigma)
 
 
 def threshold(S: Tensor, quantile: float | None) -> float:
@@ -45,9 +55,9 @@ def weights(S: Tensor, quantile: float | None, rows: Tensor | None = None) -> Te
     return A / A.sum(1, keepdim=True)
 
 
-def mixing(W: Tensor, quantile: float | None) -> Tensor:
+def mixing(W: Tensor, quantile: float | None, sigma: float | None = None) -> Tensor:
     """[m, m] row-stochastic weights of (4) for the models W: [m, p]."""
-    return weights(similarity(W), quantile)
+    return weights(alike(W, sigma), quantile)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class FedACS(Personal):
         u_i = sum_{j: s_ij > delta} s_ij w_j / sum_{j: s_ij > delta} s_ij                              (4)
         w_i = local SGD from u_i on f_i                                                                (5)
         with alpha below 1, and no quantile, u_i = w_i - alpha (w_i - sum_j s_ij w_j), sum_j s_ij = 1  (3)
+        with sigma, s_ij = exp(-||w_i - w_j||^2 / sigma), the slope of R = 1 - exp(-x^2 / sigma)
 
     Self is always kept and non-positive similarities are dropped, where (4) as printed divides by zero or leaves the
     convex hull. The paper names no quantile, which decides everything: a client keeps about (1 - quantile) m - 1 peers,
@@ -100,23 +111,57 @@ class FedACS(Personal):
         doc="How far a client moves to its mix: 1 is (4); smaller values with quantile None are (3), Theorem 2.1's "
         "form.",
     )
+    first: float | None = setting(
+        None,
+        ge=0,
+        le=1,
+        source="paper",
+        doc="Threshold of the first round, from which it moves to `quantile` in equal steps; None: no other one.",
+    )
+    first_rounds: int = setting(10, ge=1, source="ours", doc="Rounds in which the threshold moves from `first`.")
+    sigma: float | None = setting(
+        None,
+        gt=0,
+        source="paper",
+        doc="Width of the smooth attention exp(-||w_i - w_j||^2 / sigma); None: cosines of the models.",
+    )
+    start_seed: int | None = setting(
+        None,
+        ge=0,
+        source="ours",
+        doc="Each client's own start (line 3), drawn as the modules draw, under this seed; None: one common start.",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.require(self.first is None or self.quantile is not None, "first", "a quantile that it moves to")
 
     def init_server(self, task, w0, n):
-        models = {"w": w0.expand(n, -1).clone()}
+        common = self.start_seed is None
+        W = w0.expand(n, -1).clone() if common else starts(task, w0, n, self.start_seed, None)
         if self.pool == "participants":
-            return Server(each=models)
-        alike = w0.new_ones(n, n, dtype=torch.float64) * (w0 != 0).any()  # one common start, similar to itself
-        return Server(each=models, pairs={"similarity": alike.fill_diagonal_(1.0)})
+            return Server(each={"w": W})
+        if common or W.is_meta:  # alike, but for zeros, of which a cosine says nothing
+            same = (w0 != 0).any() if self.sigma is None else 1.0
+            S = (w0.new_ones(n, n, dtype=torch.float64) * same).fill_diagonal_(1.0)
+        else:
+            S = alike(W, self.sigma)
+        return Server(each={"w": W}, pairs={"similarity": S})
+
+    def _quantile(self, t):
+        if self.first is None or self.quantile is None or t >= self.first_rounds:
+            return self.quantile
+        return self.first + (self.quantile - self.first) * t / self.first_rounds
 
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
             w = W[ids]
-            return self._towards(mixed(mixing(w, self.quantile), w), W, ids)
+            return self._towards(mixed(mixing(w, self._quantile(round.t), self.sigma), w), W, ids)
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
         A = S.new_zeros(len(ids), len(W))
-        A[:, pool] = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
+        A[:, pool] = weights(_among(S, pool), self._quantile(round.t), torch.searchsorted(pool, ids))
         return self._towards(mixed(A, W), W, ids)
 
     def _towards(self, mix, W, ids):
@@ -131,13 +176,13 @@ class FedACS(Personal):
         W = server["w"].index_copy_(0, round.ids, up["w"])
         if self.pool == "participants":
             return {"w": W}
-        return {"w": W, "similarity": refresh(server["similarity"], W, round.ids)}
+        return {"w": W, "similarity": refresh(server["similarity"], W, round.ids, self.sigma)}
 
     def describe(self, server):
         n, pool = len(server["w"]), server["known"].nonzero()[:, 0]
         if self.pool == "participants" and n > REPORTED and len(pool) ** 2 * server["w"].shape[1] > AFFORDED:
             return Portrait()  # its similarities would cost more than a round
-        S = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
+        S = _among(server["similarity"], pool) if self.pool == "all" else alike(server["w"][pool], self.sigma)
         A = torch.eye(n, dtype=torch.float64, device=pool.device)
         if len(pool):
             A[pool[:, None], pool] = weights(S, self.quantile)
