@@ -21,7 +21,7 @@ from polyfed_threats import ATTACKS, RULES
 
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 STARTS = {  # draw a start, in float32 for both precisions: that it is one start is a row of the conformance table
-    ("clusters.py", "starts"), ("fedtgp.py", "init_server"), ("pfedhn.py", "init_server"), ("fedspa.py", "_drawn"),
+    ("clusters.py", "start"), ("fedtgp.py", "init_server"), ("pfedhn.py", "init_server"), ("fedspa.py", "_drawn"),
 }  # fmt: skip
 RNG = np.random.default_rng(0)
 SITES = [(RNG.normal(size=(n, 1, 6, 6)), RNG.integers(0, 3, n)) for n in (9, 5, 12, 7, 6, 8, 10)]

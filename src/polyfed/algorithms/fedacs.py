@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.clusters import components, starts
+from polyfed.algorithms._shared.clusters import components, start
 from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -137,16 +137,15 @@ class FedACS(Personal):
         self.require(self.first is None or self.quantile is not None, "first", "a quantile that it moves to")
 
     def init_server(self, task, w0, n):
-        common = self.start_seed is None
-        W = w0.expand(n, -1).clone() if common else starts(task, w0, n, self.start_seed, None)
+        models = {"w": w0.expand(n, -1).clone()}
+        seed, own = self.start_seed, {}
+        if seed is not None:
+            models, own = {}, {"w": lambda keys: torch.stack([start(task, w0, int(k), seed, None) for k in keys])}
         if self.pool == "participants":
-            return Server(each={"w": W})
-        if common or W.is_meta:  # alike, but for zeros, of which a cosine says nothing
-            same = (w0 != 0).any() if self.sigma is None else 1.0
-            S = (w0.new_ones(n, n, dtype=torch.float64) * same).fill_diagonal_(1.0)
-        else:
-            S = alike(W, self.sigma)
-        return Server(each={"w": W}, pairs={"similarity": S})
+            return Server(each=models, drawn=own)
+        same = (w0 != 0).any() if self.sigma is None else 1.0  # one common start, similar to itself
+        S = (w0.new_ones(n, n, dtype=torch.float64) * same).fill_diagonal_(1.0)
+        return Server(each=models, pairs={"similarity": S}, drawn=own)
 
     def _quantile(self, t):
         if self.first is None or self.quantile is None or t >= self.first_rounds:
@@ -160,6 +159,8 @@ class FedACS(Personal):
             return self._towards(mixed(mixing(w, self._quantile(round.t), self.sigma), w), W, ids)
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
+        if self.start_seed is not None:  # those who come for the first time are alike as they are
+            S = refresh(S.clone(), W, ids[server["known"][ids] == 0], self.sigma)
         A = S.new_zeros(len(ids), len(W))
         A[:, pool] = weights(_among(S, pool), self._quantile(round.t), torch.searchsorted(pool, ids))
         return self._towards(mixed(A, W), W, ids)

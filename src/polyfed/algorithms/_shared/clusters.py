@@ -48,28 +48,32 @@ class Clustered(Algorithm, abstract=True):
 
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     """[k, p] starting models: w0 first, the others drawn with keys of (seed, index). Raises ConfigError for none."""
-    # scale: a number draws w0 + scale * N(0, I); None draws as the model's modules do, in float32 whatever the
-    # precision of the run, so that both have the same starts
     rows = w0.new_empty(k, len(w0))  # on the meta device, torch.stack imports torch's compiler: seconds
     rows[0] = w0
     for j in range(1, k):
-        if scale is not None:
-            noise = torch.from_numpy(generator(seed, "start", j).standard_normal(len(w0)))
-            rows[j] = w0 + scale * noise.to(w0)
-            continue
-        model = copy.deepcopy(task.model).cpu().float()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(mix(seed, key_of("start"), j)) % 2**63)
-            for module in model.modules():
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
-                elif any(q.requires_grad for q in module.parameters(recurse=False)):
-                    raise ConfigError(
-                        f"algorithm.init_scale: is none, and {type(module).__name__} has no reset_parameters to draw "
-                        "the other starting models; give a number s for w0 + s N(0, I)"
-                    )
-        rows[j] = task.layout.flatten(model).to(w0)
+        rows[j] = start(task, w0, j, seed, scale)
     return rows
+
+
+def start(task, w0: Tensor, key: int, seed: int, scale: float | None) -> Tensor:
+    """[p] a starting model, drawn with (seed, key). Raises ConfigError where the modules cannot draw."""
+    # scale: a number draws w0 + scale * N(0, I); None draws as the model's modules do, in float32 whatever the
+    # precision of the run, so that both have the same starts
+    if scale is not None:
+        noise = torch.from_numpy(generator(seed, "start", key).standard_normal(len(w0)))
+        return w0 + scale * noise.to(w0)
+    model = copy.deepcopy(task.model).cpu().float()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(mix(seed, key_of("start"), key)) % 2**63)
+        for module in model.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            elif any(q.requires_grad for q in module.parameters(recurse=False)):
+                raise ConfigError(
+                    f"algorithm.init_scale: is none, and {type(module).__name__} has no reset_parameters to draw "
+                    "the other starting models; give a number s for w0 + s N(0, I)"
+                )
+    return task.layout.flatten(model).to(w0)
 
 
 def losses(task, w: Tensor, data) -> Tensor:
