@@ -2,8 +2,8 @@
 
     python tools/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
-FILE is a file of src/polyfed/algorithms or src/polyfed_adapters, as ifca or fpfc/pairs, of `CORE`, or native/train
-(none: all); --count mutants of each are drawn, one kind after the other, the first of each file first. Every result is
+FILE is a file of methods, of the core or beside it, as ifca or fpfc/pairs, of `CORE`, or native/train (none: all);
+--count mutants of each are drawn, one kind after the other, the first of each file first. Every result is
 appended to --out, where the numbers of lines that have moved are brought up to date; what stands there is not run
 again: after an interruption, or --minutes, the same command goes on. --again repeats those that survived.
 
@@ -38,7 +38,7 @@ import certificates
 import mutate_native
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER, BESIDE = "src/polyfed/algorithms", "src/polyfed_adapters"  # of methods
+FOLDER, *BESIDE = "src/polyfed/algorithms", "src/polyfed_adapters", "src/polyfed_exact"  # of methods
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
     "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
         "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_drift.py",
@@ -293,13 +293,13 @@ class Rows:
 
 def sources(root: Path) -> list[Path]:
     """The files of methods and of what they share."""
-    beside = [p for p in (root / BESIDE).glob("*.py") if p.stem not in ("adapters", "backbone")]
+    beside = [p for at in BESIDE for p in (root / at).glob("*.py") if p.stem not in ("adapters", "backbone")]
     return sorted(p for p in [*(root / FOLDER).rglob("*.py"), *beside] if p.name != "__init__.py")
 
 
 def named(path: Path, root: Path) -> str:
     """A file's name among them, "fpfc/pairs"."""
-    home = root / BESIDE if path.is_relative_to(root / BESIDE) else root / FOLDER
+    home = next(root / at for at in (*BESIDE, FOLDER) if path.is_relative_to(root / at))
     return path.relative_to(home).with_suffix("").as_posix()
 
 
@@ -314,7 +314,7 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         methods |= {c.lower() for c in classes}
         proofs += [test for c in classes for test, _ in marks.get(c, ())]
         uses |= {f"_shared/{name}" for name in re.findall(r"polyfed\.algorithms\._shared\.(\w+)", text)}
-        uses |= {*re.findall(r"polyfed_adapters\.(lora)", text)}
+        uses |= {*re.findall(r"polyfed_\w+\.(lora|loop|unbiased)", text)}
     found = {}
     for file in files:
         users = {_paper(file)}
@@ -336,7 +336,7 @@ def source_of(root: Path, file: str) -> Path:
     if file == KERNEL:
         return root / mutate_native.FOLDER / "train.inc"
     folder = FOLDER if file not in CORE else "src/polyfed/compute" if file == "solvers" else "src/polyfed/core"
-    return next(p for p in (root / folder / f"{file}.py", root / BESIDE / f"{file}.py") if p.is_file())
+    return next(p for at in (folder, *BESIDE) if (p := root / at / f"{file}.py").is_file())
 
 
 @contextmanager

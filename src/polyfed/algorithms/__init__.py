@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from polyfed.algorithms.apple import APPLE as APPLE
     from polyfed.algorithms.cfl import CFL as CFL
     from polyfed.algorithms.clove import CLoVE as CLoVE
-    from polyfed.algorithms.compressedscaffnew import CompressedScaffnew as CompressedScaffnew
     from polyfed.algorithms.ditto import Ditto as Ditto
     from polyfed.algorithms.fedacs import FedACS as FedACS
     from polyfed.algorithms.fedala import FedALA as FedALA
@@ -57,10 +56,8 @@ if TYPE_CHECKING:
     from polyfed.algorithms.hypcluster import HypCluster as HypCluster
     from polyfed.algorithms.ifca import IFCA as IFCA
     from polyfed.algorithms.knnper import KNNPer as KNNPer
-    from polyfed.algorithms.led import LED as LED
     from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
     from polyfed.algorithms.local import Local as Local
-    from polyfed.algorithms.locodl import LoCoDL as LoCoDL
     from polyfed.algorithms.lpgd import LPGD as LPGD
     from polyfed.algorithms.moon import MOON as MOON
     from polyfed.algorithms.pacfl import PACFL as PACFL
@@ -70,11 +67,8 @@ if TYPE_CHECKING:
     from polyfed.algorithms.pfedme import PFedMe as PFedMe
     from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
     from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
-    from polyfed.algorithms.scafflix import Scafflix as Scafflix
-    from polyfed.algorithms.scaffnew import Scaffnew as Scaffnew
     from polyfed.algorithms.scaffold import Scaffold as Scaffold
     from polyfed.algorithms.stocfl import StoCFL as StoCFL
-    from polyfed.algorithms.tamuna import TAMUNA as TAMUNA
     from polyfed_adapters.feddpa import FedDPA as FedDPA
     from polyfed_adapters.fedexlora import FedExLoRA as FedExLoRA
     from polyfed_adapters.fedrpca import FedRPCA as FedRPCA
@@ -84,6 +78,12 @@ if TYPE_CHECKING:
     from polyfed_adapters.flora import FLoRA as FLoRA
     from polyfed_adapters.hetlora import HetLoRA as HetLoRA
     from polyfed_adapters.rolora import RoLoRA as RoLoRA
+    from polyfed_exact.compressedscaffnew import CompressedScaffnew as CompressedScaffnew
+    from polyfed_exact.led import LED as LED
+    from polyfed_exact.locodl import LoCoDL as LoCoDL
+    from polyfed_exact.scafflix import Scafflix as Scafflix
+    from polyfed_exact.scaffnew import Scaffnew as Scaffnew
+    from polyfed_exact.tamuna import TAMUNA as TAMUNA
 
 _HOMES = homes(__file__)
 __all__ = sorted(_HOMES)

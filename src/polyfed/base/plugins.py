@@ -30,6 +30,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_flower": ("flower",),
     "polyfed_adapters": (),
+    "polyfed_exact": (),
     "polyfed_ray": (),
     "polyfed_threats": (),
     "polyfed_estimators": (),

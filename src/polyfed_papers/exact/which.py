@@ -7,13 +7,13 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from polyfed import FedCET, FedLin, FedTrack, Scaffold
-from polyfed.algorithms.compressedscaffnew import CompressedScaffnew
-from polyfed.algorithms.led import LED
-from polyfed.algorithms.locodl import LoCoDL
-from polyfed.algorithms.scaffnew import Scaffnew
-from polyfed.algorithms.tamuna import TAMUNA
 from polyfed.report.style import INK, PAPER, QUIET, looks
 from polyfed.report.table import Cell, Table
+from polyfed_exact.compressedscaffnew import CompressedScaffnew
+from polyfed_exact.led import LED
+from polyfed_exact.locodl import LoCoDL
+from polyfed_exact.scaffnew import Scaffnew
+from polyfed_exact.tamuna import TAMUNA
 from polyfed_papers.exact import KINDS, STEPS, TRIALS, TUNERS, Case, Ends, Make, Work, all_ends, problem
 from polyfed_papers.fedcet import UNCOUNTED
 from polyfed_papers.recipes.drawing import panes

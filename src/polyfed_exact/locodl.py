@@ -6,12 +6,12 @@ from math import sqrt
 import numpy as np
 from torch import Tensor, zeros_like
 
-from polyfed.algorithms._shared.exact import Random, conditioning, keyed, keys_of
-from polyfed.algorithms._shared.unbiased import COMPRESSORS
 from polyfed.base.randomness import generator_key
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down
+from polyfed_exact.loop import Random, conditioning, keyed, keys_of
+from polyfed_exact.unbiased import COMPRESSORS
 
 
 @dataclass(frozen=True)

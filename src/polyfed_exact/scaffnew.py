@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import sqrt
 
-from polyfed.algorithms._shared.exact import Random, conditioning
+from polyfed_exact.loop import Random, conditioning
 
 
 @dataclass(frozen=True)

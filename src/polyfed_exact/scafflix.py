@@ -5,9 +5,9 @@ from math import sqrt
 
 from torch import zeros_like
 
-from polyfed.algorithms._shared.exact import Random, conditioning
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed_exact.loop import Random, conditioning
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.exact import PLAIN, Masked, wider
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Needs, by_settings
+from polyfed_exact.loop import PLAIN, Masked, wider
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.exact import OneVector, conditioning
 from polyfed.base.settings import setting
+from polyfed_exact.loop import OneVector, conditioning
 
 
 @dataclass(frozen=True)

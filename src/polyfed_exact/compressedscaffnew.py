@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from polyfed.algorithms._shared.exact import Masked, wider
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down
+from polyfed_exact.loop import Masked, wider
 
 
 @dataclass(frozen=True)

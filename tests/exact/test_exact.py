@@ -10,11 +10,11 @@ from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
-from polyfed.algorithms._shared.exact import OneVector, geometric
-from polyfed.algorithms._shared.unbiased import COMPRESSORS, places
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys, generator_key
 from polyfed.core.messages import Round
+from polyfed_exact.loop import OneVector, geometric
+from polyfed_exact.unbiased import COMPRESSORS, places
 
 private = pytest.importorskip("polyfed_testing.stage").private
 N, D = 8, 7

@@ -1,0 +1,1 @@
+"""The exact methods of one vector each way, beside FedCET, and the loop that they are."""
