@@ -86,3 +86,18 @@ def test_a_lock_ends_with_its_process(tmp_path):
     assert system.lock(handle)
     assert not system.alive(holder.pid)
     assert not system.alive("no number")
+
+
+def test_a_program_starts_again_with_variables_as_on_windows_too():
+    """There in a process of its own, whose status is handed on."""
+    code = """if True:
+        import os, sys
+        from types import SimpleNamespace
+        from polyfed.base import system
+        if "ANEW" in os.environ:
+            sys.exit(int(os.environ["ANEW"]))
+        windows = SimpleNamespace(platform="win32", executable=sys.executable, orig_argv=sys.orig_argv, exit=sys.exit)
+        system.sys = windows if sys.argv[1:] else sys
+        system.again(ANEW="41")"""
+    for words in ([], ["windows"]):
+        assert subprocess.run([sys.executable, "-c", code, *words], timeout=60).returncode == 41

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -60,10 +61,12 @@ def test_a_certificate_that_has_ended_is_refused_until_it_is_renewed(keys, tmp_p
     given = site_key(keys.add("bern", tmp_path))
     keys.make("localhost:8123", days=-1)
     assert keys.warnings()[0].startswith("the server's certificate has ended")
+    theirs = shutil.copy(keys.certificate, tmp_path / "theirs.pem")  # as of another authority
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         handshake(keys, given.authority)
     keys.make("localhost:8123")
     assert keys.warnings() == []
+    assert [line.partition(" on ")[0] for line in keys.warnings(theirs)] == [f"the certificate {theirs} has ended"]
     handshake(keys, given.authority)  # with the key that the site has had
 
 
