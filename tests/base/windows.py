@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import PurePath
 from types import SimpleNamespace
 
-import filelock._descriptor  # noqa: F401
 import numpy as np
 import psutil  # noqa: F401
 import torch.utils.data
 
-if importlib.util.find_spec("uvicorn"):
-    import uvicorn  # noqa: F401
+for module in ("filelock._descriptor", "uvicorn"):  # the first is not of every version
+    if importlib.util.find_spec(module):
+        importlib.import_module(module)
 
 MODULES = "fcntl resource pwd grp termios tty pty syslog crypt nis spwd curses readline posix _posixsubprocess"
 DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)

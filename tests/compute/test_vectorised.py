@@ -146,7 +146,7 @@ LOSSES = {
 @pytest.mark.parametrize(("loss", "traced", "split"), LOSSES.values(), ids=LOSSES)
 def test_a_loss_of_the_users_own(loss, traced, split, build):
     one, many = tasks(build, loss, split)
-    assert many.net.vectorised == traced
+    assert many.net.vectorised == traced or torch.__version__ < "2.5"  # which says why, and trains one after another
     for size in (4, None):
         found, expected = (solved(task, split, batch_size=size, steps=3) for task in (many, one))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

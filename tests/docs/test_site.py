@@ -19,7 +19,6 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-import click
 import pytest
 import torch
 
@@ -242,11 +241,11 @@ def test_every_command_of_every_page_is_one():
                 if (words := shlex.split(part, comments=True))[:1] == ["polyfed"]:
                     try:
                         parsed(words[1:])
-                    except click.exceptions.ClickException as e:
-                        pytest.fail(f"{page}: {part}: {e.format_message()}")
+                    except Exception as e:  # of click, or of the one that newer typer brings
+                        pytest.fail(f"{page}: {part}: {e}")
                     found += 1
     assert found > 40
-    with pytest.raises(click.exceptions.ClickException):
+    with pytest.raises(Exception, match="No such option"):
         parsed(["run", "--rouns", "3"])
 
 

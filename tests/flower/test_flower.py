@@ -11,11 +11,13 @@ import pytest
 import secured
 import torch
 from direct import raw
+from hospitals import NAMES, POOLED, experiment, folder, on_one_machine
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr.app", reason="needs the extra [flower]")
 from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
-from hospitals import NAMES, POOLED, experiment, folder, on_one_machine
 from nodes import Nodes, context
-from safetensors.torch import load_file
 
 from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.cli import call

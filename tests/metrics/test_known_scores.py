@@ -247,7 +247,7 @@ def test_probabilities_are_known_as_such_by_trying():
     split = Split.of([(x, y)])
     check(task, split, 3)
     found, p = evaluation.metrics(task, task.w0[None], split, np.arange(1)), model(x).detach().double()
-    assert found["log-loss"][0] == pytest.approx(-p[torch.arange(80), y].log().mean(), abs=1e-6)
+    assert found["log-loss"][0] == pytest.approx(-float(p[torch.arange(80), y].log().mean()), abs=1e-6)
     assert found["log-loss"][0] == pytest.approx(found["loss"][0], abs=1e-6)
 
 

@@ -273,6 +273,7 @@ def _scaled(slope: Slope, by: Tensor) -> Slope:
     return lambda z: slope(z).mul_(by)
 
 
+@torch.no_grad()
 def _write(signals: list[Signal], into: list[Tensor]) -> None:
     """Write the signals' gradient into its views."""
     for layer, bias, delta, inputs in signals:
