@@ -61,7 +61,7 @@ class Elsewhere(native.Kernel):
 
     def polyfed_train(self, job: Any, size: int, set: int) -> int:
         j = job._obj
-        layers = np.ctypeslib.as_array(ctypes.cast(j.shape, ctypes.POINTER(ctypes.c_int64)), (j.layers, 18))
+        layers = np.ctypeslib.as_array(ctypes.cast(j.shape, ctypes.POINTER(ctypes.c_int64)), (j.layers, 25))
         last, C = layers[-1], j.clients
         first, count, steps = (self._whole(a, C) for a in (j.first, j.count, j.steps))
         samples, classes = int((first + count).max(initial=0)), int(last[1])
@@ -69,7 +69,9 @@ class Elsewhere(native.Kernel):
         def rows(n: int, each: int) -> int:
             return size * (each * (C - 1) + n)
 
-        inputs = int(layers[0][17] if layers[0][12] in (3, 4) else layers[0][0] * max(1, layers[0][8] * layers[0][9]))
+        inputs = int(
+            layers[0][17] if layers[0][12] in (3, 4, 5) else layers[0][0] * max(1, layers[0][8] * layers[0][9])
+        )
         sizes = {
             "shape": 8 * layers.size, "real": 16 * j.layers, "w": size * C * j.p, "start": rows(j.p, j.start_each),
             "x": samples * inputs * (8 if j.integers else size), "y": samples * (8 if j.loss == 0 else size * classes),

@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/native"
 TESTS = [
-    f"tests/native/test_{name}.py" for name in ("networks", "chains", "kernel", "convolutions", "channels", "recurrent")
+    f"tests/native/test_{name}.py"
+    for name in ("networks", "chains", "kernel", "convolutions", "channels", "recurrent", "attention")
 ]
 SWITCH = "POLYFED_MUTANT"
 MUTATIONS = (  # what was there, a statement or an expression, and what is
@@ -58,7 +59,20 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("first * rows + j * std::min(2 * L, ld - first) + o - first", "first * rows + j * 2 * L + o - first"),
     ("load<T>(rows + k * ld + o + m)", "load<T>(rows + k * ld + o)"),
     ("groups * high * wide * down * right == 1 && !up && !left", "groups * high * wide == 1"),
-    ("store<T>(l.turned_back + panel(l.rows, l.ld, o, j), load<T>(w + j));", ";"),
+    ("store<T>(turned_back + panel(rows, whole(in), o, j), load<T>(w + j));", ";"),
+    ("(load<T>(row + o) - top) * scale", "(load<T>(row + o) - top)"),
+    ("std::fill(row + n, row + ld, top[0]);", ";"),
+    (
+        "load<T>(a.share + o) * (load<T>(l.slope + o) - sum) * scale",
+        "load<T>(a.share + o) * load<T>(l.slope + o) * scale",
+    ),
+    ("l.seen + (i * l.grid.groups + h) * n * whole(n)", "l.seen + h * n * whole(n)"),
+    ("learn(l.slope, a.query, apart, into + l.out);", ";"),
+    ("learn(a.share, delta, l.ldz, into + 2 * l.out);", ";"),
+    ("std::fill(a.made, a.made + n * whole(d), (T)0);", ";"),
+    ("copy_rows(a.made, whole(d), into, apart, n, d);", ";"),
+    ("load<T>(l.input[i] + o) + load<T>(l.w + i % l.spots * l.ld + o)", "load<T>(l.input[i] + o) + load<T>(l.w + o)"),
+    ("load<T>(l.w + at + o) + load<T>(l.delta + i * l.ldz + o)", "load<T>(l.delta + i * l.ldz + o)"),
     ("for (auto &p : parts) std::fill(p.gradient, p.gradient + p.rows * p.ld, (T)0);", ";"),
 )
 

@@ -41,6 +41,8 @@ class Recorder(TorchFunctionMode):
         self._places = {id(q): k for k, q in enumerate(parameters)}
         self._zeros: list[Tensor] = []  # that recurrent layers begin with
         self._ends: list[tuple[Tensor, int, int]] = []  # their last steps, of which value, and layers
+        self._views: list[Tensor] = []  # of values, that are no values
+        self._heads: list[tuple[Tensor, int, bool]] = []  # attention by heads, of which value, whether tokens are first
 
     def value(self, t: Any) -> int:
         """The place of a tensor among the values so far."""
@@ -58,19 +60,14 @@ class Recorder(TorchFunctionMode):
         if func is torch.zeros:
             self._zeros.append(func(*args, **kwargs))
             return self._zeros[-1]
-        if func in GATES and len(args) == 9:
-            return self._recurrent(func, *args)
-        if func is Tensor.__getitem__ and (found := [e for e in self._ends if e[0] is args[0]]):
-            ((h, value, count),) = found
-            if args[1] not in (-1, count - 1):
-                raise Unknown
-            return self._made(
-                Call("columns", value, (), (), (self.calls[value - 1].shape[0] - 1, 1), h.shape[2:]), h[-1]
-            )
+        if (special := self._special(func, args, kwargs)) is not None:
+            return special
         if func not in FORMS:
             raise Unknown
         kind, form = FORMS[func]
         x, *given = form(*args, **kwargs)
+        if kind == "add" and id(given[0][0]) in self._places:
+            return self._place(x, given[0][0], func(*args, **kwargs))
         others = tuple(map(self.value, given.pop())) if kind in ("add", "cat") else ()
         value, tensors = self.value(x), [t for t in given if isinstance(t, Tensor)]
         if any(id(t) not in self._places for t in tensors):
@@ -82,6 +79,70 @@ class Recorder(TorchFunctionMode):
         owned = tuple(self._places[id(t)] for t in tensors)
         options = tuple(o for o in given if not (o is None or isinstance(o, Tensor)))
         return self._made(Call(kind, value, others, owned, options, tuple(out.shape[1:])), out)
+
+    def _place(self, x: Tensor, place: Tensor, out: Tensor) -> Tensor:
+        """A parameter added to every sample, one row for each token."""
+        if x.dim() != 3 or out is x or place.shape not in (x.shape[1:], (1, *x.shape[1:])):
+            raise Unknown
+        return self._made(Call("place", self.value(x), (), (self._places[id(place)],), (), tuple(out.shape[1:])), out)
+
+    def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+                is_causal: bool = False, **kwargs: Any) -> Tensor:  # fmt: skip
+        """Queries, keys and values have to be the thirds of one value's rows, head after head."""
+        if attn_mask is not None or dropout_p or is_causal or kwargs or q.dim() != 4:
+            raise Unknown
+        b, heads, n, d = q.shape
+        memory = q.untyped_storage().data_ptr()
+        owners = [found for found in self._values if found[0].untyped_storage().data_ptr() == memory]
+        if not owners:
+            raise Unknown
+        t, value = owners[-1]
+        wide, first = 3 * heads * d, t.storage_offset()
+        rows = t.shape == (b, n, wide) and t.is_contiguous()
+        for at, part in enumerate((q, k, v)):
+            here = first + at * heads * d
+            same = part.untyped_storage().data_ptr() == memory and part.shape == q.shape
+            steps = zip(part.shape, part.stride(), (n * wide, d, wide, 1), strict=True)
+            if not rows or not same or part.storage_offset() != here or any(n > 1 and a != b for n, a, b in steps):
+                raise Unknown
+        out = F.scaled_dot_product_attention(q, k, v)
+        self._heads.append((out, value, False))
+        return out
+
+    def _join(self, found: tuple[Tensor, int, bool], func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Heads put together again, token by token."""
+        _, value, turned = found
+        out = func(x, *args, **kwargs)
+        if not turned and func is Tensor.transpose and set(args) in ({1, 2}, {-2, -3}):
+            self._heads.append((out, value, True))
+        elif turned and func in RESHAPES and out.shape == (*x.shape[:2], x.shape[2] * x.shape[3]):
+            return self._made(Call("attention", value, (), (), (x.shape[2],), tuple(out.shape[1:])), out)
+        elif turned and func is Tensor.contiguous:
+            self._heads.append((out, value, True))
+        else:
+            raise Unknown
+        return out
+
+    def _special(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that is of no form: of recurrent layers, of attention, of views; else None."""
+        if func in GATES and len(args) == 9:
+            return self._recurrent(func, *args)
+        if func is Tensor.__getitem__ and (found := [e for e in self._ends if e[0] is args[0]]):
+            ((h, value, count),) = found
+            if args[1] not in (-1, count - 1):
+                raise Unknown
+            return self._made(
+                Call("columns", value, (), (), (self.calls[value - 1].shape[0] - 1, 1), h.shape[2:]), h[-1]
+            )
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if found := [h for h in self._heads if args and h[0] is args[0]]:
+            return self._join(found[0], func, *args, **kwargs)
+        if func in VIEWS and (func not in FORMS or any(args[0] is v for v in self._views)):
+            out = func(*args, **kwargs)
+            self._views += [out] if isinstance(out, Tensor) else out
+            return out
+        return None
 
     def _made(self, call: Call, out: Tensor) -> Tensor:
         self.calls.append(call)
@@ -169,6 +230,12 @@ def _reshape(input: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (input,)
 
 
+def _turn(input: Any, one: int, other: int) -> tuple[Any, ...]:
+    if input.dim() != 3 or {one % 3, other % 3} != {1, 2}:
+        raise Unknown
+    return (input,)
+
+
 def _convolution(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[Any, ...]:
@@ -227,6 +294,8 @@ def _adaptive(input: Any, output_size: Any) -> tuple[Any, ...]:
 
 def _mean(input: Any, dim: Any, keepdim: bool = False) -> tuple[Any, ...]:
     places = [n % input.dim() for n in (dim if isinstance(dim, Sequence) else [dim])]
+    if input.dim() == 3 and places == [1] and not keepdim:
+        return input, "tokens"
     if input.dim() < 3 or sorted(places) != [*range(2, input.dim())]:
         raise Unknown
     return _adaptive(input, 1)
@@ -240,6 +309,8 @@ READS: set[Any] = {  # of a tensor's form, which say nothing of its numbers
     Tensor.is_floating_point,
 }
 GATES = {torch.gru: 3, torch.lstm: 4}
+RESHAPES: set[Any] = {torch.flatten, Tensor.flatten, Tensor.reshape, Tensor.view}
+VIEWS: set[Any] = {*RESHAPES, Tensor.transpose, Tensor.permute, Tensor.unbind, Tensor.chunk}
 # torch's functions: what each is here, and (its arguments) -> (input, tensors, options)
 FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
     F.linear: ("linear", _linear),
@@ -252,6 +323,7 @@ FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
     F.silu: ("SiLU", _bend),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.add_), ("add", _add)),
     **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.unflatten), ("reshape", _reshape)),
+    **dict.fromkeys((torch.transpose, Tensor.transpose), ("turn", _turn)),
     Tensor.__getitem__: ("columns", _columns),
     **dict.fromkeys((Tensor.long, Tensor.int, Tensor.to), ("integers", _integers)),
     F.embedding: ("table", _table),
@@ -287,7 +359,8 @@ def _calls(net: Net, sample: torch.Size, training: bool) -> list[Call]:
     with Recorder(x, parameters) as recorder:
         end = recorder.value(module(x))
     calls = recorder.calls
-    if end != len(calls) or [k for c in calls for k in c.owned] != [*range(len(parameters))]:
+    inside = sorted(calls, key=lambda c: c.kind != "place")  # a module's own parameters come before its layers'
+    if end != len(calls) or [k for c in inside for k in c.owned] != [*range(len(parameters))]:
         raise Unknown
     return calls
 
@@ -363,7 +436,7 @@ class _Chain:
         if kind == "convolution":
             self._convolve(call)
         elif kind == "pool":
-            what, cell, around, step = call.options
+            what, cell, around, step = call.options if len(call.options) == 4 else ("mean", (), (), ())
             if what != "largest" or around != (0, 0) or step != cell or len(self._shape) != 3:
                 raise Unknown
             self._on_images(pool=cell)
@@ -432,26 +505,23 @@ class _Images(_Chain):
     """The layers that calls amount to on images as rows of channels, and then on rows; a value may be taken twice."""
 
     def __init__(self, calls: list[Call], sample: tuple[int, ...]):
-        n, uses = prod(sample), Counter(v for c in calls for v in (c.x, *c.others))
-        self._tokens = calls[0].kind in ("recurrent", "table", "linear", "norm")
-        ends, shapes = [1], [sample]
-        if calls[0].kind == "table" and len(sample) == 1 and uses[0] == 1:
-            rows, d = calls[0].options
-            self.layers = [Layer(d, rows, False, operation="table", columns=(0, n, n), taps=1)]
-            ends, shapes, calls = [0, 1], [sample, calls[0].shape], calls[1:]
-        elif len(sample) in (2, 3):
-            channels = sample[-1 if self._tokens else 0]
-            places = (0, n // channels, n)
-            self.layers = [Layer(channels, channels, False, operation="image", weight=False, columns=places,
-                                 taps=int(not self._tokens))]  # fmt: skip
-        else:
-            raise Unknown
+        uses = Counter(v for c in calls for v in (c.x, *c.others))
+        ends, shapes, calls = self._begin(calls, sample, uses[0] == 1)
+        since = 0  # the value from which on tokens come first
         for call in calls:
             made = len(self.layers)
+            if min(call.x, *call.others, len(shapes)) < since:
+                raise Unknown
+            if call.kind == "turn":
+                if self._tokens or len(shapes[call.x]) != 2:
+                    raise Unknown
+                self._tokens, since = True, len(shapes)
             below, *others = sorted((call.x, *call.others), key=ends.__getitem__, reverse=True)
             self._shape, base = shapes[below], ends[below]
             self._kept = base != made or any(uses[v] > 1 and end == made for v, end in enumerate(ends))
-            if call.kind == "add":
+            if call.kind == "turn":
+                pass
+            elif call.kind == "add":
                 if len(others) != 1 or shapes[others[0]] != call.shape or self._shape != call.shape:
                     raise Unknown
                 self._bend(skip=ends[others[0]])
@@ -464,6 +534,26 @@ class _Images(_Chain):
         last = self.layers[-1]
         if last.operation != "linear" or last.bent or any(n.operation == "linear" and n.base >= 0 for n in self.layers):
             raise Unknown
+
+    def _begin(
+        self, calls: list[Call], sample: tuple[int, ...], once: bool
+    ) -> tuple[list[int], list[tuple[int, ...]], list[Call]]:
+        """Take samples, or a table of them: the layers and shapes of the values so far, and the calls that follow."""
+        n = prod(sample)
+        self._tokens = calls[0].kind in ("recurrent", "table", "linear", "norm")
+        ends, shapes = [1], [sample]
+        if calls[0].kind == "table" and len(sample) == 1 and once:
+            rows, d = calls[0].options
+            self.layers = [Layer(d, rows, False, operation="table", columns=(0, n, n), taps=1)]
+            ends, shapes, calls = [0, 1], [sample, calls[0].shape], calls[1:]
+        elif len(sample) in (2, 3):
+            channels = sample[-1 if self._tokens else 0]
+            places = (0, n // channels, n)
+            self.layers = [Layer(channels, channels, False, operation="image", weight=False, columns=places,
+                                 taps=int(not self._tokens))]  # fmt: skip
+        else:
+            raise Unknown
+        return ends, shapes, calls
 
     def _take(self, call: Call) -> None:
         kind, rows, owned = call.kind, len(self._shape) == 1, len(call.owned)
@@ -484,11 +574,13 @@ class _Images(_Chain):
             groups, eps = call.options
             self.layers.append(Layer(channels, channels, owned == 2, operation=kind, weight=owned > 0, eps=eps,
                                      groups=groups))  # fmt: skip
-        elif kind == "pool" and not rows:
+        elif kind == "pool" and not rows and call.options != ("tokens",):
             what, cell, around, step = call.options
             self.layers.append(
                 Layer(channels, channels, False, "", cell, around, image, (1, 1), what, False, step=step)
             )
+        elif kind == "reshape" and len(self._shape) == 3 and call.shape == (channels, prod(image)):
+            pass  # whose rows are the same
         elif kind == "reshape" and call.shape == (prod(self._shape),):
             if prod(image) > 1:
                 (n,) = call.shape
@@ -517,6 +609,15 @@ class _Images(_Chain):
         elif kind == "norm" and call.options[0] == (channels,):
             self.layers.append(
                 Layer(channels, channels, owned == 2, operation=kind, weight=owned > 0, eps=call.options[1])
+            )
+        elif kind == "attention":
+            n = call.shape[-1]
+            self.layers.append(Layer(3 * n, n, False, operation=kind, weight=False, groups=call.options[0]))
+        elif kind == "place":
+            self.layers.append(Layer(channels, channels, False, operation=kind, weight=prod(image)))
+        elif kind == "pool" and call.options == ("tokens",):
+            self.layers.append(
+                Layer(channels, channels, False, "", image, (0, 0), image, (1, 1), "mean", False, step=image)
             )
         elif kind == "columns":  # a window of one token
             at, wide = call.options[0], image[1]

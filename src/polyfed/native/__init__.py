@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 10  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 11  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 OPERATIONS = (
     "linear", "norm", "same", "table", "columns", "image", "convolution", "groups", "largest", "mean", "row",
-    "recurrent",
+    "recurrent", "attention", "place",
 )  # fmt: skip
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid", "GELU", "GELU tanh", "SiLU")
 LOSSES = ("cross-entropy", "mse")
@@ -44,7 +44,8 @@ class Layer(NamedTuple):
 
     Behind an "image" layers are on rows of channels, one for each place: a "convolution", a norm by "groups" of
     channels, the "largest" or "mean" of windows, a "recurrent" step of `groups` gates whose inputs the layer before has
-    multiplied; "row" makes one row of them.
+    multiplied, "attention" of `groups` heads to rows of queries, keys and values, a row added to each "place"; "row"
+    makes one row of them.
     """
 
     inputs: int  # numbers, or channels
@@ -56,7 +57,7 @@ class Layer(NamedTuple):
     image: Pair = (0, 0)  # a convolution's input
     pool: Pair = (1, 1)  # cells that the largest is taken of
     operation: str = "linear"  # a convolution where there is a window; "norm" of the whole row; "same": none
-    weight: bool = True  # True where it has weights
+    weight: int = True  # True where it has weights; of places how many
     eps: float = 0.0  # added to the variance by a norm
     drop: float = 0.0  # share that is dropped
     skip: int = -1  # layer whose input is added, or -1
@@ -210,8 +211,13 @@ class Kernel:
 @cache
 def _tables(layers: tuple[Layer, ...]) -> tuple[tuple[np.ndarray, np.ndarray], int]:
     """The layers as the kernel reads them, whole numbers and others, and the number of their parameters."""
-    places, place = list[Pair](), 0
+    own = [n.numbers for n in layers if n.operation == "place"]  # a module's own parameters lie before its layers'
+    places, place, first = list[Pair](), sum(own), 0
     for k, n in enumerate(layers):  # torch has both weights of a recurrent layer before its biases
+        if n.operation == "place":
+            places.append((first, 0))
+            first += n.numbers
+            continue
         after = layers[k + 1].weights if k + 1 < len(layers) and layers[k + 1].operation == "recurrent" else 0
         at, bias_at = (place, place + n.weights + after)
         if n.operation == "recurrent":

@@ -24,7 +24,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW, RECURRENT };
+enum Operation { LINEAR, NORM, SAME, TABLE, COLUMNS, IMAGE, CONVOLUTION, GROUPS, LARGEST, MEAN, ROW, RECURRENT, ATTENTION, PLACE };
 // SAME: nothing, for what follows; from IMAGE on: of samples as rows of channels, places one after another
 enum Activation { NONE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU };
 enum { SHAPE = 25, NEAR = 1 << 20, FEW = 64 };  // numbers that describe a layer; bytes of weights that a core's second
@@ -222,7 +222,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 10; }
+EXPORT int polyfed_version() { return 11; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
