@@ -156,8 +156,9 @@ def test_no_curvature_is_measured_where_nothing_moves(native):
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_a_client_without_samples_only_drifts(batch_size, native):
-    task, split = Task(chain("linear")), split_of(sizes=(4, 0)).to("cpu", torch.float32)
+@pytest.mark.parametrize("name", ["linear", "relu"])
+def test_a_client_without_samples_only_drifts(name, batch_size, native, instructions):
+    task, split = Task(chain(name)), split_of(sizes=(4, 0)).to("cpu", torch.float32)
     work, shift = Work(steps=3, batch_size=batch_size), torch.ones(2, task.p)
     w = local_sgd(task, task.w0.expand(2, -1), batches(split, work, native), 0.1, shift=shift)
     assert torch.allclose(w[1], task.w0 - 0.3, atol=1e-6)
