@@ -12,6 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyfed.algorithms import shipped
+from polyfed.core.algorithm import REGISTRY
+from polyfed_papers import board as common
+
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 
 
@@ -75,6 +79,16 @@ def test_the_rows_of_a_board_are_those_of_its_record(board):
     for key, cells in rows.items():
         assert shown(cells, means[key]), key
         assert cells[-1].strip("`") == digests[key], key
+
+
+def test_the_record_of_the_board_lacks_no_method_that_it_trains():
+    """Else `polyfed verify` would refuse all its cells. A method without a cell refuses the setting."""
+    have = {*cells_of("board-small-small")[0]}
+    for name, setting in common.SMALL.items():
+        for label in shipped():
+            if label not in common.APART and (name, label) not in have:
+                cls = REGISTRY[label]
+                assert common.refusal(setting, common.made(cls, common.start(cls))), (name, label)
 
 
 @pytest.mark.parametrize(
