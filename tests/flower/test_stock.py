@@ -101,7 +101,7 @@ def same(run: Path, app: Path, data: Path, vaults: Path, names=NAMES) -> None:
         assert all(torch.equal(t, load_file(path)[key]) for key, t in mine.items()), name
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedcet"])
+@pytest.mark.parametrize("method", ["ditto", "fedcet", "fpfc"])
 def test_a_simulation_has_the_digest_of_one_machine(flower, tmp_path, method):
     pytest.importorskip("ray", reason="Flower simulates with Ray")
     data = folder(tmp_path / "data")
