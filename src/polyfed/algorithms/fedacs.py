@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import components, start
-from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
+from polyfed.algorithms._shared.similarity import distances, mirrored, mixed, products, similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Personal, Portrait, Server
@@ -26,7 +26,7 @@ def refresh(S: Tensor, W: Tensor, ids: Tensor, sigma: float | None = None) -> Te
         norm = torch.where(squares > 0, squares.sqrt(), 1.0)
         rows = (G / norm[ids, None] / norm).clamp_(-1, 1)
     else:
-        rows = torch.exp(-(squares[ids, None] + squares - 2 * G).clamp_(min=0) / sigma)
+        rows = torch.exp(-distances(G, squares, ids) / sigma)
     rows[:, ids] = mirrored(rows[:, ids])
     S.index_copy_(0, ids, rows)
     return S.index_copy_(1, ids, rows.T)

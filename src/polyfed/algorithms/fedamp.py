@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.similarity import mixed, products
+from polyfed.algorithms._shared.similarity import distances, mixed, products
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
@@ -15,9 +15,7 @@ from polyfed.core.algorithm import Down, Personal, Portrait, Server
 def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
     """[m, n] weights of FedAMP for the clients `ids` (None: all): alpha A'(||w_i - w_j||^2), the rest for self."""
     ids, own = _rows(W, ids)
-    G, squares = products(W, ids)
-    apart = (squares[ids, None] + squares - 2 * G).clamp_(min=0)
-    X = (alpha / sigma * torch.exp(-apart / sigma)).masked_fill_(own, 0)
+    X = (alpha / sigma * torch.exp(-distances(*products(W, ids), ids) / sigma)).masked_fill_(own, 0)
     return X + own * (1 - X.sum(1, keepdim=True))
 
 

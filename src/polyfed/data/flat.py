@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from polyfed.base.errors import DataError
-from polyfed.base.randomness import client_keys
+from polyfed.base.randomness import BLOCK, client_keys
 from polyfed.base.system import memory
 
 FEW = 64  # samples of a client up to which the orders of all clients with as many are drawn at once
-BLOCK = 1 << 16  # clients of which they are
 EACH = 250  # bytes that a client takes beside its samples: its name, its place in the parts
 
 

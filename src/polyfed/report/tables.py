@@ -372,9 +372,9 @@ def quantile_table(study: Study) -> Table:
         table = pd.DataFrame() if r.clients is None else r.clients.drop(columns=["client", "cluster", "assigned"])
         for column in table.columns:
             values = table[column].to_numpy(dtype=float)
-            if len(known := values[~np.isnan(values)]):
-                numbers = [float(known.mean()), *np.percentile(known, QUANTILES).tolist()]
-                heads = f"{r.label} seed {r.seed}", str(column).replace("_", " "), f"{len(known):,}"
+            if len(scored := values[~np.isnan(values)]):
+                numbers = [float(scored.mean()), *np.percentile(scored, QUANTILES).tolist()]
+                heads = f"{r.label} seed {r.seed}", str(column).replace("_", " "), f"{len(scored):,}"
                 rows.append((*map(Cell, heads), *(Cell(f"{v:.4g}", {"value": v}) for v in numbers)))
     columns = ("run<", "number<", "clients", "mean", *(f"{q} %" for q in QUANTILES))
     return Table(f"{study.first.n:,} clients; clients.csv of a run's folder has a row for each", columns, tuple(rows))

@@ -29,6 +29,11 @@ def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return G, squares
 
 
+def distances(G: Tensor, squares: Tensor, ids: Tensor) -> Tensor:
+    """[m, n] squared distances of the rows `ids` to all rows, from their `products`."""
+    return (squares[ids, None] + squares - 2 * G).clamp_(min=0)
+
+
 def mixed(weights: Tensor, W: Tensor, rows: Tensor | None = None) -> Tensor:
     """[m, p]: weights [m, k] @ W [k, p], in the precision of W; with rows [m, k], sums of rows of W, others in each."""
     weights = weights.to(W.dtype)
