@@ -101,3 +101,9 @@ def test_a_program_starts_again_with_variables_as_on_windows_too():
         system.again(ANEW="41")"""
     for words in ([], ["windows"]):
         assert subprocess.run([sys.executable, "-c", code, *words], timeout=60).returncode == 41
+
+
+def test_where_nothing_tells_of_memory_and_processes_runs_go_on(monkeypatch):
+    """As under a Linux without its module resource, which psutil wants."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert (system.memory(), system.used(), system.alive(1)) == (sys.maxsize, 0, True)

@@ -114,17 +114,21 @@ def cores() -> int:
 
 
 def memory() -> int:
-    """Bytes of main memory that are free for use."""
-    import psutil
+    """Bytes of main memory that are free for use, without end where nothing tells."""
+    with contextlib.suppress(ImportError):  # psutil, where a module of its system is missing
+        import psutil
 
-    return psutil.virtual_memory().available
+        return psutil.virtual_memory().available
+    return sys.maxsize
 
 
 def used() -> int:
-    """Bytes of main memory that this process takes."""
-    import psutil
+    """Bytes of main memory that this process takes, 0 where nothing tells."""
+    with contextlib.suppress(ImportError):
+        import psutil
 
-    return psutil.Process().memory_info().rss
+        return psutil.Process().memory_info().rss
+    return 0
 
 
 # processes
@@ -132,10 +136,12 @@ def used() -> int:
 
 def alive(pid: str | int) -> bool:
     """True where a process of this machine may still be at work."""
-    import psutil
-
     try:
+        import psutil
+
         return psutil.pid_exists(int(pid))
+    except ImportError:  # nothing tells
+        return True
     except (OverflowError, ValueError):
         return False
 
