@@ -148,7 +148,7 @@ def minutes(count: float) -> str:
 def _say_before(r: Recipe, scale: Any, seeds: list[int], takes: float | None) -> None:
     stdout.print(f"[bold]{r.name}[/bold]: {r.title}")
     stdout.print(r.about, markup=False)
-    where = {"small": "two cores", "middle": "this machine, by three rounds"}.get(scale, r.machine)
+    where = {"small": "two cores", "paper": r.machine}.get(scale, "this machine, by three rounds")
     time = minutes(takes or 0)
     about = "a few" if time == "seconds" else "about"
     stdout.print(f"seeds {seeds}; {about} {time} on {where}\n", markup=False)

@@ -87,11 +87,13 @@ def clients(
     return make
 
 
-def net(bench: Bench, name: str = "fashion-mnist", halved: bool = False) -> Callable[[int], nn.Module]:
+def net(
+    bench: Bench, name: str = "fashion-mnist", halved: bool = False, middle: str = "linear"
+) -> Callable[[int], nn.Module]:
     """seed -> the common start: softmax regression when small, else the CNN, for `halved` images too."""
     side = 16 if halved else 32
     shape = (3, side, side) if name == "cifar10" else (1, 28, 28)
-    return lambda seed: build(bench.pick("linear", "cnn"), shape, 10, seed=seed)
+    return lambda seed: build(bench.pick("linear", "cnn", middle), shape, 10, seed=seed)
 
 
 def tuned(

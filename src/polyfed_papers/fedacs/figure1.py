@@ -48,11 +48,15 @@ PANELS = {
 }
 
 
+def shown(scale: Size) -> dict[str, Panel]:
+    """The panels of a size: (d) at middle size is `fedacs/figure1-d`."""
+    return {key: panel for key, panel in PANELS.items() if scale != "middle" or key != "d"}
+
+
 def settings(scale: Size) -> Sequence[Setting]:
-    small = scale == "small"
-    k = 0 if small else 1
-    count = ", ".join(f"({key}) {p.clients[k]}" for key, p in PANELS.items())
-    rounds = ", ".join(f"({key}) {p.rounds[k]}" for key, p in PANELS.items())
+    small, panels = scale == "small", shown(scale)
+    count = ", ".join(f"({key}) {p.clients[0 if small else 1]}" for key, p in panels.items())
+    rounds = ", ".join(f"({key}) {p.rounds[1 if scale == 'paper' else 0]}" for key, p in panels.items())
     many = Setting("training images per client, (a) and (b)", str(MANY) if small else "all, shared equally", "ours")
     return (
         Setting("clients", count, "ours" if small else "paper"),
@@ -66,7 +70,7 @@ def settings(scale: Size) -> Sequence[Setting]:
         Setting("FedACS: pool", "all clients", "paper"),
         Setting("test set per client", "100 images in the class ratio of its training images", "ours"),
         model_setting(scale),
-        *([HALVED] if small else []),
+        *([HALVED] if scale != "paper" else []),
         Setting("rounds", rounds, "ours"),
         *(s for s in work_settings(scale, "3 ((d): 1)") if s.key not in ("rounds",)),
         Setting("tuned", "for every panel and data set apart", "ours"),
@@ -78,9 +82,10 @@ def run(bench: Bench, name: str, key: str) -> tuple[dict[str, np.ndarray], dict[
     panel, k = PANELS[key], bench.pick(0, 1)
     n = panel.clients[k]
     at_most = MANY * n if bench.small and key == "a" else None
-    model = net(bench, name, bench.small)
-    federation = clients(bench, name, panel.partition[k], n, at_most, bench.small)
-    given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
+    model = net(bench, name, bench.scale != "paper")
+    federation = clients(bench, name, panel.partition[k], n, at_most, bench.scale != "paper")
+    rounds = bench.rounds(*panel.rounds, panel.rounds[0])
+    given: dict[str, Any] = {**work(bench), "rounds": rounds, "fraction": panel.fraction[k]}
     methods = tuned(bench, f"{name}-{key}", METHODS, model, federation, panel.trials, **given)
     runs = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
     return {m: metric_of(runs, m) for m in METHODS}, {m: chosen(m, method) for m, method in methods.items()}
@@ -103,7 +108,8 @@ def claims(name: str, key: str, accuracy: dict[str, np.ndarray]) -> list[Claim]:
 
 def figure(by_data: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
     """Bars of the mean over seeds with its standard deviation: a row per data set, a column per panel."""
-    with panes(10.4, 2.5 * len(by_data) + 0.6, len(by_data), len(PANELS), sharey=True) as (drawn, axes):
+    columns = len(next(iter(by_data.values())))
+    with panes(10.4, 2.5 * len(by_data) + 0.6, len(by_data), columns, sharey=True) as (drawn, axes):
         for row, (name, accuracy) in zip(axes, by_data.items(), strict=True):
             for ax, (key, found) in zip(row, accuracy.items(), strict=True):
                 v = 100 * np.array(list(found.values()))
@@ -121,7 +127,7 @@ def figure(by_data: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
 
 
 @recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(9, 3600),
-        settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"))  # fmt: skip
+        settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"), between=("middle",))  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Which methods pay when clients have many samples, and which when they have few?"""
     outcome = Outcome(notes=[
@@ -132,16 +138,16 @@ def figure1(bench: Bench) -> Outcome:
     ])  # fmt: skip
     by_data = {}
     for name in NAMES:
-        panels = {key: run(bench, name, key) for key in PANELS}
+        panels = {key: run(bench, name, key) for key in shown(bench.scale)}
         accuracy = {key: values for key, (values, _) in panels.items()}
         rows = [(Cell(m), *(ours(values[m], 100) for values, _ in panels.values())) for m in METHODS]
-        heads = ("method<", *(f"({key})" for key in PANELS))
+        heads = ("method<", *(f"({key})" for key in panels))
         outcome.tables.append(Table(f"Figure 1, {NAMES[name]}, accuracy in %", heads, tuple(rows)))
         rows = [(Cell(m), *(Cell(best[m]) for _, best in panels.values())) for m in METHODS]
-        heads = ("method<", *(f"({key})<" for key in PANELS))
+        heads = ("method<", *(f"({key})<" for key in panels))
         outcome.tables.append(Table(f"Chosen on other clients, {NAMES[name]}", heads, tuple(rows)))
         by_data[name] = accuracy
-        outcome.claims += [c for key in PANELS for c in claims(name, key, accuracy[key])]
+        outcome.claims += [c for key in panels for c in claims(name, key, accuracy[key])]
     outcome.figures["figure1"] = figure(by_data)
     return outcome
 
@@ -156,18 +162,22 @@ def settings_of_d(scale: Size) -> Sequence[Setting]:
         Setting("participation", "10 %", "ours"),
         Setting("FedACS: pool", "all clients", "paper"),
         Setting("test set per client", "100 images in the class ratio of its training images", "ours"),
-        model_setting(scale),
-        Setting("rounds", "100" if scale == "small" else "500", "ours"),
+        model_setting(scale, "LeNet: 5x5x6, 5x5x16, 2x2 pools, 6,582 numbers"),
+        Setting("rounds", "500" if scale == "paper" else "100", "ours"),
         *(s for s in work_settings(scale, "1") if s.key != "rounds"),
     )
 
 
 @recipe("fedacs/figure1-d", "Figure 1 (d) with the paper's 500 clients, against the best others", minutes=(20, 1500),
-        settings=settings_of_d, machine="one large GPU", data=("fashion_mnist",), seeds=5)  # fmt: skip
+        settings=settings_of_d, machine="one large GPU", data=("fashion_mnist",), seeds=5,
+        between=("middle",))  # fmt: skip
 def figure1_d(bench: Bench) -> Outcome:
     """Is FedACS the best with many clients, of which a tenth takes part in a round?"""
-    model, federation = net(bench), clients(bench, partition=PANELS["d"].partition[0 if bench.rehearse else 1], n=LARGE)
-    given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(100, 500), "fraction": 0.1}
+    model, federation = (
+        net(bench, middle="lenet"),
+        clients(bench, partition=PANELS["d"].partition[0 if bench.rehearse else 1], n=LARGE),
+    )
+    given: dict[str, Any] = {**work(bench), "rounds": bench.rounds(100, 500, 100), "fraction": 0.1}
     methods = tuned(bench, "d", CONTENDERS, model, federation, 1, **given)
     runs = bench.compare("d", model, federation, methods, evaluate_every=0, **given)
     accuracy = {m: metric_of(runs, m) for m in CONTENDERS}

@@ -39,9 +39,9 @@ def common_settings(scale: Size) -> list[Setting]:
     ]
 
 
-def model_setting(scale: Size) -> Setting:
-    cnn = "CNN: 5x5x32, 5x5x64, 2x2 pools, dense 512"
-    return Setting("model", "softmax regression on the pixels" if scale == "small" else cnn, "ours")
+def model_setting(scale: Size, middle: str = "") -> Setting:
+    softmax, cnn = "softmax regression on the pixels", "CNN: 5x5x32, 5x5x64, 2x2 pools, dense 512"
+    return Setting("model", {"small": softmax, "middle": middle or softmax}.get(scale, cnn), "ours")
 
 
 def work_settings(scale: Size, trials: str = "3") -> list[Setting]:

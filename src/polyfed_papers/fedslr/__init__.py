@@ -20,6 +20,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.partition import IID, DirichletPrior
 from polyfed.models import build
 from polyfed.studies.compare import Comparison
+from polyfed_papers.adapters import efficientnet, read_pictures
 from polyfed_papers.fedslr.stated import CLIENTS, DATA, SAMPLES
 from polyfed_papers.recipes.recipe import Bench
 from polyfed_papers.recipes.said import Claim, ordered
@@ -59,6 +60,9 @@ def federation(
             images = held_out(images) if trial else images
             some = np.random.default_rng(seed).permutation(len(images.x))[: CLIENTS * count]
             images = replace(images, x=images.x[some], y=images.y[some])
+        elif bench.scale == "heads":
+            images = features(bench.data_dir)
+            images = held_out(images) if trial else images
         else:
             images = load(DATA[data], data_dir=bench.data_dir, normalise=True)
             wanted = FULL[images.name]
@@ -86,6 +90,17 @@ def fashion(data_dir: str | Path | None) -> Dataset:
     return load("fashion-mnist", data_dir=data_dir, normalise=True)
 
 
+@cache
+def features(data_dir: str | Path | None) -> Dataset:
+    """CIFAR-100 as a frozen EfficientNet-Lite0 sees it at 64 x 64, standardised over the training images."""
+    images = load("cifar100", data_dir=data_dir)
+    assert images.x_test is not None
+    net = efficientnet(1).eval()
+    x, x_test = (read_pictures(net, np.asarray(part))[0] for part in (images.x, images.x_test))
+    mean, deviation = x.mean(0), x.std(0)
+    return replace(images, x=(x - mean) / deviation, x_test=(x_test - mean) / deviation)
+
+
 def network(bench: Bench, data: str = "CIFAR-100") -> Callable[[int], nn.Module]:
     """seed -> the model."""
 
@@ -94,6 +109,8 @@ def network(bench: Bench, data: str = "CIFAR-100") -> Callable[[int], nn.Module]
             return build("mlp", (1, 28, 28), 10, seed, hidden=(100, 50))
         if bench.scale == "middle":
             return build("cnn", (3, 32, 32), 100, seed)
+        if bench.scale == "heads":
+            return build("linear", (1280,), 100, seed)
         return resnet(data, seed)
 
     return make
@@ -112,7 +129,7 @@ def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
     return {
         "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25), "local_epochs": 2,
         "batch_size": 20, "weight_decay": 1e-3, "evaluate_every": 0, "lr_schedule": "exponential:factor=0.998",
-        **({} if bench.small else {"augment": f"flip+crop:{padding},p=0.5"}),
+        **({} if bench.scale in ("small", "heads") else {"augment": f"flip+crop:{padding},p=0.5"}),
     }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def downlink(runs: Comparison, label: str) -> Series:
 
 
 @recipe("fedslr/curves", "Over the rounds: accuracy, ranks, sizes, downlink (no figure of the paper)",
-        minutes=(1, several(5)), middle=True, **RUNS,
+        minutes=(1, several(5)), between=("middle",), **RUNS,
         settings=settings(Setting("lambda of FedSLR", "1/2, 1 and 5 times that below", "ours")))  # fmt: skip
 def progress(bench: Bench) -> Outcome:
     """When do ranks and downlink fall, and is accuracy lost for it on the way?"""

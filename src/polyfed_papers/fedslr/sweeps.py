@@ -95,7 +95,7 @@ def smaller(setting: str, runs: Runs):
     ]  # fmt: skip
 
 
-@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), **RUNS, middle=True, settings=settings(
+@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), **RUNS, between=("middle",), settings=settings(
             {"small": Setting("lambda", "1e-3 to 2e-2, where ranks fall in 40 rounds; beside them the paper's", "ours"),
              "middle": Setting("lambda", "2.5 times the paper's, which are beside them", "ours"),
              "paper": Setting("lambda", "1e-5, 5e-5, 1e-4, 5e-4, 1e-3", "paper")},
@@ -114,7 +114,7 @@ def table3(bench: Bench) -> Outcome:
 
 
 @recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), **RUNS,
-        middle=True, settings=settings(
+        between=("middle",), settings=settings(
             {"small": Setting("mu", "1e-5 to 5e-2, a wider range than the paper's; the smallest and the middle one "
                               f"again with {LONGER} rounds", "ours"),
              **dict.fromkeys(("middle", "paper"), Setting("mu", "1e-4, 5e-4, 1e-3, 5e-3, 1e-2", "paper"))},
@@ -157,7 +157,7 @@ def peak(middle: float, below: Claim, above: Claim) -> Claim:
     return Claim("the mixed model's accuracy peaks at a middle mu", holds, evidence)
 
 
-@recipe("fedslr/table5", "Table 5: eta_g", minutes=(1, several(4)), **RUNS, middle=True,
+@recipe("fedslr/table5", "Table 5: eta_g", minutes=(1, several(4)), **RUNS, between=("middle",),
         settings=settings(Setting("eta_g", "2, 10, 20, 100", "paper")))  # fmt: skip
 def table5(bench: Bench) -> Outcome:
     """What does the global step size do?"""
@@ -171,7 +171,7 @@ def table5(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 5", "eta_g", runs, TABLE5)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table6", "Table 6: local epochs", minutes=(1, several(4)), **RUNS, middle=True,
+@recipe("fedslr/table6", "Table 6: local epochs", minutes=(1, several(4)), **RUNS, between=("middle",),
         settings=settings(Setting("epochs", "1, 2, 3, 4 for the common part", "paper")))  # fmt: skip
 def table6(bench: Bench) -> Outcome:
     """How much local work does the common part need?"""
@@ -187,7 +187,7 @@ def table6(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 6", "epochs", runs, TABLE6)], {}, claims, [FOREIGN, note, *NOTES])
 
 
-@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), **RUNS, middle=True,
+@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), **RUNS, between=("middle",),
         also=("fedslr/table8",),
         settings=settings(
             Setting("pure personal", "lambda 10, which makes w zero", "paper"),

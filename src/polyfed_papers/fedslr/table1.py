@@ -123,7 +123,7 @@ def accuracy(runs: Comparison, row: str) -> np.ndarray:
 
 @recipe("fedslr/table1", "Tables 1 and 2, Figures 2, 3, 4 and 5: accuracy, gigabytes and sizes of thirteen methods",
         minutes=(5, several(6 * 13)), settings=rates, also=tuple(f"fedslr/figure{k}" for k in (2, 3, 4, 5)),
-        middle=True, **RUNS)  # fmt: skip
+        between=("middle",), **RUNS)  # fmt: skip
 def table1(bench: Bench) -> Outcome:
     """Is a common low-rank model with sparse personal parts better than other personal models, and its common part
     better than other common models?"""

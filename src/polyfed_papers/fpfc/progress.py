@@ -1,7 +1,8 @@
 """The nine methods: Table 3, of devices that come after training; Figures 4 and 5 on images, and S1 and H&BF beside."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from scipy import stats
@@ -14,7 +15,7 @@ from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import IMAGE_TITLES, Problem, hbf, images, lines, numbers_sent, stated, synthetic
 from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, nine, tuned_nine
 from polyfed_papers.recipes.drawing import Panel, bars, curve_panels
-from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, metric_of, recipe
 from polyfed_papers.recipes.said import Claim, Setting, beside, ours, told_by
 
 PRINTED = {  # in the order of METHODS
@@ -32,7 +33,7 @@ EXCHANGES: dict[Size, tuple[int, int]] = {"small": (200, 20), "middle": (200, 60
 TRAINED = (100, 200, 100)  # rounds on images: small, paper, middle
 
 
-def settings(scale: Size):
+def settings(scale: Size, pictured: bool = True):
     many, few = EXCHANGES[scale]
     trained, tried = (of[("small", "paper", "middle").index(scale)] for of in (TRAINED, stated.IMAGE_ROUNDS))
     return (
@@ -49,11 +50,13 @@ def settings(scale: Size):
         Setting("FPFC: lambda from", ", ".join(map(str, stated.GRID)) + " (S1); "
                 + ", ".join(map(str, IMAGE_LAMBDAS)) + " (images)", "ours"),
         Setting("trial runs, S1", "1000 rounds" if scale == "paper" else "200 rounds", "ours"),
-        Setting("rounds, images", str(trained), "code" if scale == "paper" else "ours"),
-        Setting("trial runs, images", f"{tried} rounds", "ours"),
         *RIVALS,
         *stated.SYNTHETIC,
-        *stated.image_settings(scale, ("lambda, images", "rounds, images")),
+        *((
+            Setting("rounds, images", str(trained), "code" if scale == "paper" else "ours"),
+            Setting("trial runs, images", f"{tried} rounds", "ours"),
+            *stated.image_settings(scale, ("lambda, images", "rounds, images")),
+        ) if pictured else ()),
     )  # fmt: skip
 
 
@@ -94,14 +97,11 @@ def trained_on(bench: Bench, run: Result, new: Federation, problem: Problem, exc
     return history.loc[history["split"] == "test", own.metric.name].tolist()
 
 
-@recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(4, 2500), settings=settings,
-        data=("mnist", "fashion_mnist"), also=("fpfc/table3-images",), middle=True)  # fmt: skip
-def table3(bench: Bench) -> Outcome:
-    """Does a device that comes after training gain from the clusters that were found?"""
+def newcomers(bench: Bench, titles: Sequence[str]) -> Outcome:
     many, few = (3, 3) if bench.rehearse else EXCHANGES[bench.scale]
     parts = [
         (synthetic(bench), many, stated.GRID),
-        *((images(bench, title), few, IMAGE_LAMBDAS) for title in IMAGE_TITLES),
+        *((images(bench, title), few, IMAGE_LAMBDAS) for title in titles),
     ]
     claims, panels, at, selected = [], [], {}, []
     for problem, exchanges, lambdas in parts:
@@ -142,9 +142,18 @@ def table3(bench: Bench) -> Outcome:
         *selected,
         "Local: the newcomer alone, with as many rounds of local work",
         "the paper does not say how many exchanges newcomers take part in, nor whether the others move",
-        "rank: of the means, averaged over the three data sets",
+        f"rank: of the means, averaged over {', '.join(at)}; the paper's over three data sets",
     ]
     return Outcome(tables, {"newcomers": curve_panels(panels, 3)}, claims, notes)
+
+
+WHETHER = "Does a device that comes after training gain from the clusters that were found?"
+recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(4, 2500), settings=settings,
+       data=("mnist", "fashion_mnist"), also=("fpfc/table3-images",), between=("middle",))(
+    case(WHETHER, newcomers, IMAGE_TITLES))  # fmt: skip
+recipe("fpfc/table3-s1", "Table 3: newcomers on S1 alone", minutes=(2, 100), seeds=5,
+       settings=partial(settings, pictured=False))(
+    case(WHETHER, newcomers, ()))  # fmt: skip
 
 
 def ahead(problem: Problem, runs: Comparison, others: Iterable[str]) -> list[Claim]:
@@ -214,7 +223,7 @@ def watched(problem: Problem) -> Problem:
 
 @recipe("fpfc/figure4", "Figures 4 and 5: nine methods on label-swapped MNIST and Fashion-MNIST", minutes=(1, 4000),
         settings=settings_of_images, data=("mnist", "fashion_mnist"),
-        also=("fpfc/figure5",), middle=True)  # fmt: skip
+        also=("fpfc/figure5",), between=("middle",))  # fmt: skip
 def figure4(bench: Bench) -> Outcome:
     """Do clusters that are found pay on images whose labels are exchanged, and what does it cost to send?"""
     outcome, panels, costs = Outcome(), [], {}

@@ -280,7 +280,7 @@ def settings_of_images(scale: Size):
 
 @recipe("fpfc/table2-images", "Table 2 and Figure 6: the same on label-swapped images", minutes=(1, 1700),
         settings=settings_of_images, data=("mnist", "fashion_mnist"),
-        also=("fpfc/figure6-images",), middle=True)  # fmt: skip
+        also=("fpfc/figure6-images",), between=("middle",))  # fmt: skip
 def table2_images(bench: Bench) -> Outcome:
     """Does the warm path pay on images too?"""
     both = [images(bench, title, validation=0.2) for title in IMAGE_TITLES]

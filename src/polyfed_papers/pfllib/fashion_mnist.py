@@ -69,6 +69,6 @@ for partition, title, text in (
     ("pathological", "two classes per client", "two classes per client"), ("dirichlet", *["Dirichlet(0.1)"] * 2)
 ):  # fmt: skip
     recipe(f"pfllib/fashion-mnist-{partition}", f"Leaderboard, Fashion-MNIST, {title}", minutes=(2, 4200),
-           settings=settings, machine="one large GPU", data=("fashion_mnist",), middle=True)(case(
+           settings=settings, machine="one large GPU", data=("fashion_mnist",), between=("middle",))(case(
         f"What does the leaderboard's protocol report with {text}{' classes' * (partition == 'dirichlet')}, and what a "
         "last round that is not chosen by test accuracy?", _column, partition))  # fmt: skip

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-Size = Literal["small", "middle", "paper"]
+Size = Literal["small", "middle", "heads", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
 
@@ -77,7 +77,7 @@ class Recipe:
     seeds: int | Sequence[int] = 3  # their number, or the seeds, where others have been looked at before
     also: tuple[str, ...] = ()  # other full names, such as those of a paper's tables that are one experiment
     order: int = 0
-    middle: bool = False  # it has a size in between, whose time a `Pilot` estimates before it starts
+    between: tuple[Size, ...] = ()  # further sizes, whose time a `Pilot` estimates before it starts
     recorded: bool = True  # a record has all that it reads of its runs, every test sample's scores aside
     scored: bool = False  # it reads these, and the record has each test sample's part of the leading metric
     joins: bool = False  # a user's own methods can be added
@@ -94,7 +94,7 @@ class Recipe:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        return ("small", "middle", "paper") if self.middle else SIZES
+        return ("small", *self.between, "paper")
 
     @property
     def about(self) -> str:
