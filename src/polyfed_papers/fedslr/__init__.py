@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 def lam(bench: Bench) -> float:
     """Weight of the nuclear norm: the paper's, or as much more as there are fewer rounds (small: twenty times)."""
-    return bench.pick(2e-3, 1e-4, 2.5e-4)
+    return bench.pick(2e-3, 1e-4, 2.5e-4, 1e-2)
 
 
 def method(bench: Bench, **changes: Any) -> FedSLR:
@@ -127,7 +127,7 @@ def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
     """The work of a round, as settings of `fit`."""
     padding = 8 if data == "Tiny ImageNet" else 4
     return {
-        "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25), "local_epochs": 2,
+        "rounds": bench.rounds(40, 1000, 400, 200), "fraction": bench.pick(0.25, 0.1, 0.25), "local_epochs": 2,
         "batch_size": 20, "weight_decay": 1e-3, "evaluate_every": 0, "lr_schedule": "exponential:factor=0.998",
         **({} if bench.scale in ("small", "heads") else {"augment": f"flip+crop:{padding},p=0.5"}),
     }  # fmt: skip

@@ -15,10 +15,10 @@ from polyfed_papers.recipes.said import Claim, Setting, beside, ours, points
 
 LAMBDAS = {
     "small": (1e-3, 2e-3, 4e-3, 1e-2, 2e-2), "middle": (2.5e-5, 1.25e-4, 2.5e-4, 1.25e-3, 2.5e-3),
-    "paper": (1e-5, 5e-5, 1e-4, 5e-4, 1e-3),
+    "heads": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "paper": (1e-5, 5e-5, 1e-4, 5e-4, 1e-3),
 }  # fmt: skip
 MUS = {"small": (1e-5, 1e-4, 1e-3, 1e-2, 5e-2), "paper": (1e-4, 5e-4, 1e-3, 5e-3, 1e-2)}
-MUS["middle"] = MUS["paper"]
+MUS |= dict.fromkeys(("middle", "heads"), MUS["paper"])
 ETAS = (2.0, 10.0, 20.0, 100.0)
 EPOCHS = (1, 2, 3, 4)
 Runs = Mapping[float, tuple[Comparison, str]]  # value -> the runs, and the label of its own
@@ -49,6 +49,7 @@ TABLE6: Printed = {
         EPOCHS, ("58.20", "64.51", "63.86", "64.17"), ("78.82", "81.46", "81.97", "82.20"), strict=True
     )
 }
+LIGHT = ("small", "heads")  # sizes with models of thousands of numbers
 LONGER = 120  # rounds at small size where 40 leave a claim open
 FOREIGN = f"columns of the paper: ResNet-18 on CIFAR-100, non-IID; {OTHER_DATA}"
 
@@ -62,7 +63,7 @@ def vary(bench: Bench, key: str, values: Sequence[Any]) -> Runs:
 
 def table(bench: Bench, title: str, first: str, runs: Runs, printed: Printed) -> Table:
     """One row per value; `runs` maps it to (comparison, label)."""
-    amount, unit, of, numbers = (1e3, "MB", 1e3, "thousand") if bench.small else (1.0, "GB", 1e6, "M")
+    amount, unit, of, numbers = (1e3, "MB", 1e3, "thousand") if bench.scale in LIGHT else (1.0, "GB", 1e6, "M")
     scaled = list(printed) != list(runs) and len(printed) == len(runs)
     rows = {}
     for k, (value, (found, label)) in enumerate(runs.items()):
@@ -95,9 +96,11 @@ def smaller(setting: str, runs: Runs):
     ]  # fmt: skip
 
 
-@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), **RUNS, between=("middle",), settings=settings(
+@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), **RUNS,
+        between=("middle", "heads"), settings=settings(
             {"small": Setting("lambda", "1e-3 to 2e-2, where ranks fall in 40 rounds; beside them the paper's", "ours"),
              "middle": Setting("lambda", "2.5 times the paper's, which are beside them", "ours"),
+             "heads": Setting("lambda", "1e-3 to 1e-1, where ranks fall in 200 rounds", "ours"),
              "paper": Setting("lambda", "1e-5, 5e-5, 1e-4, 5e-4, 1e-3", "paper")},
             but=["lambda"],
         ))  # fmt: skip
@@ -114,10 +117,10 @@ def table3(bench: Bench) -> Outcome:
 
 
 @recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), **RUNS,
-        between=("middle",), settings=settings(
+        between=("middle", "heads"), settings=settings(
             {"small": Setting("mu", "1e-5 to 5e-2, a wider range than the paper's; the smallest and the middle one "
                               f"again with {LONGER} rounds", "ours"),
-             **dict.fromkeys(("middle", "paper"), Setting("mu", "1e-4, 5e-4, 1e-3, 5e-3, 1e-2", "paper"))},
+             **dict.fromkeys(("middle", "heads", "paper"), Setting("mu", "1e-4, 5e-4, 1e-3, 5e-3, 1e-2", "paper"))},
         ))  # fmt: skip
 def table4(bench: Bench) -> Outcome:
     """How sparse should the personal parts be?"""
@@ -187,16 +190,16 @@ def table6(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 6", "epochs", runs, TABLE6)], {}, claims, [FOREIGN, note, *NOTES])
 
 
-@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), **RUNS, between=("middle",),
-        also=("fedslr/table8",),
+@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), **RUNS,
+        between=("middle", "heads"), also=("fedslr/table8",),
         settings=settings(
             Setting("pure personal", "lambda 10, which makes w zero", "paper"),
             Setting("pure personal, start", "p at the initial weights", "code"),
             Setting("pure personal, mu", "1e-3, 1e-4, 1e-5", "paper"),
             Setting("pure global", "no personal part", "paper"),
             {"paper": Setting("pure global, lambda", "Table 3's last, third and first", "paper"),
-             **dict.fromkeys(("small", "middle"), Setting("pure global, lambda", "the last, third and first of our "
-                             "Table 3's", "ours"))},
+             **dict.fromkeys(("small", "middle", "heads"),
+                             Setting("pure global, lambda", "the last, third and first of our Table 3's", "ours"))},
         ))  # fmt: skip
 def table7(bench: Bench) -> Outcome:
     """Does it take both parts?"""

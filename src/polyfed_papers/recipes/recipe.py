@@ -167,11 +167,10 @@ class Bench:
     def small(self) -> bool:
         return self.scale == "small"
 
-    def pick(self, small: Any, paper: Any, middle: Any = None) -> Any:
-        """The value for this size; the middle one's is the paper's unless it has one of its own."""
-        if self.scale == "middle" and middle is not None:
-            return middle
-        return small if self.small else paper
+    def pick(self, small: Any, paper: Any, middle: Any = None, heads: Any = None) -> Any:
+        """The value for this size; a size in between has the paper's unless it has one of its own."""
+        value = {"small": small, "middle": middle, "heads": heads}.get(self.scale)
+        return paper if value is None else value
 
     def under(self, seeds: Sequence[int]) -> "Bench":
         """The same bench with other seeds."""
@@ -179,9 +178,9 @@ class Bench:
         other.seeds = list(seeds)
         return other
 
-    def rounds(self, small: int, paper: int, middle: int | None = None) -> int:
-        """Rounds for this size, one in a rehearsal."""
-        count = self.pick(small, paper, middle)
+    def rounds(self, *sizes: int) -> int:
+        """Rounds for this size, of those that `pick` takes, one in a rehearsal."""
+        count = self.pick(*sizes)
         return min(count, 1) if self.rehearse else count
 
     def compare(
