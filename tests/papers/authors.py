@@ -84,3 +84,9 @@ def office(root, inside=""):
             for i in range(1 + (k == 0)):
                 Image.new("RGB", (9 + i, 7), (20 * k, 0, 50 * s)).save(folder / f"frame_{i}.png")
     return root
+
+
+def speeches(root, speakers, repeated=200):
+    root.mkdir(exist_ok=True)
+    said = [f"{who}:\n{k % 10} Speak, speak. resolved.\n" for k in range(repeated) for who in speakers]
+    (root / "input.txt").write_text("\n".join([*said, "Mute:\nNo.\n"]))

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from authors import five, har, leaf, office, written
+from authors import five, har, leaf, office, speeches, written
 from scipy.stats import t
 
 from polyfed.algorithms import shipped
-from polyfed.base.errors import DataError
 from polyfed.compute import compiled, solvers, steps
 from polyfed.compute import gradients as torch_gradients
 from polyfed.core.algorithm import REGISTRY
@@ -208,10 +207,11 @@ def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypat
     means = {"local": np.full(10, 0.7), "fedavg-ft": np.full(10, 0.72), "wide": 0.6 + 0.3 * rng.normal(size=10),
              "narrow": 0.75 + 0.01 * rng.normal(size=10)}  # fmt: skip
     grids = {k: SimpleNamespace(per_seed=lambda v=v: dict(enumerate(v))) for k, v in means.items()}
-    study = SimpleNamespace(verdicts=SimpleNamespace(grids=grids), labels=[*means])
+    of = SimpleNamespace(verdicts=SimpleNamespace(grids=grids), labels=[*means])
+    study, errors = (SimpleNamespace(**vars(of), metric=SimpleNamespace(name=name)) for name in ("accuracy", "rmse"))
     monkeypatch.setattr(boards, "groups", lambda _: {"wide": "A", "narrow": "B", "local": "B", "fedavg-ft": "B"})
     monkeypatch.setattr(boards, "gain", lambda *_: Interval(0, -1, 1, 10))
-    table = boards.over_all({"one": study, "two": study})
+    table = boards.over_all({"one": study, "two": study, "in points of another kind": errors})
     assert [row[0].text for row in table.rows] == ["narrow", "fedavg-ft", "local", "wide"]
     gaps = means["narrow"] - means["local"]
     half = t.ppf(1 - 0.025 / 3, 9) * np.sqrt(gaps.var(ddof=1) * (1 / 10 + 0.2 / 0.8))  # joint over three differences
@@ -256,12 +256,20 @@ def users(name, root):
     leaf(root / name / "data" / "all_data" / "all_data_0.json", made)
 
 
+def pupils(root):
+    x, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30.0)
+    root.mkdir()
+    np.savez(root / "school.npz", X=x, y=y, school=np.repeat([1, 2, 3], 10))
+
+
 MADE = {
     "har": lambda root: har(root, ((1, 2, 3) * 9, (1, 2, 3)), ((1, 6, 2) * 9, (3, 4, 5))),
     "femnist": lambda root: users("femnist", root),
     "digit-5": lambda root: five(root / "Digit-Five", 10),
     "office-caltech10": lambda root: office(root / "office_caltech_10"),
     "shakespeare": lambda root: users("shakespeare", root),
+    "tiny-shakespeare": lambda root: speeches(root, ("All", "First Citizen")),
+    "school": pupils,
 }
 
 
@@ -274,10 +282,10 @@ def test_the_natural_board_takes_what_the_folder_has_and_names_the_rest(name, tm
     outcome = find("board/natural").run(bench)
     assert [table.title.partition(":")[0] for table in outcome.tables[1:-1]] == [name]
     absent = [note for note in outcome.notes if note.startswith("Left out: ")]
-    assert [note.split(": ")[1] for note in absent] == [other for other in NATURAL if other != name]
+    assert [note.split(": ")[1] for note in absent] == [other for other in NATURAL if other not in (name, "hospitals")]
 
 
-def test_the_natural_board_of_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(DataError) as caught:
-        find("board/natural").run(Bench(tmp_path / "out", data_dir=tmp_path, rehearse=True))
-    assert all(f"{name}: no " in str(caught.value) for name in NATURAL)
+def test_the_natural_board_of_an_empty_folder_has_the_hospitals(tmp_path):
+    outcome = find("board/natural").run(Bench(tmp_path / "out", "small", 1, data_dir=tmp_path, rehearse=True))
+    assert outcome.tables[1].title == "hospitals: 4 clients"
+    assert sum(note.startswith("Left out: ") for note in outcome.notes) == len(NATURAL) - 1

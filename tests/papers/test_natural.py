@@ -4,9 +4,10 @@ import hashlib
 
 import numpy as np
 import pytest
-from authors import five, har, leaf, office, written, zipped
+from authors import five, har, leaf, office, speeches, written, zipped
 from scipy.io import savemat
 
+from polyfed.base.errors import DataError
 from polyfed.data import load
 from polyfed_papers import natural
 
@@ -119,6 +120,20 @@ def test_the_last_samples_of_a_role_are_held_out(tmp_path):
     leaf(tmp_path / "shakespeare/data/all_data/all_data.json", {"R": (x, list(natural.LETTERS[:10]))})
     fed = load("shakespeare", tmp_path).partition()
     assert (fed.train.y.tolist(), fed.test.y.tolist()) == (list(range(8)), [8, 9])
+
+
+def test_a_speaker_of_the_plays_is_a_client_and_the_next_letter_the_label(tmp_path):
+    """Of 200 speeches with 25 characters and a line's end between them; one with two characters is no client."""
+    speeches(tmp_path, ("All", "First Citizen"))
+    data = load("tiny-shakespeare", tmp_path)
+    assert (data.group_names, data.x.shape) == (("All", "First Citizen"), (2 * (200 * 26 - 1 - 20), 20))
+    letters = [natural.LETTERS[k] for k in (*data.x[0], data.y[0])]
+    assert "".join(letters) == "0 Speak, speak. resol"
+    few = load("tiny-shakespeare", tmp_path, samples=30).partition()
+    assert few.train.counts.tolist() == [24, 24]
+    (tmp_path / "input.txt").write_text("no speech")
+    with pytest.raises(DataError, match="no speaker with 5000 characters"):
+        load("tiny-shakespeare", tmp_path)
 
 
 def grey(value, pixels=784):

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed import Algorithm, FedEM, Federation, FedRC
 from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError, Diverged, PolyfedError
+from polyfed.base.typed import seeded
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data import load
 from polyfed.models import build
+from polyfed.models.mlp import SIZE
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training
@@ -28,6 +30,7 @@ HELD = 0.25  # of the training samples, to choose by
 MORE, MOST = 4, 50  # trials that all methods of a setting get while a choice is at an edge, and where that ends
 WORK: dict[str, Any] = {"local_steps": 5, "batch_size": 20}
 RATES = (0.03, 0.1, 0.3)
+TENS = 10.0  # points that a regression's targets are divided by, so that such step sizes suit them
 OTHER_RATES = {"pfedme": (0.01, 0.02, 0.05)}  # below 1 / lam
 OWN, TUNED = "local", "fedavg-ft"  # what gains are taken over
 REHEARSED = ("local", "fedavg", "fedavg-ft", "ifca")
@@ -147,6 +150,18 @@ def gradients(method: Algorithm, run: Result) -> float:
     return float(total) / run.federation.n
 
 
+class Reader(nn.Module):
+    """Letters, each of which becomes 8 numbers, through a GRU, whose last state says the next one."""
+
+    def __init__(self, letters: int, hidden: int):
+        super().__init__()
+        self.letters, self.gru = nn.Embedding(letters, SIZE), nn.GRU(SIZE, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, letters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(self.letters(x))[0][:, -1])
+
+
 @dataclass(frozen=True)
 class Setting:
     """A setting of the comparison."""
@@ -160,6 +175,10 @@ class Setting:
     generated: bool = False  # data that take a seed
     letters: int = 0  # of inputs that are texts
     folder: str | None = None  # of the data set's files
+    recurrent: bool = False  # a GRU reads the letters
+    metric: str = "accuracy"
+    rate: float = 1.0  # factor of the step sizes that searches begin at
+    only: tuple[str, ...] = ()  # the methods, where not all
     training: tuple[tuple[str, Any], ...] = ()  # differences from WORK
     chosen: "tuple[str, Setting] | None" = None  # (name, setting) where settings are chosen, if not here
 
@@ -168,12 +187,14 @@ class Setting:
         return _federation(self, seed, held)
 
     def model(self, cls: type[Algorithm], seed: int) -> nn.Module:
-        data = self.federation(seed)
-        assert data.classes is not None
-        name = registered(cls).name
+        data, name = self.federation(seed), registered(cls).name
+        if self.recurrent:
+            with seeded(seed):
+                return Reader(self.letters, self.hidden)
+        outputs = data.classes or 1
         more = {"parts": PARTS[name], "by_class": name == "fedrc"} if name in PARTS else {}
         kind = "mixture" if more else "mlp"
-        return build(kind, data.input_shape, data.classes, seed, hidden=self.hidden, letters=self.letters, **more)
+        return build(kind, data.input_shape, outputs, seed, hidden=self.hidden, letters=self.letters, **more)
 
     @property
     def said(self) -> str:
@@ -181,13 +202,19 @@ class Setting:
         options = "".join(f", {k} {v}" for k, v in self.options)
         clients = f", {self.clients} clients" if self.clients else ""
         cohort = f", {100 * self.share:.0f} % of them a round" if self.share < 1 else ""
-        return f"{self.data}{options}, {self.partition or 'natural clients'}{clients}{cohort}; {self.hidden} units"
+        return (
+            f"{self.data}{options}, {self.partition or 'natural clients'}{clients}{cohort}; {self.hidden} units"
+            + " of a GRU" * self.recurrent
+            + "; targets in tens of points" * (self.metric != "accuracy")
+        )
 
 
 @cache
 def _federation(setting: Setting, seed: int, held: float) -> Federation:
     options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
     data = load(setting.data, setting.folder, **options)
+    if data.classes is None:
+        data = replace(data, y=data.y / TENS)
     test = "own" if data.test_groups is None else "given"
     return data.partition(setting.partition, setting.clients, seed, test, validation_fraction=held)
 
@@ -206,13 +233,21 @@ FULL = SMALL | {
     "mixtures": Setting("mixtures", options=(("clients", 20),), generated=True),
     "fpfc-s1": Setting("fpfc-s1", options=(("scale", "small"),), generated=True),
 }
-NATURAL = {  # clients that nobody made, in the user's folder
+TWELVE = (
+    "local", "fedavg", "fedavg-ft", "apfl", "ditto", "fedacs", "fedper", "fedprox", "fedrep", "fedslr", "fpfc", "ifca",
+)  # fmt: skip
+NATURAL = {  # clients that nobody made, in the user's folder, but for the hospitals, which are everywhere
+    "school": Setting("school", metric="rmse", rate=0.1),
+    "parkinsons": Setting("parkinsons", metric="rmse", rate=0.1),
+    "tiny-shakespeare": Setting("tiny-shakespeare", options=(("samples", 200),), generated=True, letters=80,
+                                recurrent=True, only=TWELVE),
     "har": Setting("har"),
     "femnist": Setting("femnist", share=0.1, options=(("samples", 200),), generated=True),
     "digit-5": Setting("digit-5", options=(("clients", 4), ("samples", 200)), generated=True),
     "office-caltech10": Setting("office-caltech10"),
     "shakespeare": Setting("shakespeare", share=0.1, options=(("samples", 200),), generated=True, letters=80),
-}
+    "hospitals": SMALL["hospitals"],
+}  # fmt: skip
 SHIFTS = {  # of which the groups are known
     "label": Setting("digits", "pathological:2", 10),
     "feature": Setting("digits", "iid+rotation:0/90/180/270", 10),
@@ -233,11 +268,12 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 
-def ladders(cls: type[Algorithm]) -> dict[str, Ladder]:
-    """The settings of a method that are tuned, and where the search of each begins."""
+def ladders(cls: type[Algorithm], rate: float = 1.0) -> dict[str, Ladder]:
+    """The settings of a method that are tuned, and where the search of each begins; `rate` is of step sizes."""
     some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
     names = {f.name for f in fields(cls)}
-    return {name: Ladder.of(cls, name, values) for name, values in some if name in names}
+    begun = {name: tuple(rate * v for v in values) if name.endswith("lr") else values for name, values in some}
+    return {name: Ladder.of(cls, name, values) for name, values in begun.items() if name in names}
 
 
 def registered(cls: type[Algorithm]) -> type[Algorithm]:
@@ -252,9 +288,9 @@ def made(cls: type[Algorithm], at: At) -> Algorithm:
     return registered(cls)(**given, **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
 
 
-def start(cls: type[Algorithm]) -> At:
+def start(cls: type[Algorithm], rate: float = 1.0) -> At:
     """Start of a search: the middle of every ladder."""
-    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls).values())
+    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls, rate).values())
 
 
 def refusal(setting: Setting, method: Algorithm) -> str:
@@ -309,11 +345,19 @@ def drawn(
             if spent > budget and not bench.rehearse:  # in one round
                 return None
             run = fit(
-                setting.model(cls, draw), data, method, rounds=rounds, evaluate_every=0, seed=draw, **work(setting)
+                setting.model(cls, draw),
+                data,
+                method,
+                rounds=rounds,
+                evaluate_every=0,
+                seed=draw,
+                metrics=setting.metric,
+                **work(setting),
             )
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
-        return float(np.nanmean(run.final["validation"]["accuracy"]))  # of the clients that have such samples
+        merit = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
+        return float(np.nanmean(merit))  # of the clients that have such samples
 
     kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", trained)
     return -math.inf if kept is None else kept
@@ -325,7 +369,9 @@ def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tu
 
 def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> int:
     """At how many settings the choice of a method is at an edge, after so many trials."""
-    return climb(partial(score, bench, name, setting, cls, budget), list(ladders(cls).values()), trials).edges
+    return climb(
+        partial(score, bench, name, setting, cls, budget), list(ladders(cls, setting.rate).values()), trials
+    ).edges
 
 
 def agreed(
@@ -350,7 +396,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
     at = (
         bench.choose(f"{key}-by-{len(DRAWS)}-draws", tried, list(some.values()), trials)
-        if (some := ladders(cls))
+        if (some := ladders(cls, setting.rate))
         else ()
     )
     method = made(cls, at)
@@ -358,7 +404,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     often = max(1, rounds // 10)
     return bench.compare(
         f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
-        evaluate_every=often, metrics="accuracy", **work(setting),
+        evaluate_every=often, metrics=setting.metric, **work(setting),
     )  # fmt: skip
 
 

@@ -99,8 +99,6 @@ def natural(bench: Bench) -> Outcome:
             here[name] = setting
         except DataError as e:
             absent[name] = f"{name}: {str(e).removeprefix(f'{name}: ')}"
-    if not here:
-        raise DataError(f"board/natural: found none of its data sets; {'; '.join(absent.values())}")
     outcome = board(bench, here)
     return replace(outcome, notes=[*outcome.notes, *(f"Left out: {why}" for why in absent.values())])
 
@@ -113,7 +111,12 @@ def compared(
     tables, figures, captions, studies = [], {}, {}, {}
     for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
         every = {**methods, **common.BESIDE.get(name, {})}
-        why = {label: common.refusal(setting, common.made(cls, common.start(cls))) for label, cls in every.items()}
+        if setting.only:
+            every = {label: cls for label, cls in every.items() if label in (*setting.only, *bench.joining)}
+        why = {
+            label: common.refusal(setting, common.made(cls, common.start(cls, setting.rate)))
+            for label, cls in every.items()
+        }
         able = {label: cls for label, cls in every.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
         shipped = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
@@ -194,7 +197,7 @@ def one(
     """The table of a setting, the best first; where groups are known, with those that were found."""
     grouped = {k: tuple(map(mean_of, grouping_of(part, k))) for k, part in parts.items()}
     shown = any(math.isfinite(score) for _, score in grouped.values())
-    order, letters = study.verdicts.ranked, groups(study)
+    order, letters, unit = study.verdicts.ranked, groups(study), unit_of(study)
     rows = []
     for label in order:
         runs = study.counted(label)
@@ -204,30 +207,31 @@ def one(
         last = tuned, place, Cell(digest(parts[label]), {}, "quiet")
         if not runs:
             nothing = [Cell("–")] * (8 + 2 * shown)
-            rows.append((Cell(label), Cell("–"), Cell("diverged", {"accuracy": None}, "loss"), *nothing, *last))
+            rows.append((Cell(label), Cell("–"), Cell("diverged", {unit.name: None}, "loss"), *nothing, *last))
             continue
         means = list(study.verdicts.grids[label].per_seed().values())
-        tenth = mean_of([worst_decile(list(r.values().values())) for r in runs])
+        sign = study.metric.sign
+        tenth = sign * mean_of([worst_decile([sign * v for v in r.values().values()]) for r in runs])
         _, work = bench.once(f"{name}-{label}-rounds", tuple)
         moved = mean_of([(r.summary.down_bytes + r.summary.up_bytes) / r.n for r in runs])
         rows.append((
             Cell(label, {"method": label}),
             Cell(letters.get(label, "–"), {"group": letters.get(label)}),
-            _share(mean_of(means), sample_std(means), "accuracy", "best" if letters.get(label) == "A" else ""),
-            _share(tenth, math.nan, "worst_decile"),
-            _share(below(study, label), math.nan, "below_own", decimals=0),
-            _gained(gain(study, label, common.OWN) if label != common.OWN else None, "over_local"),
-            _gained(gain(study, label, common.TUNED) if label != common.TUNED else None, "over_fedavg_ft"),
+            unit.cell(mean_of(means), sample_std(means), unit.name, "best" if letters.get(label) == "A" else ""),
+            unit.cell(tenth, math.nan, "worst_decile"),
+            PERCENT.cell(below(study, label), math.nan, "below_own", decimals=0),
+            unit.gained(gain(study, label, common.OWN) if label != common.OWN else None, "over_local"),
+            unit.gained(gain(study, label, common.TUNED) if label != common.TUNED else None, "over_fedavg_ft"),
             Cell(words.size(moved), {"bytes_per_client": moved}),
             Cell(f"{work:.0f}", {"gradients": work}),
             Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
-            _share(mean_of(_best_rounds(parts[label])), math.nan, "best_round", "quiet"),
+            unit.cell(mean_of(_best_rounds(parts[label])), math.nan, "best_round", "quiet"),
             *(_grouped(*grouped[label]) if shown else ()),
             *last,
         ))  # fmt: skip
     heads = (
-        "method<", "group", "accuracy, %", "worst tenth, %", "below own, % of clients", "gain over local",
-        "gain over fedavg-ft", "bytes per client", "gradients", "time", "best round by test, %",
+        "method<", "group", unit.head, f"worst tenth{unit.suffix}", "below own, % of clients", "gain over local",
+        "gain over fedavg-ft", "bytes per client", "gradients", "time", f"best round by test{unit.suffix}",
         *(("groups", "ARI") if shown else ()), "tuned<", "cell<", "digest<",
     )  # fmt: skip
     return Table(f"{name}: {len(study.names)} clients", heads, tuple(rows))
@@ -236,7 +240,8 @@ def one(
 def _best_rounds(part: Comparison) -> list[float]:
     """The best accuracy of any round, per seed."""
     curve = curves(part)
-    return [] if curve.empty else curve.groupby("seed")["accuracy"].max().tolist()
+    name, sign = part.metric.name, part.metric.sign
+    return [] if curve.empty else (sign * (sign * curve[name]).groupby(curve["seed"]).max()).tolist()
 
 
 def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
@@ -247,17 +252,35 @@ def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
     )
 
 
-def _share(mean: float, spread: float, key: str, mark: str = "", decimals: int = 1) -> Cell:
-    text = f"{100 * mean:.{decimals}f}" + (f" ± {100 * spread:.{decimals}f}" if math.isfinite(spread) else "")
-    return Cell(text if math.isfinite(mean) else "–", {key: mean}, mark)
+class Unit(NamedTuple):
+    """How a table says its metric."""
+
+    name: str = "accuracy"
+    factor: float = 100.0
+    suffix: str = ", %"
+
+    @property
+    def head(self) -> str:
+        return self.name + self.suffix
+
+    def cell(self, mean: float, spread: float, key: str, mark: str = "", decimals: int = 1) -> Cell:
+        text = f"{self.factor * mean:.{decimals}f}"
+        text += f" ± {self.factor * spread:.{decimals}f}" if math.isfinite(spread) else ""
+        return Cell(text if math.isfinite(mean) else "–", {key: mean}, mark)
+
+    def gained(self, g: Interval | None, key: str) -> Cell:
+        if g is None or not g.known:
+            return Cell("–", {key: None if g is None else g.mean})
+        mean, low, high = (f"{self.factor * v:+.1f}" for v in (g.mean, g.low, g.high))
+        mark = "gain" if g.low > 0 else "loss" if g.high < 0 else ""
+        return Cell(f"{mean} ({low} to {high})", {key: g.mean, f"{key}_low": g.low, f"{key}_high": g.high}, mark)
 
 
-def _gained(g: Interval | None, key: str) -> Cell:
-    if g is None or not g.known:
-        return Cell("–", {key: None if g is None else g.mean})
-    text = f"{100 * g.mean:+.1f} ({100 * g.low:+.1f} to {100 * g.high:+.1f})"
-    mark = "gain" if g.low > 0 else "loss" if g.high < 0 else ""
-    return Cell(text, {key: g.mean, f"{key}_low": g.low, f"{key}_high": g.high}, mark)
+PERCENT = Unit()
+
+
+def unit_of(study: Study) -> Unit:
+    return PERCENT if study.metric.name == "accuracy" else Unit(study.metric.name, common.TENS, ", points")
 
 
 # ---- over all settings -----------------------------------------------------------------------------------------------
@@ -276,7 +299,7 @@ def over_all(studies: Mapping[str, Study]) -> Table:
             up, down = sum(g.low > 0 for g in gains), sum(g.high < 0 for g in gains)
             mean = gained if reference == common.OWN else over(studies, label, reference, len(labels) - 1)
             cells += [
-                _gained(mean if label != reference else None, f"over_{reference}"),
+                PERCENT.gained(mean if label != reference else None, f"over_{reference}"),
                 Cell(f"{up} / {down}" if gains else "–", {f"above_{reference}": up, f"below_{reference}": down}),
             ]
         cells.append(Cell(f"{first} of {len(where)}", {"first_group": first}, "quiet"))
@@ -285,15 +308,15 @@ def over_all(studies: Mapping[str, Study]) -> Table:
     heads = ("method<", "mean gain over local", "above / below", "mean gain over fedavg-ft", "above / below",
              "in the first group")  # fmt: skip
     note = (
-        "Mean gains: over these settings, those that both methods were trained in; intervals hold jointly over the "
-        "methods. Above / below: settings in which the gain is clear, jointly over the methods."
+        "Mean gains: over these settings, those of accuracy that both methods were trained in; intervals hold jointly "
+        "over the methods. Above / below: settings in which the gain is clear, jointly over the methods."
     )
     return Table(f"Over {words.count(len(studies), 'setting')}", heads, tuple(row for _, row in rows), (note,))
 
 
 def over(studies: Mapping[str, Study], label: str, reference: str, comparisons: int) -> Interval:
     """Gain in the mean over clients and settings, from one mean per seed; the same samples are tested again."""
-    grids = [study.verdicts.grids for study in studies.values()]
+    grids = [study.verdicts.grids for study in studies.values() if unit_of(study) == PERCENT]
     pairs = [(of[label].per_seed(), of[reference].per_seed()) for of in grids if label in of and reference in of]
     seeds = sorted(set.intersection(*({*one} & {*other} for one, other in pairs))) if pairs else []
     gains = [np.mean([one[seed] - other[seed] for one, other in pairs]) for seed in seeds]
@@ -316,6 +339,8 @@ def printed() -> Table:
 def dots(study: Study) -> "Figure":
     """A dot and its joint interval for every method's gain over the own models, the best on top."""
     order = [k for k in study.verdicts.ranked if k in study.verdicts.means and k != common.OWN]
+    unit = unit_of(study)
+    factor, what = unit.factor, "points" if unit == PERCENT else f"points of {unit.name}"
     with styled():
         figure, (axes,) = canvas(5.6, 1.0 + 0.16 * len(order))
         axes.axvline(0, color=INK, linewidth=0.9)
@@ -323,16 +348,21 @@ def dots(study: Study) -> "Figure":
             g = gain(study, label, common.OWN)
             colour = GREEN if g.low > 0 else VERMILLION if g.high < 0 else QUIET
             if g.known:
-                axes.plot([100 * g.low, 100 * g.high], [i, i], color=colour, linewidth=1.2)
-            axes.plot(100 * g.mean, i, "o", color=colour, markersize=3.5)
+                axes.plot([factor * g.low, factor * g.high], [i, i], color=colour, linewidth=1.2)
+            axes.plot(factor * g.mean, i, "o", color=colour, markersize=3.5)
         axes.set_yticks(range(len(order)), order, fontsize=6)
         axes.set_ylim(len(order) - 0.4, -0.6)
-        axes.set_xlabel("gain over local, points; 95 % jointly over the methods")
+        axes.set_xlabel(f"gain over local, {what}; 95 % jointly over the methods")
     return figure
 
 
 def costs(study: Study) -> "Figure":
-    """Accuracy against bytes, a dot per method; named are those that nothing cheaper equals."""
+    """The metric against bytes, a dot per method; named are those that nothing cheaper equals."""
+    unit, sign = unit_of(study), study.metric.sign
+
+    def value(merit: float) -> float:
+        return unit.factor * sign * merit
+
     spent = {
         k: (
             sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs),
@@ -348,13 +378,14 @@ def costs(study: Study) -> "Figure":
     with styled():
         figure, (axes,) = canvas(5.6, 3.6)
         for label, (moved, mean) in spent.items():
-            axes.plot(moved / 1000, 100 * mean, "o", color=GREEN if label in front else QUIET, markersize=4)
+            axes.plot(moved / 1000, value(mean), "o", color=GREEN if label in front else QUIET, markersize=4)
             if label in front:
-                axes.annotate(label, (moved / 1000, 100 * mean), (3, 3), textcoords="offset points", fontsize=6)
-        texts = [f"{label}: {100 * mean:.1f} %, {words.size(moved)}" for label, (moved, mean) in spent.items()]
-        hover(axes, [m / 1000 for m, _ in spent.values()], [100 * a for _, a in spent.values()], texts)
+                axes.annotate(label, (moved / 1000, value(mean)), (3, 3), textcoords="offset points", fontsize=6)
+        each = {k: f"{value(mean):.1f}{unit.suffix[1:]}, {words.size(moved)}" for k, (moved, mean) in spent.items()}
+        texts = [f"{label}: {text}" for label, text in each.items()]
+        hover(axes, [m / 1000 for m, _ in spent.values()], [value(a) for _, a in spent.values()], texts)
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         axes.set_xlabel("kB per client, down and up")
-        axes.set_ylabel("accuracy, %")
+        axes.set_ylabel(unit.head)
     return figure
