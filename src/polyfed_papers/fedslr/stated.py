@@ -33,10 +33,10 @@ def several(count: float) -> float:
     return 5.0 * count * PAPER_MINUTES
 
 
-def common_settings(scale: Size) -> tuple[Setting, ...]:
-    """Settings of all experiments."""
+def of_size(scale: Size) -> tuple[Setting, ...]:
+    """Data, clients, model and rounds of a size."""
     if scale == "small":
-        own = (
+        return (
             Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
             Setting("clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement",
                     "ours"),
@@ -44,8 +44,8 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
             Setting("rounds", "40", "ours"),
             Setting("lambda", "2e-3, 20 times the paper's, so that ranks fall in so few rounds", "ours"),
         )  # fmt: skip
-    elif scale == "middle":
-        own = (
+    if scale == "middle":
+        return (
             Setting("data", f"CIFAR-100, {CLIENTS * SAMPLES['middle']} images drawn by the seed", "ours"),
             Setting("clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement",
                     "ours"),
@@ -54,8 +54,8 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
             Setting("rounds", "400", "ours"),
             Setting("lambda", "2.5e-4, as much more than the paper's as there are fewer rounds", "ours"),
         )  # fmt: skip
-    elif scale == "heads":
-        own = (
+    if scale == "heads":
+        return (
             Setting("data", "CIFAR-100 (the subset of 10,000) as a frozen EfficientNet-Lite0 sees it at 64 x 64, 1280 "
                     "features, standardised over all training images", "ours"),
             Setting("clients", "100 with 100 images, 10 a round", "ours"),
@@ -63,17 +63,20 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
             Setting("rounds", "200", "ours"),
             Setting("lambda", "1e-2, in the middle of Table 3's", "ours"),
         )  # fmt: skip
-    else:
-        own = (
-            Setting("clients", "100 with 500 images (Tiny ImageNet: 1000), 10 a round", "paper"),
-            Setting("participants", "10 exactly; the released code draws every client with probability 0.1", "paper"),
-            Setting("model", "ResNet-18, GroupNorm with 2 groups", "code"),
-            Setting("augmentation", "mirror, and crop (pad 4; Tiny 8), each with probability 1/2", "code"),
-            Setting("rounds", "1000", "paper"),
-            Setting("lambda", "1e-4", "paper"),
-        )
     return (
-        *own,
+        Setting("clients", "100 with 500 images (Tiny ImageNet: 1000), 10 a round", "paper"),
+        Setting("participants", "10 exactly; the released code draws every client with probability 0.1", "paper"),
+        Setting("model", "ResNet-18, GroupNorm with 2 groups", "code"),
+        Setting("augmentation", "mirror, and crop (pad 4; Tiny 8), each with probability 1/2", "code"),
+        Setting("rounds", "1000", "paper"),
+        Setting("lambda", "1e-4", "paper"),
+    )
+
+
+def common_settings(scale: Size) -> tuple[Setting, ...]:
+    """Settings of all experiments."""
+    return (
+        *of_size(scale),
         Setting("non-IID", "every client its own class prior from Dirichlet(0.1)", "paper"),
         Setting("a class that is used up", "is redrawn, so that no image is in two clients (released: starts again)",
                 "ours"),
