@@ -42,7 +42,7 @@ IDEAS = (
         "One model, at the exact optimum",
         "the loss is strongly convex, batches are full and sites unlike: the optimum in few exchanges of one vector",
         "batches are small, whose noise decides, or the model is a deep network, for which nothing is proven",
-        ("scaffnew", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix"),
+        ("scaffnew", "gradskip", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix"),
     ),
     Idea(
         "One model, another step at the server",

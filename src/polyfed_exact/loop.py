@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -11,11 +11,13 @@ from torch import Tensor, zeros_like
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, key_of, mix, uniform
 from polyfed.base.settings import setting
+from polyfed.base.values import Limits
 from polyfed.compute.batches import Batches
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, Needs, Round, Server, State, by_settings
 from polyfed.core.newcomer import Newcomer
 
+ByClient = float | tuple[Annotated[float, Limits(ge=0, le=1)], ...]
 UNLIKE = 5  # local steps of all clients where their epochs have unlike numbers of them
 PLAIN = "its control variates are in units of gradient steps of length lr"
 
@@ -25,6 +27,19 @@ def conditioning(smoothness: float, convexity: float) -> float:
     if not 0 < convexity <= smoothness < math.inf:
         raise ConfigError(f"theory: found L = {smoothness:g} and mu = {convexity:g}, expected 0 < mu <= L")
     return smoothness / convexity
+
+
+def checked_for(method: Algorithm, name: str, n: int) -> None:
+    """Raise ConfigError for a list that has not one number for each client."""
+    given = getattr(method, name)
+    method.require(not isinstance(given, tuple) or len(given) == n, name, f"one number, or one for each of {n} clients")
+
+
+def of_clients(given: float | tuple[float, ...], round: Round) -> np.ndarray:
+    """[s] a setting at the clients of a call: one number for all, or one for each of the federation's."""
+    if not isinstance(given, tuple):
+        return np.full(len(round.ids), given)
+    return np.array(given)[round.ids.cpu().numpy()]
 
 
 def geometric(p: float, seed: int, t: int) -> int:

@@ -52,6 +52,7 @@ VARIANTS = {
     "led": [{"mixing": 0.5}],
     "compressedscaffnew": [{"keep": 2 / 3, "p": 0.3}],
     "tamuna": [{"keep": 2 / 3, "p": 0.3}],
+    "gradskip": [{"q": 0.5, "p": 0.3}],
     "locodl": [{"keep": 0.3, "p": 0.3}, {"compressor": "natural"}],
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}, {"averaging": "shrinking"}],
     "hypcluster": [{"one_hot": True}],

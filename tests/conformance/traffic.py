@@ -34,7 +34,7 @@ ONE_EACH_WAY = (
     *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
     *("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
-    *("FedALA", "FedRoD", "FedLC", "Scaffnew", "LED", "Scafflix", "FeSEM", "PFedHN", "MOON", "FedNTD"),
+    *("FedALA", "FedRoD", "FedLC", "Scaffnew", "LED", "Scafflix", "GradSkip", "FeSEM", "PFedHN", "MOON", "FedNTD"),
 )
 
 

@@ -11,7 +11,7 @@ from problems import LeastSquares
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.base.randomness import client_keys, generator_key
+from polyfed.base.randomness import client_keys, generator_key, uniform
 from polyfed.core.messages import Round
 from polyfed_exact.loop import OneVector, geometric
 from polyfed_exact.unbiased import COMPRESSORS, places
@@ -127,9 +127,28 @@ def locodl_box(problem, method, run):
     return y, u
 
 
+def gradskip_box(problem, method, run):
+    """GradSkip per iteration; a client's coins are 1 until its own draw, which ends its gradients in the ledger."""
+    g, p, q = method.lr, method.p, np.broadcast_to(method.q, N)
+    x, h = np.zeros((N, D)), np.zeros((N, D))
+    for t, (_, of) in enumerate(run.ledger.groupby("round")):
+        u, tau = uniform(*generator_key(0, "own steps", t, client_keys(problem.federation.names))), geometric(p, 0, t)
+        taken = np.zeros(N)
+        for k in range(tau):
+            eta, grad = (u < 1 - q ** (k + 1)) == 0, gradients(problem, x)  # P(eta_1 = ... = eta_k = 1) = q^k
+            moved = np.linalg.norm(grad - h, axis=1) > 0
+            hat = np.where(eta[:, None], x - g * (grad - h), x)
+            h = np.where(eta[:, None], h, grad)
+            x, taken = hat, taken + moved
+        assert of.steps.tolist() == taken.tolist()
+        z = (x - g / p * h).mean(0)
+        h, x = h + p / g * (z - x), np.stack([z] * N)
+    return z, h
+
+
 def scafflix_box(problem, method, run):
     """Scafflix in x and h, the own optima by plain descent."""
-    g, p, a = method.lr, method.p, method.alpha
+    g, p, a = method.lr, method.p, np.broadcast_to(method.alpha, N)[:, None]
     own = np.zeros((N, D))
     for _ in range(method.own_steps):
         own = own - g * gradients(problem, own)
@@ -137,7 +156,7 @@ def scafflix_box(problem, method, run):
     for t, tau in enumerate(taus(run)):
         for _ in range(tau - method.own_steps * (t == 0)):
             x = x - g / a * (gradients(problem, a * x + (1 - a) * own) - h)
-        z = x.mean(0)
+        z = (a**2 * x).sum(0) / (a**2).sum()
         h, x = h + p * a / g * (z - x), np.stack([z] * N)
     return z, h
 
@@ -152,6 +171,8 @@ BOXES = [
     (pf.TAMUNA(LR, p=0.3, keep=0.6), tamuna_box, {"fraction": 0.7}),
     (pf.LoCoDL(LR, p=0.3, keep=0.5, m=0.4), locodl_box, {}),
     (pf.Scafflix(LR, p=0.3, alpha=0.4), scafflix_box, {}),
+    (pf.Scafflix(LR, p=0.3, alpha=tuple(np.linspace(0.2, 1, N))), scafflix_box, {}),
+    (pf.GradSkip(LR, p=0.3, q=(1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.2, 0.0)), gradskip_box, {}),
 ]
 each_box = pytest.mark.parametrize(("method", "box", "how"), BOXES, ids=lambda v: getattr(v, "name", ""))
 
@@ -163,6 +184,7 @@ each_box = pytest.mark.parametrize(("method", "box", "how"), BOXES, ids=lambda v
     pf.TAMUNA,
     pf.LoCoDL,
     pf.Scafflix,
+    pf.GradSkip,
     by="its box in plain numpy, with the coins, cohorts and masks of the run",
 )
 @each_box
@@ -182,6 +204,7 @@ def test_the_box(problem, method, box, how):
     pf.TAMUNA,
     pf.LoCoDL,
     pf.Scafflix,
+    pf.GradSkip,
     by="the centralised optimum under drift, and dual variables that add up to zero",
 )
 @each_box
@@ -189,13 +212,14 @@ def test_the_optimum_under_drift(problem, method, box, how):
     method = replace(method, own_steps=1500) if method.name == "scafflix" else method
     run = problem.fit(method, rounds=700 if how.get("fraction") or method.name == "locodl" else 250, **how)
     alone = np.stack([np.linalg.solve(H, b) for H, b in zip(problem.H, problem.b, strict=True)])
-    a = getattr(method, "alpha", 1.0)  # sum_i H_i (a x + (1 - a) x_i*) = sum_i b_i
-    right = sum(problem.b) - (1 - a) * sum(H @ x for H, x in zip(problem.H, alone, strict=True))
-    optimum = np.linalg.solve(a * sum(problem.H), right)
+    a = np.broadcast_to(getattr(method, "alpha", 1.0), N)  # sum_i a_i (H_i (a_i x + (1 - a_i) x_i*) - b_i) = 0
+    H, b = np.stack(problem.H), np.stack(problem.b)
+    right = (a[:, None] * (b - (1 - a)[:, None] * np.einsum("ijk,ik->ij", H, alone))).sum(0)
+    optimum = np.linalg.solve((a[:, None, None] ** 2 * H).sum(0), right)
     assert np.linalg.norm(run.server["w"].numpy() - optimum) < 1e-12
     for apart in method.conserved(run.server, private(run)).values():
         assert apart.abs().max() < 1e-12
-    if a == 1:
+    if (a == 1).all():
         deployed = run.personal.numpy()
         assert np.linalg.norm(deployed - optimum, axis=1).max() < 1e-12
 
@@ -237,9 +261,10 @@ def test_one_loop_with_three_weights(problem):
     assert torch.allclose(private(mine)["h"], -private(theirs)["d"], rtol=0, atol=1e-11)
 
 
-@certifies(pf.CompressedScaffnew, pf.TAMUNA, pf.Scafflix, by="Scaffnew in the limit")
+@certifies(pf.CompressedScaffnew, pf.TAMUNA, pf.Scafflix, pf.GradSkip, by="Scaffnew in the limit")
 @pytest.mark.parametrize(
-    "other", [pf.CompressedScaffnew(LR, p=0.3), pf.TAMUNA(LR, p=0.3), pf.Scafflix(LR, p=0.3, alpha=1)]
+    "other",
+    [pf.CompressedScaffnew(LR, p=0.3), pf.TAMUNA(LR, p=0.3), pf.Scafflix(LR, p=0.3, alpha=1), pf.GradSkip(LR, p=0.3)],
 )
 def test_all_is_scaffnew_where_nothing_is_left_out(problem, other):
     a, b = (problem.fit(m, rounds=20) for m in (other, pf.Scaffnew(LR, p=0.3)))
@@ -304,6 +329,7 @@ def test_compressors_are_unbiased_and_of_their_variance(name):
         (pf.Scaffnew(LR), {}, 8 * D, 8 * D),
         (pf.CompressedScaffnew(LR, keep=0.5), {}, 8 * D + 8, 8 * math.ceil(4 * D / 8)),
         (pf.TAMUNA(LR, keep=0.5), {"fraction": 0.5}, 8 * D + 8 + 8 * math.ceil(2 * D / 4), 8 * math.ceil(2 * D / 4)),
+        (pf.GradSkip(LR, q=0.5), {}, 8 * D, 8 * D),
         (pf.LoCoDL(LR, keep=0.5), {}, 8 * D, 8 * math.ceil(D / 2) + 16),
         (pf.LoCoDL(LR, compressor="natural"), {}, 8 * D, 2 * D + 16),
     ],
@@ -320,6 +346,8 @@ def test_bytes_by_formula(problem, method, how, down, up):
     [
         (lambda: pf.Scaffnew(p=0.0), {}, "p of Scaffnew: found 0.0"),
         (lambda: pf.LoCoDL(p=1.5), {}, "p of LoCoDL: found 1.5"),
+        (lambda: pf.GradSkip(q=(0.5, 0.5)), {}, "q of GradSkip: found (0.5, 0.5), expected one number, or"),
+        (lambda: pf.Scafflix(alpha=(0.5, 0.0)), {}, "alpha of Scafflix: found (0.5, 0.0), expected numbers above 0"),
         (lambda: pf.LoCoDL(compressor="top"), {}, "found 'top', expected an unbiased one: rand or natural"),
         (pf.Scaffnew, {"fraction": 0.5}, "fraction: found 4 of 8 clients a round, expected all with scaffnew"),
         (pf.LED, {"optimizer": "adam"}, "optimizer: found 'adam', expected plain sgd with led"),

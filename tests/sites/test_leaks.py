@@ -22,8 +22,9 @@ NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {
-    "fedacs", "fedala", "fedamp", "fedas", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp",
-    "moon", "pfedgraph", "pfedme", "scaffold", "scaffnew", "led", "compressedscaffnew", "tamuna", "locodl", "scafflix",
+    "fedacs", "fedala", "fedamp", "fedas", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "gradskip",
+    "heurfedamp", "moon", "pfedgraph", "pfedme", "scaffold", "scaffnew", "led", "compressedscaffnew", "tamuna",
+    "locodl", "scafflix",
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds",

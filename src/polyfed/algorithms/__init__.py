@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from polyfed_adapters.hetlora import HetLoRA as HetLoRA
     from polyfed_adapters.rolora import RoLoRA as RoLoRA
     from polyfed_exact.compressedscaffnew import CompressedScaffnew as CompressedScaffnew
+    from polyfed_exact.gradskip import GradSkip as GradSkip
     from polyfed_exact.led import LED as LED
     from polyfed_exact.locodl import LoCoDL as LoCoDL
     from polyfed_exact.scafflix import Scafflix as Scafflix

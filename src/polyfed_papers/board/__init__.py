@@ -44,9 +44,10 @@ APART = {
     "feddpa": "for adapters alone",
     "fedrpca": "for adapters alone",
 } | dict.fromkeys(
-    ("clove", "compressedscaffnew", "knn-per", "led", "locodl", "pfedgraph", "scafflix", "scaffnew", "tamuna"),
+    ("clove", "compressedscaffnew", "gradskip", "knn-per", "led", "locodl", "pfedgraph", "scafflix", "scaffnew",
+     "tamuna"),
     "came after the records of the boards",
-)
+)  # fmt: skip
 
 # the second setting that is tuned, and where the search begins; the first is the step size
 SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
