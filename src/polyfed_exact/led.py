@@ -25,5 +25,5 @@ class LED(OneVector):
     @classmethod
     def theory(cls, smoothness: float, convexity: float, tau: int = 1) -> "LED":
         """lr = 1/L of one step, as Exact Diffusion; else min(1/(81 tau L), 1/(15 tau mu)), by SCAFFOLD's Theorem 3."""
-        conditioning(smoothness, convexity)
+        conditioning(smoothness, convexity, tau=tau)
         return cls(1 / smoothness if tau == 1 else min(1 / (81 * tau * smoothness), 1 / (15 * tau * convexity)))

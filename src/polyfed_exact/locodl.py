@@ -99,6 +99,6 @@ class LoCoDL(Random):
     @classmethod
     def theory(cls, smoothness: float, convexity: float, clients: int, keep: float = 1.0) -> "LoCoDL":
         """With "rand": lr = 1/L, m = mu/2, p = min(1, sqrt((1 + omega)(1 + omega/n) mu/(2L)))."""
-        omega, kappa = 1 / keep - 1, 2 * conditioning(smoothness, convexity)
+        omega, kappa = cls(keep=keep).omega, 2 * conditioning(smoothness, convexity, clients=clients)
         p = min(1, sqrt((1 + omega) * (1 + omega / clients) / kappa))
         return cls(1 / smoothness, p, keep=keep, m=convexity / 2)

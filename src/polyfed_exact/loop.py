@@ -22,8 +22,11 @@ UNLIKE = 5  # local steps of all clients where their epochs have unlike numbers 
 PLAIN = "its control variates are in units of gradient steps of length lr"
 
 
-def conditioning(smoothness: float, convexity: float) -> float:
-    """L / mu of losses that are L-smooth and mu-strongly convex. Raises ConfigError unless 0 < mu <= L."""
+def conditioning(smoothness: float, convexity: float, **counts: int) -> float:
+    """L / mu of losses that are L-smooth and mu-strongly convex. Raises ConfigError unless 0 < mu <= L, counts >= 1."""
+    for name in counts:
+        if counts[name] < 1:
+            raise ConfigError(f"theory: found {name} = {counts[name]}, expected at least 1")
     if not 0 < convexity <= smoothness < math.inf:
         raise ConfigError(f"theory: found L = {smoothness:g} and mu = {convexity:g}, expected 0 < mu <= L")
     return smoothness / convexity
@@ -190,8 +193,10 @@ class Masked(Random, abstract=True):
     @classmethod
     def _proven(cls, smoothness: float, convexity: float, clients: int, cohort: int, keep: float) -> Self:
         """The papers': lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound."""
-        s = cls(keep=keep).senders(cohort)
-        return cls(1 / smoothness, min(1, math.sqrt(clients / (s * conditioning(smoothness, convexity)))), keep)
+        s, kappa = cls(keep=keep).senders(cohort), conditioning(smoothness, convexity, clients=clients)
+        if not min(2, clients) <= cohort <= clients:
+            raise ConfigError(f"theory: found a cohort of {cohort}, expected at least 2 and at most {clients} clients")
+        return cls(1 / smoothness, min(1, math.sqrt(clients / (s * kappa))), keep)
 
     def senders(self, c: int) -> int:
         """s, the clients of c that send each number."""

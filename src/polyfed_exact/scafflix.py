@@ -63,4 +63,5 @@ class Scafflix(Random):
     @classmethod
     def theory(cls, smoothness: float, convexity: float, alpha: ByClient = 0.5) -> "Scafflix":
         """The paper's, for one step length: lr = 1/L and p = 1/sqrt(kappa)."""
-        return cls(1 / smoothness, 1 / sqrt(conditioning(smoothness, convexity)), alpha)
+        kappa = conditioning(smoothness, convexity)
+        return cls(1 / smoothness, 1 / sqrt(kappa), alpha)

@@ -20,4 +20,5 @@ class Scaffnew(Random):
     @classmethod
     def theory(cls, smoothness: float, convexity: float) -> "Scaffnew":
         """The paper's: lr = 1/L and p = 1/sqrt(kappa)."""
-        return cls(1 / smoothness, 1 / sqrt(conditioning(smoothness, convexity)))
+        kappa = conditioning(smoothness, convexity)
+        return cls(1 / smoothness, 1 / sqrt(kappa))

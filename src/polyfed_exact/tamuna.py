@@ -44,4 +44,4 @@ class TAMUNA(Masked):
         cls, smoothness: float, convexity: float, clients: int, cohort: int | None = None, keep: float = 1.0
     ) -> "TAMUNA":
         """The paper's: lr = 1/L, p = min(1, sqrt(n/(s kappa))), chi at its bound. cohort: c, None: all; keep: s/c"""
-        return cls._proven(smoothness, convexity, clients, cohort or clients, keep)
+        return cls._proven(smoothness, convexity, clients, clients if cohort is None else cohort, keep)

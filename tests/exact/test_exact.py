@@ -224,6 +224,31 @@ def test_the_optimum_under_drift(problem, method, box, how):
         assert np.linalg.norm(deployed - optimum, axis=1).max() < 1e-12
 
 
+TIMES = pf.Delays("uniform")
+SCHEDULES = [
+    pf.Uniform(),
+    pf.Timed(pf.Uniform(), TIMES),
+    pf.Uniform(0.5),
+    pf.Timed(pf.Uniform(0.5), TIMES),
+    pf.Bernoulli(0.5),
+    pf.Availability(((True,) * 5 + (False,) * 3, (False,) * 3 + (True,) * 5)),
+    pf.Asynchronous(TIMES),
+]
+
+
+@pytest.mark.parametrize("place", range(len(SCHEDULES)))
+def test_duals_add_up_to_zero_under_every_schedule_that_is_allowed(problem, place):
+    """All clients may be needed, or uniform cohorts; every one of these has two exchanges or waits for a cohort."""
+    for method in [method for method, *_ in BOXES] + [pf.FedCET(LR), pf.Scaffold(LR)]:
+        needs = method.needs
+        if place < (2 if needs.everyone else 4 if needs.uniform else 6):
+            run = problem.fit(method, rounds=6, schedule=SCHEDULES[place])
+            assert all(apart.abs().max() < 1e-12 for apart in method.conserved(run.server, private(run)).values())
+        elif place < 6 or needs.exchanges > 1:
+            with pytest.raises(ConfigError, match=method.name):
+                problem.fit(method, rounds=6, schedule=SCHEDULES[place])
+
+
 @certifies(pf.Scaffnew, pf.LED, pf.CompressedScaffnew, pf.TAMUNA, pf.Scafflix, by="gradient descent, of one client")
 @pytest.mark.parametrize("cls", [pf.Scaffnew, pf.LED, pf.CompressedScaffnew, pf.TAMUNA, pf.Scafflix])
 def test_one_client_descends(cls):
@@ -354,6 +379,14 @@ def test_bytes_by_formula(problem, method, how, down, up):
         (pf.TAMUNA, {"schedule": pf.Bernoulli(0.5)}, "found 4 of 8 clients by bernoulli, expected at least 2, uniform"),
         (pf.TAMUNA, {"fraction": 0.1}, "found 1 of 8 clients by uniform, expected at least 2"),
         (lambda: pf.Scaffnew.theory(1.0, 2.0), {}, "found L = 1 and mu = 2, expected 0 < mu <= L"),
+        *((lambda cls=cls: cls.theory(0.0, 0.0), {}, "found L = 0 and mu = 0, expected 0 < mu <= L")
+          for cls in (pf.Scaffnew, pf.LED, pf.Scafflix, pf.GradSkip)),
+        (lambda: pf.LED.theory(1.0, 0.1, 0), {}, "found tau = 0, expected at least 1"),
+        (lambda: pf.LoCoDL.theory(1.0, 0.1, 0), {}, "found clients = 0, expected at least 1"),
+        (lambda: pf.LoCoDL.theory(1.0, 0.1, 8, 0.0), {}, "keep of LoCoDL: found 0.0"),
+        (lambda: pf.CompressedScaffnew.theory(1.0, 0.1, 0), {}, "found clients = 0, expected at least 1"),
+        (lambda: pf.TAMUNA.theory(1.0, 0.1, 8, 9), {}, "found a cohort of 9, expected at least 2 and at most 8"),
+        (lambda: pf.TAMUNA.theory(1.0, 0.1, 8, 1), {}, "found a cohort of 1, expected at least 2 and at most 8"),
     ],
 )  # fmt: skip
 def test_what_is_refused_before_training(problem, make, how, words):
@@ -370,14 +403,14 @@ def test_clients_of_unlike_epochs_take_the_same_steps(problem, method):
     assert (taus(run) == [5, 5, 5]) == isinstance(method, pf.LED)
 
 
-@pytest.mark.parametrize(("method", "slope"), [("scaffnew", 0.5), ("led", 1.0)])
-def test_exchanges_grow_with_the_root_of_kappa(method, slope):
-    """Clients that share the weak direction: to 1e-4 of the first error, Scaffnew to kappa 10^4, LED to 90."""
-    rng, counts = np.random.default_rng(0), []
-    kappas = (10, 100, 1000, 10000) if method == "scaffnew" else (10, 30, 90)
+@pytest.mark.parametrize(("method", "slope"), [("scaffnew", 0.5), ("led", 1.0), ("fedcet", 1.0)])
+def test_exchanges_grow_with_kappa_or_its_root(method, slope):
+    """Clients that share the weak direction: to 1e-4 of the first error (FedCET 0.1), up to kappa 10^4 (LED 90)."""
+    counts = []
+    kappas = (10, 30, 90) if method == "led" else (10, 100, 1000, 10000)
+    share = 0.1 if method == "fedcet" else 1e-4
     for kappa in kappas:
-        values = np.exp(np.linspace(-np.log(kappa), 0, 5))
-        data = []
+        rng, values, data = np.random.default_rng(0), np.geomspace(1 / kappa, 1, 5), []
         for _ in range(4):
             of = values.copy()
             of[1:-1] *= rng.uniform(0.5, 1, 3)
@@ -391,10 +424,10 @@ def test_exchanges_grow_with_the_root_of_kappa(method, slope):
 
         def near(progress, small=small, start=start, seen=seen):
             seen.append(small.error(progress.run.server["w"]))
-            return seen[-1] < 1e-4 * start
+            return seen[-1] < share * start
 
-        made = pf.Scaffnew.theory(1.0, 1 / kappa) if method == "scaffnew" else pf.LED(1.0)
-        small.fit(made, rounds=30 * kappa, steps=1, callbacks=[near])
+        made = {"scaffnew": pf.Scaffnew.theory(1.0, 1 / kappa), "led": pf.LED(1.0), "fedcet": pf.FedCET(1.0)}[method]
+        small.fit(made, rounds=30 * kappa, steps=2 if method == "fedcet" else 1, callbacks=[near])
         counts.append(len(seen))
     found = np.polyfit(np.log(kappas), np.log(counts), 1)[0]
     assert abs(found - slope) < 0.08, counts
