@@ -21,7 +21,7 @@ from polyfed_papers.recipes.recipe import Bench, Outcome, recipe
 from polyfed_papers.recipes.said import Claim, Setting, listed, ordered, ours
 
 LOSSES = {"least squares": "quadratic", "logistic": "logistic"}
-KAPPAS, TAUS, TAU, VECTORS = (10, 100, 10_000), (1, 5, 50), 5, 100
+KAPPAS, TAUS, TAU, VECTORS = (10, 100, 1000, 10_000), (1, 5, 50), 5, 100
 MANY, KEEP, BATCH, LAST = 32, 0.25, 4, 0.1
 STEPS_OF: dict[str, Make] = {
     "Scaffnew": lambda p, a: Scaffnew(a / p.smoothness),
@@ -99,7 +99,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@recipe("exact/which", "Which exact method?", minutes=(8, 8), settings=SETTINGS, seeds=10)
+@recipe("exact/which", "Which exact method?", minutes=(10, 10), settings=SETTINGS, seeds=10)
 def which(bench: Bench) -> Outcome:
     """Which exact method ends nearest to the optimum for the same bytes, and where?"""
     found = all_ends(bench, cases())
