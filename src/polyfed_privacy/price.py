@@ -42,7 +42,7 @@ def price(
     for one in how.values():
         prepare(*made(seeds[0]), method, replace(one, seed=seeds[0]))
     jobs = [
-        job_of(out, label, seed, partial(made, seed), method, one, False, make=made)
+        job_of(out, label, seed, partial(made, seed), method, one, False)
         for seed in seeds
         for label, one in how.items()
     ]

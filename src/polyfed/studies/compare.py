@@ -210,7 +210,7 @@ def compare(
             return dict(answer("describe", describe, label, takes=Mapping[str, Any])) if describe else None
 
         parts = partial(made, seed)  # all methods of a seed have the same start
-        return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
+        return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables)
 
     jobs = [job(label, seed, *pair) for seed in which for label, pair in pairs.items()]
     results: dict[Job, Done] = {}

@@ -78,8 +78,6 @@ class Job:
     seed: int
     place: Path | None
     train: Callable[[Sequence[Callback]], Result]
-    # makes what the jobs of a seed have in common, in this process so that they share it
-    make: Callable[[int], Any] = lambda seed: None
 
     def here(self, callbacks: Sequence[Callback]) -> Done:
         """Train it in this process."""
@@ -116,7 +114,6 @@ def job_of(
     resume: bool,
     callbacks: Sequence[Callback] = (),
     describe: Callable[[], Mapping[str, Any] | None] = lambda: None,
-    make: Callable[[int], Any] = lambda seed: None,
 ) -> Job:
     """A run of a method on the model and data of `parts`, in its place among the `runs` of a folder."""
     place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
@@ -128,7 +125,7 @@ def job_of(
             model, federation, method, how, out=place, resume=resume, callbacks=(*callbacks, *more), describe=describe()
         )
 
-    return Job(label, seed, place, train, make)
+    return Job(label, seed, place, train)
 
 
 def execute(
@@ -141,7 +138,6 @@ def execute(
     """
 
     def begin(job: Job) -> None:
-        job.make(job.seed)
         watch.begin(job.label, job.seed)
 
     def end(job: Job, done: Done, resumed: bool = False) -> tuple[Job, Done]:
@@ -167,7 +163,7 @@ def execute(
         if done.run is not None and not (alone or keep) and done.run.trained.engine.plan.workers == 1:
             room = parallel.room(done.run.trained.task.device.type)
     tasks = [job.apart for job in todo]
-    for k, told in parallel.side_by_side(tasks, room, lambda k: begin(todo[k]), needs=lambda k: todo[k].seed):
+    for k, told in parallel.side_by_side(tasks, room, lambda k: begin(todo[k])):
         yield end(todo[k], todo[k].told(*told))
 
 

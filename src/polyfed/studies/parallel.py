@@ -39,13 +39,12 @@ def side_by_side(
     tasks: Sequence[Callable[[], Any]],
     most: int,
     begin: Callable[[int], None] | None = None,
-    needs: Callable[[int], Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Run the tasks in order, at most `most` at a time; yields (number, result) as they end.
 
-    `begin` is called with a task's number before it starts; a process that has what `needs` names takes the next task
-    as well. A task's error is raised after the others were stopped. After Ctrl-C no task is started, those that run are
-    signalled once, their results are still yielded, and KeyboardInterrupt is raised at the end.
+    `begin` is called with a task's number before it starts. A task's error is raised after the others were stopped.
+    After Ctrl-C no task is started, those that run are signalled once, their results are still yielded, and
+    KeyboardInterrupt is raised at the end.
     """
     waiting, running, idle = list(range(len(tasks))), dict[Connection, _Worker](), list[_Worker]()
     failed: BaseException | None = None
@@ -57,7 +56,8 @@ def side_by_side(
                     which = waiting.pop(0)
                     if begin is not None:
                         begin(which)
-                    worker = _worker_for(which, tasks, idle, needs)
+                    worker = idle.pop() if idle else _Worker(tasks)
+                    worker.give(which)
                     running[worker.answers] = worker
                 for channel in wait(list(running)):
                     assert isinstance(channel, Connection)
@@ -88,11 +88,12 @@ def side_by_side(
 class _Worker:
     """A process, and the task that it has or had last."""
 
-    def __init__(self, tasks: Sequence[Callable[[], Any]], which: int):
-        self.which = which
+    which: int
+
+    def __init__(self, tasks: Sequence[Callable[[], Any]]):
         self.answers, its_answers = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
         its_orders, self.orders = multiprocessing.Pipe(duplex=False)
-        given = tasks, which, its_answers, its_orders
+        given = tasks, its_answers, its_orders
         self.process: BaseProcess = multiprocessing.get_context("fork").Process(target=_run, args=given)
         with system.deferred():  # until the task can answer it
             self.process.start()
@@ -134,23 +135,8 @@ class _Worker:
         self.orders.close()
 
 
-def _worker_for(
-    which: int, tasks: Sequence[Callable[[], Any]], idle: list[_Worker], needs: Callable[[int], Any] | None
-) -> _Worker:
-    """A process that takes a task: an idle one that has what it needs, or a new one. Other idle ones end."""
-    for worker in idle[:]:
-        if needs is None or needs(worker.which) != needs(which):
-            idle.remove(worker)
-            worker.dismiss()
-    if not idle:
-        return _Worker(tasks, which)
-    worker = idle.pop()
-    worker.give(which)
-    return worker
-
-
-def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, orders: Connection) -> None:
-    """In the process of the tasks: the first, and then those that it is given."""
+def _run(tasks: Sequence[Callable[[], Any]], answers: Connection, orders: Connection) -> None:
+    """In the process of the tasks: those that it is given."""
     global _inside
     _inside, parent = True, multiprocessing.parent_process()
     assert parent is not None
@@ -158,10 +144,11 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
         try:
             system.child()
             torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
-            while which != NO_MORE and os.getppid() == parent.pid:
+            while os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
+                which = json.loads(orders.recv_bytes())
+                if which == NO_MORE:
+                    return
                 answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
-                if os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
-                    which = json.loads(orders.recv_bytes())
             return
         finally:
             signal.signal(signal.SIGINT, _nothing)  # what has ended needs no interruption, and would be halfway in this
