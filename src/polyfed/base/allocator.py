@@ -8,7 +8,6 @@ import mmap
 import os
 import platform
 import sys
-from contextlib import suppress
 from functools import cache
 from weakref import WeakValueDictionary
 
@@ -43,7 +42,7 @@ def lengthened(table: Tensor, count: int, most: int) -> Tensor:
     room = _reserved.get(table.data_ptr())
     if room is not None and (k + count) * q * table.element_size() <= len(room):
         return table.as_strided((k + count, q), (q, 1), 0)
-    # huge pages where the system has them; they become memory only as they are written to
+    # becomes memory only as it is written to
     fresh = _reserve(table, most) if table.device.type == "cpu" else None
     fresh = table.new_zeros(k + count, q) if fresh is None else fresh[: k + count]
     fresh[:k] = table
@@ -59,8 +58,6 @@ def _reserve(table: Tensor, most: int) -> Tensor | None:
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
     except OSError:
         return None
-    with suppress(AttributeError, OSError):  # a system without huge pages
-        room.madvise(mmap.MADV_HUGEPAGE)
     zeros = torch.frombuffer(room, dtype=table.dtype).view(most, -1)
     _reserved[zeros.data_ptr()] = room
     return zeros
