@@ -39,6 +39,7 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.randomness import client_keys
 from polyfed.base.system import cores
 from polyfed.compute.batches import Work
+from polyfed.compute.check import check
 from polyfed.compute.compiled import path_of
 from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
@@ -86,6 +87,7 @@ class Ours:
         bf16: bool = False,
     ):  # fmt: skip
         self.task = Task(w.build(federation), bf16=bf16)
+        check(self.task, federation.train, federation.classes)  # as `fit` does: what draws nothing is not watched
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
         plan = plan or make_plan(

@@ -55,6 +55,12 @@ def cnn() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, 3)).double()
 
 
+def skipping(s, x):
+    """Leaves its second layer out in the pass that is tried, and in some others."""
+    x = F.dropout(s.m[0](x), 0.5, s.training)
+    return x if s.training and torch.rand(()) < 0.6 else F.rrelu(s.m[1](x), training=s.training)
+
+
 RANDOM = {
     "F.dropout": lambda: Net(dropped, *LINEAR),
     "nn.Dropout": lambda: wide(nn.Dropout(0.5)),
@@ -63,6 +69,10 @@ RANDOM = {
     "attention": lambda: Net(lambda s, x: s.m[1](s.m[0](x.view(-1, 2, 2)).flatten(1)), ATTENTION, nn.Linear(4, 3)),
     "noise": lambda: Net(lambda s, x: s.m[0](x + torch.randn_like(x) * s.training)),
     "layer drop": lambda: Net(lambda s, x: s.m[1](s.m[0](x) * (torch.rand(()) > 0.5 if s.training else 1)), *LINEAR),
+    "encoder": lambda: Net(
+        lambda s, x: s.m[1](s.m[0](x[:, None])[:, 0]), nn.TransformerEncoderLayer(4, 2, 5), nn.Linear(4, 3)
+    ),
+    "drawing layer drop": lambda: Net(skipping, nn.Linear(4, 3), nn.Linear(3, 3)),
 }
 FED = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)], classes=3, test_fraction=0.0)
 
@@ -78,6 +88,17 @@ def test_random_layers_draw_by_client_and_step_alone(build):
         assert torch.equal(torch.get_rng_state(), before)
         weights.append(run.trained.server["w"])
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("build", RANDOM.values(), ids=RANDOM)
+def test_functions_that_drew_nothing_need_not_be_watched(build):
+    task, found = Task(build()), list[torch.Tensor]()
+    check(task, SPLIT, 3)
+    for still in (task.net.still, None):
+        task.net.still = still
+        torch.manual_seed(len(found))
+        found.append(local_sgd(task, task.w0.expand(3, -1), batches(SPLIT, epochs=3, batch_size=3), 0.1))
+    assert torch.equal(*found)
 
 
 def test_masks_differ_between_clients_steps_seeds_and_rounds_and_not_with_who_is_beside():

@@ -18,7 +18,7 @@ from polyfed.compute.net import Net, model_input, output_of
 from polyfed.compute.recompute import saved_bytes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.compute.trial import alone, reason, train_twice
+from polyfed.compute.trial import Functions, alone, reason, train_twice
 from polyfed.metrics.metric import Predictions
 from polyfed.metrics.scores import fitting
 
@@ -55,7 +55,7 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         return
     batch = task.net.cast(Batch(x[None], y[None]), task.w0)
     inputs, targets = batch.x[0], batch.y[0]
-    task.net.random = _draws(task, inputs, targets, who)
+    task.net.random, task.net.still = _draws(task, inputs, targets, who)
     for training in (False, True):
         alone(partial(output_of, task.net, training=training), inputs, who, training)
     if split.weight is not None and callable(task.loss):
@@ -65,8 +65,8 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         _settle_many(task, x, y, split.weight is not None, who)
 
 
-def _draws(task: Task, x: Tensor, y: Tensor, who: str) -> bool:
-    """True where the model draws random numbers, as training passes show; ModelError where a run could not repeat."""
+def _draws(task: Task, x: Tensor, y: Tensor, who: str) -> tuple[bool, Functions]:
+    """Whether the model draws random numbers, and `Keyed.still`; ModelError where a run could not repeat."""
     module, parameters = task.net.workspace(training=True)
     task.net.point(parameters, task.w0.clone())
 

@@ -23,7 +23,7 @@ from polyfed.compute.narrow import placed
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.recompute import blocks
 from polyfed.compute.stacked import BLOCK, Stacked, chain, rows
-from polyfed.compute.trial import EMBEDDINGS, Keyed, check_structure, reason, still
+from polyfed.compute.trial import EMBEDDINGS, Functions, Keyed, check_structure, reason, still
 from polyfed.compute.vectorised import stacked_pass
 
 Guarded = Callable[[Tensor, Batch], Tensor | None]  # (models [s, p], batch) -> gradients [s, p]; None: the plain ones
@@ -85,6 +85,7 @@ class Net:
         self.grouped = False  # in one pass of the frozen part, as `check` finds where the other way fails
         self.sample_bytes = 0  # of memory that a sample keeps in a step through the module, as `check` finds
         self.random = True  # until `check` has tried: any model may draw
+        self.still: Functions = None  # as `Keyed` has it
         self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
         self.guard: Guarded | None = None  # makes the gradients in their stead, of a run with privacy by row
         self._local = threading.local()
@@ -134,7 +135,7 @@ class Net:
 
     def drawing(self, key: int, count: int = 0) -> AbstractContextManager[object]:
         """A context in which the model's draws are of this key."""
-        return Keyed(key, self.device, count) if self.random else nullcontext()
+        return Keyed(key, self.device, count, self.still) if self.random else nullcontext()
 
     def workspace(self, training: bool, second: bool = False) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module, and its trainable parameters; second: another, while that is in use."""
@@ -142,19 +143,23 @@ class Net:
         if not hasattr(self._local, name):
             module = copied(self.model, of=lambda q: q)
             setattr(self._local, name, (module, trainable(module), self._parts(module)))
-        module, parameters, still = getattr(self._local, name)
-        if training:
-            _training(module, still)
-        else:
             module.eval()
+        module, parameters, still = getattr(self._local, name)
+        if module.training is not training:  # modules are slow to tell
+            if training:
+                _training(module, still)
+            else:
+                module.eval()
         return module, parameters
 
     def point(self, parameters: list[nn.Parameter], w: Tensor) -> list[Tensor]:
         """Let the parameters of a workspace be views of a vector [p]; returns the views."""
-        views = self.layout.views(w)
-        for q, view in zip(parameters, views, strict=True):
-            q.data = view
-        return views
+        at = id(parameters), w.data_ptr(), w.stride(), w.dtype
+        if at[1] == 0 or getattr(self._local, "at", None) != at:  # which nothing else can be while they lie there
+            self._local.at, self._local.views = at, self.layout.views(w)
+            for q, view in zip(parameters, self._local.views, strict=True):
+                q.data = view
+        return self._local.views
 
     def precision(self) -> AbstractContextManager[object]:
         """A context in which products and convolutions are in bfloat16 where `bf16` asks for it."""

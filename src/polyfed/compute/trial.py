@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +22,9 @@ from polyfed.compute.dropout import DROPOUTS, dropped, key_from
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 PASSES = 8  # of a model that draws random numbers, which may leave out other parameters in each
+MODAL = ("drop", "attention", "rrelu")  # of functions that draw or do not, as they are told
 APART = 1e-2  # of the largest output: more than rounding makes of a sample alone and among others
+Functions = frozenset[Callable[..., Any]] | None
 log = logging.getLogger("polyfed")
 _generators = threading.Lock()
 
@@ -30,27 +33,44 @@ class Keyed(TorchDispatchMode):
     """Lets the k-th random operation draw from (key, k), whatever other threads do; `count` is the next k.
 
     Dropout has masks of its own (`dropout.py`); operations that are given a generator of their own are left alone.
+    still: torch functions that draw nothing, which are not watched; None: unknown, so `calls` says which drew
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or the first operation of a program loads torch's compiler, which is slow
         return False
 
-    def __init__(self, key: int, device: torch.device, count: int = 0):
+    def __init__(self, key: int, device: torch.device, count: int = 0, still: Functions = None):
         super().__init__()
-        self.key, self.count, self.drew = key, count, False
-        self._dropout = _Dropout(self)
+        self.key, self.count, self.drew, self.still = key, count, False, still
+        self.calls = dict[Callable[..., Any] | None, bool]()  # None: outside of torch's functions
+        self._dropout, self._inside = _Dropout(self), None
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])
 
     def __enter__(self) -> Self:
         self._dropout.__enter__()
-        return super().__enter__()
+        return super().__enter__() if self.still is None else self
 
     def __exit__(self, *raised: Any) -> None:  # pyrefly: ignore[bad-override]
-        super().__exit__(*raised)
+        if self.still is None:
+            super().__exit__(*raised)
         self._dropout.__exit__(*raised)
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function's result, whose operations may be random but for those that are `still`."""
+        if self.still is None or func in self.still:
+            self._inside = func
+            self.calls.setdefault(func, False)
+            made = func(*args, **kwargs)
+            self._inside = None
+            return made
+        super().__enter__()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
 
     def __torch_dispatch__(
         self,
@@ -63,6 +83,7 @@ class Keyed(TorchDispatchMode):
         drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None
         if not drawn:
             return func(*args, **kwargs)
+        self.calls[self._inside] = True
         # threads share torch's generators: each operation seeds them, draws, and puts them back as they were
         with _generators:
             before = [g.get_state() for g in self.generators]
@@ -94,12 +115,12 @@ class _Dropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in DROPOUTS:
-            with unwatched():
+            with unwatched() if self._keyed.still is None else nullcontext():
                 made = dropped(func, self._key, self._keyed.count, *args, **kwargs)
             if made is not None:
                 self._keyed.count, self._keyed.drew = self._keyed.count + 1, True
                 return made
-        return func(*args, **kwargs)
+        return self._keyed.call(func, args, kwargs)
 
 
 def reason(e: BaseException) -> str:
@@ -156,8 +177,8 @@ def train_twice(
     step: Callable[[], tuple[Tensor, Tensor]],
     evaluate: Callable[[], Tensor],
     who: str,
-) -> bool:
-    """True where the model draws random numbers. Raises ModelError for a model that no key makes repeatable."""
+) -> tuple[bool, Functions]:
+    """(whether the model draws random numbers, `Keyed.still`). Raises ModelError where no key makes it repeatable."""
     # step: one training pass -> (output, loss); evaluate: outputs in evaluation mode
     device = parameters[0].device
     outside = _outside()
@@ -197,7 +218,14 @@ def train_twice(
     with Keyed(1, device):
         if not same(first, evaluate()):
             raise ModelError(f"{who} gives random outputs in evaluation mode; draw only where self.training is true")
-    return keyed.drew or evaluated.drew
+    return keyed.drew or evaluated.drew, _still(keyed, evaluated)
+
+
+def _still(*tried: Keyed) -> Functions:
+    """Functions of which no call drew in these passes; None where something outside of functions did."""
+    drew = {func for one in tried for func, some in one.calls.items() if some}
+    still = {f for f in tried[0].calls if f and not any(word in f.__name__ for word in MODAL)}
+    return None if None in drew else frozenset(still - drew)
 
 
 def _check_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
