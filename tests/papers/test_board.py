@@ -35,6 +35,7 @@ from polyfed_papers.board import (
     cell,
     contenders,
     gradients,
+    images,
     made,
     rounds_within,
     score,
@@ -289,3 +290,19 @@ def test_the_natural_board_of_an_empty_folder_has_the_hospitals(tmp_path):
     outcome = find("board/natural").run(Bench(tmp_path / "out", "small", 1, data_dir=tmp_path, rehearse=True))
     assert outcome.tables[1].title == "hospitals: 4 clients"
     assert sum(note.startswith("Left out: ") for note in outcome.notes) == len(NATURAL) - 1
+
+
+def test_fedavg_by_torch_alone_is_fedavg():
+    """Of clients whose samples make one batch, so that draws decide nothing: equal scores of uneven clients."""
+    data = load("digits").partition("dirichlet:1.0", 90, seed=0, test_fraction=0.5)
+    assert max(data.train.counts) <= WORK["batch_size"] < 10 * min(data.train.counts)
+    net = build("mlp", data.input_shape, 10, seed=0, hidden=16)
+    run = fit(net, data, REGISTRY.find("fedavg")(0.3), rounds=20, evaluate_every=0, seed=0, **WORK)
+    ours, alone = float(np.mean(run.final["test"]["accuracy"])), images.plain(net, data, 0.3, 20, 0)
+    assert ours > 0.3
+    assert alone == pytest.approx(ours, abs=2e-3)
+
+
+def test_the_board_of_images_needs_fashion_mnist(tmp_path, refused):
+    with refused("fashion-mnist", tmp_path):
+        find("board/images").run(Bench(tmp_path / "out", data_dir=tmp_path))

@@ -247,7 +247,7 @@ def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
 HEAVY = {
     "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
     "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",
-    "fedacs/figure1", "board/full", "board/small", "adapters/sentences-heads", "adapters/images-heads",
+    "fedacs/figure1", "board/full", "board/images", "board/small", "adapters/sentences-heads", "adapters/images-heads",
     "adapters/sentences-lora", "adapters/images-lora", "adapters/groups",
 }  # fmt: skip
 

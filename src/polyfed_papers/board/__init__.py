@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
+from polyfed_papers.pfllib import leaderboard_net
 from polyfed_papers.recipes.recipe import Bench
 from polyfed_tuning.ladder import At, Ladder, climb
 
@@ -177,6 +178,8 @@ class Setting:
     letters: int = 0  # of inputs that are texts
     folder: str | None = None  # of the data set's files
     recurrent: bool = False  # a GRU reads the letters
+    convolutional: bool = False  # PFLlib's net
+    tested: float = 0.2  # of each client's samples, where no test set is given
     metric: str = "accuracy"
     rate: float = 1.0  # factor of the step sizes that searches begin at
     only: tuple[str, ...] = ()  # the methods, where not all
@@ -192,6 +195,8 @@ class Setting:
         if self.recurrent:
             with seeded(seed):
                 return Reader(self.letters, self.hidden)
+        if self.convolutional:
+            return leaderboard_net(data.input_shape, data.outputs, seed)
         outputs = data.classes or 1
         more = {"parts": PARTS[name], "by_class": name == "fedrc"} if name in PARTS else {}
         kind = "mixture" if more else "mlp"
@@ -203,21 +208,22 @@ class Setting:
         options = "".join(f", {k} {v}" for k, v in self.options)
         clients = f", {self.clients} clients" if self.clients else ""
         cohort = f", {100 * self.share:.0f} % of them a round" if self.share < 1 else ""
+        net = "PFLlib's convolutional net" if self.convolutional else f"{self.hidden} units"
         return (
-            f"{self.data}{options}, {self.partition or 'natural clients'}{clients}{cohort}; {self.hidden} units"
+            f"{self.data}{options}, {self.partition or 'natural clients'}{clients}{cohort}; {net}"
             + " of a GRU" * self.recurrent
             + "; targets in tens of points" * (self.metric != "accuracy")
         )
 
 
-@cache
+@lru_cache(maxsize=9)  # a setting's draws and seeds, which may be gigabytes
 def _federation(setting: Setting, seed: int, held: float) -> Federation:
     options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
     data = load(setting.data, setting.folder, **options)
     if data.classes is None:
         data = replace(data, y=data.y / TENS)
-    test = "own" if data.test_groups is None else "given"
-    return data.partition(setting.partition, setting.clients, seed, test, validation_fraction=held)
+    test = "given" if data.test_groups is not None else "own" if data.x_test is None else "merged"
+    return data.partition(setting.partition, setting.clients, seed, test, setting.tested, validation_fraction=held)
 
 
 SMALL = {

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MINUTES = {"small": (25, 110), "full": (160, 960)}
-TESTED = 0.2  # of each client's samples
 
 
 class Budget(NamedTuple):
@@ -143,7 +142,8 @@ def compared(
         "gradients, but they are in the time.",
         *(f"Not trained: {label}: {why}" for label, why in refused.items()),
     ]
-    return Outcome([over_all(studies), *tables], figures, notes=notes, captions=captions)
+    tested = max(setting.tested for setting in places.values())
+    return Outcome([over_all(studies, tested), *tables], figures, notes=notes, captions=captions)
 
 
 # ---- one setting -----------------------------------------------------------------------------------------------------
@@ -286,18 +286,18 @@ def unit_of(study: Study) -> Unit:
 # ---- over all settings -----------------------------------------------------------------------------------------------
 
 
-def over_all(studies: Mapping[str, Study]) -> Table:
+def over_all(studies: Mapping[str, Study], tested: float = 0.2) -> Table:
     """Mean gains over the settings, the largest first; numbers of settings clearly above, below, in the first group."""
     letters = {name: groups(study) for name, study in studies.items()}
     labels, rows = dict.fromkeys(k for study in studies.values() for k in study.labels), []
     for label in labels:
         where = [name for name in studies if label in letters[name]]
         first = sum(letters[name][label] == "A" for name in where)
-        gained, cells = over(studies, label, common.OWN, len(labels) - 1), []
+        gained, cells = over(studies, label, common.OWN, len(labels) - 1, tested), []
         for reference in (common.OWN, common.TUNED):
             gains = [gain(studies[name], label, reference) for name in where if label != reference]
             up, down = sum(g.low > 0 for g in gains), sum(g.high < 0 for g in gains)
-            mean = gained if reference == common.OWN else over(studies, label, reference, len(labels) - 1)
+            mean = gained if reference == common.OWN else over(studies, label, reference, len(labels) - 1, tested)
             cells += [
                 PERCENT.gained(mean if label != reference else None, f"over_{reference}"),
                 Cell(f"{up} / {down}" if gains else "–", {f"above_{reference}": up, f"below_{reference}": down}),
@@ -314,13 +314,13 @@ def over_all(studies: Mapping[str, Study]) -> Table:
     return Table(f"Over {words.count(len(studies), 'setting')}", heads, tuple(row for _, row in rows), (note,))
 
 
-def over(studies: Mapping[str, Study], label: str, reference: str, comparisons: int) -> Interval:
+def over(studies: Mapping[str, Study], label: str, reference: str, comparisons: int, tested: float) -> Interval:
     """Gain in the mean over clients and settings, from one mean per seed; the same samples are tested again."""
     grids = [study.verdicts.grids for study in studies.values() if unit_of(study) == PERCENT]
     pairs = [(of[label].per_seed(), of[reference].per_seed()) for of in grids if label in of and reference in of]
     seeds = sorted(set.intersection(*({*one} & {*other} for one, other in pairs))) if pairs else []
     gains = [np.mean([one[seed] - other[seed] for one, other in pairs]) for seed in seeds]
-    return Evidence(Spread(np.array(gains)), TESTED).interval(max(comparisons, 1))
+    return Evidence(Spread(np.array(gains)), tested).interval(max(comparisons, 1))
 
 
 def printed() -> Table:

@@ -1,0 +1,111 @@
+"""The board of images: PFLlib's clients and net, and FedAvg held against a loop of torch alone."""
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from polyfed import Federation
+from polyfed.base.errors import DataError
+from polyfed.core.algorithm import REGISTRY
+from polyfed.report.table import Cell, Table
+from polyfed_papers import board as common
+from polyfed_papers.board.board import BUDGETS, compared, settings
+from polyfed_papers.pfllib import CLIENTS, PARTITIONS
+from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed_papers.recipes.said import ours
+
+METHODS = (
+    "local", "fedavg", "fedavg-ft", "ditto", "fedrep", "fedper", "fedbabu", "fedala", "fedpac", "fedacs", "fedslr",
+    "fpfc",
+)  # fmt: skip
+SETTINGS = {
+    f"{data}-{name}": common.Setting(data, partition, CLIENTS, options=(("normalise", "half"),), convolutional=True,
+                                     tested=0.25)
+    for data in ("fashion-mnist", "cifar10", "cifar100")
+    for name, partition in PARTITIONS.items()
+}  # fmt: skip
+WHOLE = 60_000  # samples of the smallest of the data sets; a folder may have a part of one
+POINT = 0.01
+
+
+@recipe("board/images", "Twelve methods on PFLlib's clients of images, with its convolutional net",
+        minutes=(500, 1700), settings=partial(settings, SETTINGS), data=("fashion_mnist",), seeds=5, scored=True,
+        joins=True)  # fmt: skip
+def images(bench: Bench) -> Outcome:
+    """Which methods are told apart on images of two classes a client and of Dirichlet(0.1), with a convolutional net?
+    Fashion-MNIST, and CIFAR-10 and CIFAR-100 where the folder of data has all of them.
+    """
+    here, absent = dict[str, common.Setting](), dict[str, None]()
+    for name, setting in SETTINGS.items():
+        setting = replace(setting, folder=None if bench.data_dir is None else str(bench.data_dir))
+        try:
+            if (count := samples(setting.federation(common.UNCOUNTED))) < WHOLE:
+                raise DataError(f"{setting.data}: found {count} samples, expected all")
+            here[name] = setting
+        except DataError as e:
+            if setting.data == "fashion-mnist":
+                raise
+            absent[str(e)] = None
+        if bench.rehearse:
+            break
+    budget = BUDGETS[bench.pick("small", "paper")]
+    rows = [agreement(bench, name, setting, budget.gradients) for name, setting in here.items()]
+    note = "step size 0.1, which nobody chose; each draws its own batches; a point apart is a fault of one of them"
+    table = Table("FedAvg, and the same by torch alone", ("setting<", "polyfed, %", "torch, %", "apart, points"),
+                  tuple(rows), (note,))  # fmt: skip
+    outcome = compared(bench, here, budget, common.contenders(bench, METHODS))
+    notes = [*outcome.notes, *(f"Left out: {why}" for why in absent)]
+    return replace(outcome, tables=[*outcome.tables, table], notes=notes)
+
+
+def samples(data: Federation) -> int:
+    return len(data.train.x) + len(data.test.x)
+
+
+def agreement(bench: Bench, name: str, setting: common.Setting, gradients: int) -> tuple[Cell, ...]:
+    """FedAvg at the middle step size, and the same by torch alone: means over clients and seeds."""
+    cls = REGISTRY.find("fedavg")
+    at = common.start(cls)
+    method = common.made(cls, at)
+    rounds = bench.rounds(*[gradients // common.WORK["local_steps"]] * 2)
+
+    def alone(seed: int) -> float:
+        return plain(setting.model(cls, seed), setting.federation(seed), at[0], rounds, seed)
+
+    found = bench.compare(f"{name}/alone", partial(setting.model, cls), setting.federation, {"fedavg": method},
+                          rounds=rounds, evaluate_every=0, metrics="accuracy", **common.WORK)  # fmt: skip
+    both = metric_of(found, "fedavg"), np.array(bench.by_seed(f"{name}-torch", alone))
+    apart = float(np.mean(both[0] - both[1]))
+    mark = "gain" if abs(apart) <= POINT else "loss"
+    return Cell(name), ours(both[0], 100), ours(both[1], 100), Cell(f"{100 * apart:+.2f}", {"apart": apart}, mark)
+
+
+def plain(net: nn.Module, data: Federation, lr: float, rounds: int, seed: int) -> float:
+    """Mean accuracy over clients of FedAvg written with torch alone, with the board's local work."""
+    net, draws = deepcopy(net), torch.Generator().manual_seed(seed)
+    sgd = torch.optim.SGD(net.parameters(), lr)
+    common_model = parameters_to_vector(net.parameters()).detach().clone()
+    for _ in range(rounds):
+        total = torch.zeros_like(common_model)
+        for i in range(data.n):
+            x, y = data.train.x[data.train.rows(i)], data.train.y[data.train.rows(i)]
+            vector_to_parameters(common_model.clone(), net.parameters())  # whose slices they become
+            left: list[torch.Tensor] = []
+            for _ in range(common.WORK["local_steps"]):
+                left = left or list(torch.randperm(len(x), generator=draws).split(common.WORK["batch_size"]))
+                batch = left.pop(0)
+                sgd.zero_grad()
+                cross_entropy(net(x[batch]), y[batch]).backward()
+                sgd.step()
+            total += len(x) / len(data.train.x) * parameters_to_vector(net.parameters()).detach()
+        common_model = total
+    vector_to_parameters(common_model, net.parameters())
+    with torch.no_grad():
+        right = net(data.test.x).argmax(1) == data.test.y
+    return float(np.mean([right[data.test.rows(i)].double().mean() for i in range(data.n)]))
