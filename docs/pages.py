@@ -293,7 +293,8 @@ def boarded(name: str) -> list[str]:
     heads = ["setting", "accuracy, %", "gain over own models", "gain over fedavg-ft"]
     table = markdown(heads, [":--", "--:", "--:", "--:"], sites[name])
     return [
-        f"{text}in the first group in {row[FIRST].partition(' ')[0]}{said}; mean accuracy {row['mean accuracy, %']} %.",
+        f"{text}in the first group in {row[FIRST].partition(' ')[0]}{said}; mean gain over own models "
+        f"{row['mean gain over local']} points.",
         table,
     ]
 
