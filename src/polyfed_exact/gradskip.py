@@ -56,11 +56,11 @@ class GradSkip(Random):
         tau = geometric(p, round.seed, round.t)
         goes = torch.as_tensor(own, device=x.device)[:, None]
         for k, batch in enumerate(data.again("batches", steps=Until(np.minimum(tau, own).astype(int))), 1):
-            m, live = batch.rows, True if batch.live is None else batch.live > 0
+            m, live = batch.rows, torch.ones_like(goes[:1]) if batch.live is None else batch.live
             g = task.gradient(x[:m], batch, need_loss=False)[0]
-            on = (k < goes[:m]) & live
+            on = (k < goes[:m]) & (live > 0)
             x = torch.cat([torch.where(on, x[:m] - self.lr * (g - h[:m]), x[:m]), x[m:]])
-            h[:m] = torch.where((k == goes[:m]) & live, g, h[:m])
+            h[:m] = torch.where((k == goes[:m]) & (live > 0), g, h[:m])
         return {"x": x, "h": h}, {"v": x - self.lr / p * h}
 
     def aggregate(self, server, up, round):

@@ -44,7 +44,8 @@ class Keyed(TorchDispatchMode):
         super().__init__()
         self.key, self.count, self.drew, self.still = key, count, False, still
         self.calls = dict[Callable[..., Any] | None, bool]()  # None: outside of torch's functions
-        self._dropout, self._inside = _Dropout(self), None
+        self._dropout = _Dropout(self)
+        self._inside: Callable[..., Any] | None = None
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])

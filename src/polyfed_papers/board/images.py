@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from polyfed import Federation
+from polyfed import FedAvg, Federation
 from polyfed.base.errors import DataError
-from polyfed.core.algorithm import REGISTRY
 from polyfed.report.table import Cell, Table
 from polyfed_papers import board as common
 from polyfed_papers.board.board import BUDGETS, compared, settings
@@ -70,7 +69,7 @@ def samples(data: Federation) -> int:
 
 def agreement(bench: Bench, name: str, setting: common.Setting, gradients: int) -> tuple[Cell, ...]:
     """FedAvg at the middle step size, and the same by torch alone: means over clients and seeds."""
-    cls = REGISTRY.find("fedavg")
+    cls = FedAvg
     at = common.start(cls)
     method = common.made(cls, at)
     rounds = bench.rounds(*[gradients // common.WORK["local_steps"]] * 2)
