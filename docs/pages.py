@@ -143,15 +143,16 @@ def choose() -> str:
     rows, over = [], board()[0]
     for idea in ideas.IDEAS[1:]:
         ranked = [m for m in idea.methods if m in over]
-        first = max(ranked or idea.methods[:1], key=lambda m: int(over.get(m, {}).get(FIRST, "0").partition(" ")[0]))
-        word = f"first group in {over[first][FIRST]} settings" if ranked else "not on the board"
+        gains = {m: float(over[m][GAIN].partition(" ")[0].replace("–", "0")) for m in ranked}
+        first = max(gains, key=lambda m: gains[m]) if ranked else idea.methods[0]
+        word = f"{gains[first]:+.1f} points" if ranked else "not on the board"
         rows.append(
             [f"{upper(idea.when)}.", idea.title, f"[`{first}`]({first}.md): {word}", f"{upper(idea.not_when)}."]
         )
     return CHOOSE.format(table=markdown(["when", "idea", "first", "not when"], [":--"] * 4, rows, escaped=True))
 
 
-FIRST = "in the first group"
+FIRST, GAIN = "in the first group", "mean gain over local"
 CHOOSE = """---
 hide: [toc]
 ---
@@ -167,7 +168,7 @@ polyfed compare local fedavg fedavg-ft recalibrated --data FOLDER --target COLUM
 
 If none of the last three is clearly better than `local`, other methods seldom are: [the board](../experiments/board.md)
 has every method in ten settings, with the same gradients and trials. Where you know more of your sites, take a line of
-this table; "first" is the one of its kind that is most often in the board's first group.
+this table; "first" is the one of its kind with the largest mean gain over own models on the board.
 
 {table}
 
@@ -294,7 +295,7 @@ def boarded(name: str) -> list[str]:
     table = markdown(heads, [":--", "--:", "--:", "--:"], sites[name])
     return [
         f"{text}in the first group in {row[FIRST].partition(' ')[0]}{said}; mean gain over own models "
-        f"{row['mean gain over local']} points.",
+        f"{row[GAIN]} points.",
         table,
     ]
 
