@@ -233,16 +233,16 @@ def tiny_shakespeare(data_dir: Path, window: COUNT = 20, samples: Samples = None
     """Speeches of Shakespeare's plays: `window` letters, numbered as in LEAF's Shakespeare, and the letter after them.
 
     The 64 speakers with 5,000 characters or more are clients. samples: at most so many training samples of a speaker,
-    drawn by seed; None: all. Held-out samples are a speaker's last ones. A model needs letters=80, which mlp,
-    mixture and gru have.
+    drawn by seed; None: all. Held-out samples are a speaker's last ones. A model needs letters=80, which mlp and
+    mixture have.
     """
     path = there(data_dir, "tiny-shakespeare", ("input.txt",), "input.txt", ("tiny_shakespeare", "tiny-shakespeare"))
-    said = dict[str, list[str]]()
+    speeches = dict[str, list[str]]()
     for speech in readers.read_bytes(path).decode("utf-8", "replace").split("\n\n"):
         who, _, words = speech.strip("\n").partition(":\n")
         if words:
-            said.setdefault(who, []).append(words)
-    texts = {who: text for who, some in sorted(said.items()) if len(text := "\n".join(some)) >= SPEECH}
+            speeches.setdefault(who, []).append(words)
+    texts = {who: text for who, some in sorted(speeches.items()) if len(text := "\n".join(some)) >= SPEECH}
     if not texts:
         raise DataError(f"{path}: found no speaker with {SPEECH} characters, expected speeches headed by NAME: lines")
     clients = dict[str, Part]()

@@ -216,7 +216,7 @@ class Setting:
         )
 
 
-@lru_cache(maxsize=9)  # a setting's draws and seeds, which may be gigabytes
+@lru_cache(maxsize=16)  # a setting's draws and ten seeds; those of several may be tens of gigabytes
 def _federation(setting: Setting, seed: int, held: float) -> Federation:
     options: dict[str, Any] = dict(setting.options) | ({"seed": seed} if setting.generated else {})
     data = load(setting.data, setting.folder, **options)
@@ -351,16 +351,8 @@ def drawn(
             rounds, spent = within(bench, setting, method, budget)
             if spent > budget and not bench.rehearse:  # in one round
                 return None
-            run = fit(
-                setting.model(cls, draw),
-                data,
-                method,
-                rounds=rounds,
-                evaluate_every=0,
-                seed=draw,
-                metrics=setting.metric,
-                **work(setting),
-            )
+            how: dict[str, Any] = {"rounds": rounds, "evaluate_every": 0, "metrics": setting.metric, **work(setting)}
+            run = fit(setting.model(cls, draw), data, method, seed=draw, **how)
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
         merit = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
@@ -376,9 +368,8 @@ def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tu
 
 def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> int:
     """At how many settings the choice of a method is at an edge, after so many trials."""
-    return climb(
-        partial(score, bench, name, setting, cls, budget), list(ladders(cls, setting.rate).values()), trials
-    ).edges
+    tried = partial(score, bench, name, setting, cls, budget)
+    return climb(tried, list(ladders(cls, setting.rate).values()), trials).edges
 
 
 def agreed(

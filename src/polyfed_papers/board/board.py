@@ -286,7 +286,7 @@ def unit_of(study: Study) -> Unit:
 # ---- over all settings -----------------------------------------------------------------------------------------------
 
 
-def over_all(studies: Mapping[str, Study], tested: float = 0.2) -> Table:
+def over_all(studies: Mapping[str, Study], tested: float = common.Setting.tested) -> Table:
     """Mean gains over the settings, the largest first; numbers of settings clearly above, below, in the first group."""
     letters = {name: groups(study) for name, study in studies.items()}
     labels, rows = dict.fromkeys(k for study in studies.values() for k in study.labels), []

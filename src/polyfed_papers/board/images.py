@@ -77,9 +77,9 @@ def agreement(bench: Bench, name: str, setting: common.Setting, gradients: int) 
     def alone(seed: int) -> float:
         return plain(setting.model(cls, seed), setting.federation(seed), at[0], rounds, seed)
 
-    found = bench.compare(f"{name}/alone", partial(setting.model, cls), setting.federation, {"fedavg": method},
-                          rounds=rounds, evaluate_every=0, metrics="accuracy", **common.WORK)  # fmt: skip
-    both = metric_of(found, "fedavg"), np.array(bench.by_seed(f"{name}-torch", alone))
+    runs = bench.compare(f"{name}/alone", partial(setting.model, cls), setting.federation, {"fedavg": method},
+                         rounds=rounds, evaluate_every=0, metrics="accuracy", **common.WORK)  # fmt: skip
+    both = metric_of(runs, "fedavg"), np.array(bench.by_seed(f"{name}-torch", alone))
     apart = float(np.mean(both[0] - both[1]))
     mark = "gain" if abs(apart) <= POINT else "loss"
     return Cell(name), ours(both[0], 100), ours(both[1], 100), Cell(f"{100 * apart:+.2f}", {"apart": apart}, mark)
