@@ -5,7 +5,9 @@ from problems import fit_labels, labelled, two_layers
 from torch import nn
 
 import polyfed as pf
+from polyfed.algorithms import shipped
 from polyfed.base.errors import ConfigError, ModelError
+from polyfed.core.algorithm import REGISTRY
 from polyfed.models.memory import Memory
 from polyfed.models.mixture import Mixture
 
@@ -90,11 +92,15 @@ def test_a_model_or_loss_that_a_method_cannot_train_is_refused(method, model, lo
         fit_labels(labelled(), method, 1, model, loss=loss)
 
 
-@pytest.mark.parametrize("method", [pf.FedLC(), pf.FedRoD()])
-def test_margins_are_of_classes(method):
-    data = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))]
-    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
-        fit_labels(pf.Federation.from_arrays(data, test=data), method, model=nn.Linear(4, 1).double(), loss="mse")
+@pytest.mark.parametrize("name", shipped())
+def test_numbers_are_trained_on_or_refused_before_anything_is_written(name, tmp_path):
+    data, out = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))], tmp_path / "run"
+    federation = pf.Federation.from_arrays(data, test=data)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double()
+    try:
+        fit_labels(federation, REGISTRY[name](), 1, model=net, loss="mse", out=out)
+    except (ConfigError, ModelError):
+        assert not out.exists()
 
 
 def test_a_mixture_has_a_net_and_a_memory_a_linear_end():

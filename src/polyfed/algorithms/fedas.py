@@ -39,6 +39,7 @@ class FedAS(Algorithm):
 
     def init_server(self, task, w0, n):
         assert task.width > 0  # which refuses a model whose last layer is not linear
+        assert task.classes > 0  # and this a loss without classes
         return {"w": split(some(part(task.layout, "body"), self, task.layout), w0)[0]}
 
     def init_client(self, task, w0):

@@ -37,6 +37,7 @@ class FedGH(Algorithm):
     needs = Needs(discloses=DISCLOSED)
 
     def init_server(self, task, w0, n):
+        assert task.classes > 0  # which refuses a loss without classes
         weight, bias = task.layout.head(w0)
         return {"weight": weight.clone(), "bias": bias.clone()}
 
