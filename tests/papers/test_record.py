@@ -150,6 +150,19 @@ def test_one_recorded_run_is_trained_again(cli, tiny, record):
     assert (said.status, said.out.count("bit for bit"), sorted(tiny.trained)) == (0, 4, sorted(RUNS))
 
 
+def test_what_a_run_does_not_need_is_not_read(cli, tiny):
+    """So that a record of thousands of runs is verified as fast as a small one."""
+    tiny.tuned = True
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+
+    def spoiled(lines):
+        line_of(lines, "step/0.1/FedAvg-seed7")["clients"]["client"].pop()
+
+    part = changed(Path("a/record.jsonl.gz"), spoiled)
+    assert cli("verify", part, "--run", "all/FedAvg-seed1").status == 0
+    cli("verify", part, "--run", "step/0.1/FedAvg-seed7").line(1, "its columns differ in length")
+
+
 def test_the_trials_of_a_choice_are_trained_again(cli, tiny):
     """And one that the recipe no longer makes is said after all others."""
     tiny.tuned = True

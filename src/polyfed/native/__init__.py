@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 11  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 11  # of the call and of its bits, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 OPERATIONS = (
     "linear", "norm", "same", "table", "columns", "image", "convolution", "groups", "largest", "mean", "row",

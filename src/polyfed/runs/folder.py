@@ -36,7 +36,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.messages import size
 from polyfed.metrics.metric import Predictions, mean_of
-from polyfed.native import kernel
+from polyfed.native import VERSION, kernel
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
 from polyfed.runs.schema import CROWD, About, Config, Findings, Judge, Record, Spread, Summary, finite, tensors
@@ -371,6 +371,7 @@ def versions() -> dict[str, str]:
         "sums": "in one order",
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
         "kernel": "none" if compiled is None else compiled.set,
+        "kernel-version": "none" if compiled is None else str(VERSION),
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
     }
 

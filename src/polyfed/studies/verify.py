@@ -26,7 +26,8 @@ from polyfed.runs.trainer import fit
 from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
-LIBRARIES = ("torch", "numpy", "sums")  # whose versions round differently
+LIBRARIES = ("torch", "numpy", "sums", "kernel-version")  # whose versions round differently
+UNSAID = {"sums": "by chunk", "kernel-version": "not said"}  # of runs that were made before they said it
 
 
 class Difference(NamedTuple):
@@ -127,7 +128,7 @@ def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[s
 
 def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
     """Those that a run's config.toml names and that differ in that of the run made again."""
-    named = {"sums": "by chunk"} | config.get("versions", {})  # as runs were made that do not say it
+    named = UNSAID | config.get("versions", {})
     last = {k.partition("-from-round-")[0]: v for k, v in named.items()}
     here = tomllib.loads((again / "config.toml").read_text("utf-8"))["versions"]
     changed = {k: (then, here.get(k, "unknown")) for k, then in last.items()}

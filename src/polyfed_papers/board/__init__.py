@@ -300,12 +300,11 @@ def start(cls: type[Algorithm], rate: float = 1.0) -> At:
     return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls, rate).values())
 
 
-def refusal(setting: Setting, method: Algorithm) -> str:
+def refusal(setting: Setting, cls: type[Algorithm]) -> str:
     """The reason why a method cannot be trained in a setting, or ""."""
     try:
-        prepare(
-            setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED), method, Training(**work(setting))
-        )
+        method, training = made(cls, start(cls, setting.rate)), Training(**work(setting))
+        prepare(setting.model(cls, UNCOUNTED), setting.federation(UNCOUNTED), method, training)
     except PolyfedError as e:
         return str(e)
     return ""

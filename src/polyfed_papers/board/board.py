@@ -108,19 +108,18 @@ def compared(
     """Train what is missing of these methods, and make tables and pictures: over all places, and of each."""
     refused = dict[str, str]()
     tables, figures, captions, studies = [], {}, {}, {}
-    for name, setting in places.items():  # one after the other, so that a record that was cut off has whole tables
+    wanted = {name: setting for name, setting in places.items() if bench.wants(name)}
+    for name, setting in wanted.items():  # one after the other, so that a record that was cut off has whole tables
         every = {**methods, **common.BESIDE.get(name, {})}
         if setting.only:
             every = {label: cls for label, cls in every.items() if label in (*setting.only, *bench.joining)}
-        why = {
-            label: common.refusal(setting, common.made(cls, common.start(cls, setting.rate)))
-            for label, cls in every.items()
-        }
+        why = {label: common.refusal(setting, cls) for label, cls in every.items()}
         able = {label: cls for label, cls in every.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
         shipped = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
         trials = 1 if bench.rehearse else common.agreed(bench, name, setting, shipped, budget.trials, budget.gradients)
-        work = {k: partial(common.cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in able.items()}
+        some = {k: cls for k, cls in able.items() if bench.wants(f"{name}/{k}")}
+        work = {k: partial(common.cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in some.items()}
         found = bench.all_of([(f"{name}/{label}", common.UNCOUNTED, task) for label, task in work.items()])
         parts = dict(zip(work, found, strict=True))
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])

@@ -172,6 +172,10 @@ class Bench:
         value = {"small": small, "middle": middle, "heads": heads}.get(self.scale)
         return paper if value is None else value
 
+    def wants(self, part: str) -> bool:
+        """Whether anything by this name, or below it, is wanted; a recipe may leave out the others."""
+        return True
+
     def under(self, seeds: Sequence[int]) -> "Bench":
         """The same bench with other seeds."""
         other = copy(self)

@@ -182,16 +182,32 @@ def _number(cell: str) -> int | float | str | None:
 def unpack(record: Record, folder: Path) -> None:
     """Put what a record has and the folder lacks into it, as if the recipe had computed it there."""
     for line in record.lines:
-        if isinstance(line, _Compared):
-            place = folder / line.comparison
-            same_experiment(place, line.settings)
-            if not (place / "comparison.toml").exists():
-                write_atomically(place / "comparison.toml", _toml(record, line.comparison, line.settings))
-                (place / MARK).touch()
-        elif isinstance(line, _Run) and not _place(folder, line.run).exists():
-            _unpack(record, line, _place(folder, line.run))
-        elif isinstance(line, _Kept) and not (path := folder / "kept" / f"{line.kept}.json").exists():
-            write_atomically(path, json.dumps(line.value, indent=1).encode())
+        _put(record, line, folder)
+
+
+def _at(line: _Line, folder: Path) -> Path:
+    """What a line becomes in a folder."""
+    if isinstance(line, _Compared):
+        return folder / line.comparison / "comparison.toml"
+    if isinstance(line, _Run):
+        return _place(folder, line.run)
+    assert isinstance(line, _Kept)
+    return folder / "kept" / f"{line.kept}.json"
+
+
+def _put(record: Record, line: _Line, folder: Path) -> None:
+    path = _at(line, folder)
+    if isinstance(line, _Compared):
+        same_experiment(path.parent, line.settings)
+    if path.exists():
+        return
+    if isinstance(line, _Compared):
+        write_atomically(path, _toml(record, line.comparison, line.settings))
+        (path.parent / MARK).touch()
+    elif isinstance(line, _Run):
+        _unpack(record, line, path)
+    elif isinstance(line, _Kept):
+        write_atomically(path, json.dumps(line.value, indent=1).encode())
 
 
 def _place(folder: Path, run: str) -> Path:
@@ -244,7 +260,10 @@ class _Over(Exception):
 
 
 class Again(Bench):
-    """A bench that reads everything from a record's folder and trains only the runs asked for, each beside its own."""
+    """A bench that reads a record and trains only the runs asked for, each beside its own.
+
+    What the recipe reads is put into the folder when it is read: a record may have thousands of runs.
+    """
 
     def __init__(
         self, record: Record, asked: Iterable[str], folder: Path, data_dir: str | Path | None,
@@ -255,10 +274,17 @@ class Again(Bench):
             folder, about.scale, about.seeds, data_dir, about.device, None, about.rehearsal, record.path, about.portable
         )
         self.asked, self.tell, self.about = list(asked), tell, about
+        self.of, self.lines = record, {_at(line, folder): line for line in record.lines}
+        for name in self.asked:
+            self._put(_place(folder, name))
+
+    def wants(self, part):
+        return any(name.startswith(f"{part}/") for name in self.asked)
 
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):
         if not callable(algorithms):
             which = self.seeds if seeds is None else seeds
+            self._put(self.folder / key / "comparison.toml")
             self.check(key, algorithms, which, settings)
             runs = {f"{key}/{label}-seed{seed}": (label, seed) for seed in which for label in algorithms}
             for name in [name for name in runs if name in self.asked]:
@@ -281,8 +307,14 @@ class Again(Bench):
         if not self.asked:
             raise _Over
 
+    def _put(self, path: Path) -> bool:
+        """Put what the record has for a path there. Returns whether something is."""
+        if path in self.lines:
+            _put(self.of, self.lines[path], self.folder)
+        return path.exists()
+
     def _known(self, name: str, path: Path) -> None:
-        if not path.exists():
+        if not self._put(path):
             raise RunError(
                 f"{self.record}: has no {name}, which comes before {self.asked[0]}; complete it first with: "
                 f"polyfed reproduce {self.about.recipe} --scale {self.about.scale} --from {self.record}"
@@ -321,7 +353,6 @@ def verify(path: Path, only: str | None, data_dir: str | Path | None, tell: Call
     if not names:
         raise RunError(f"{path}: a record without runs")
     with tempfile.TemporaryDirectory() as folder:
-        unpack(record, Path(folder))
         bench = Again(record, names if only is None else [only], Path(folder), data_dir, tell)
         try:
             recipe.run(bench)
