@@ -79,16 +79,25 @@ def test_a_process_goes_on_with_the_next_task():
     assert len({process for _, process in side_by_side([os.getpid] * 7, 1)} - {os.getpid()}) == 1
 
 
-def test_a_process_that_is_killed_while_it_waits_is_one_line():
+def test_a_process_that_is_killed_while_it_waits_is_one_line(tmp_path):
+    def task() -> None:
+        (tmp_path / "process").write_text(str(os.getpid()))
+
     def begin(which: int) -> None:
         if which == 1:
-            os.kill(found[0][1], signal.SIGKILL)
+            os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
 
-    found = []
-    tasks = side_by_side([os.getpid] * 2, 1, begin)
-    found.append(next(tasks))
+    tasks = side_by_side([task] * 2, 1, begin)
+    assert next(tasks) == (0, None)  # what it did before is told
     with pytest.raises(RunError, match=r"^a worker process was killed \(signal 9\)"):
         next(tasks)
+
+
+def test_a_process_has_its_next_task_before_the_last_result_is_told(tmp_path):
+    told = []
+    for which, _ in side_by_side([os.getpid] * 3, 1, lambda which: told.append(f"begin {which}")):
+        told.append(f"end {which}")
+    assert told == ["begin 0", "begin 1", "end 0", "begin 2", "end 1", "end 2"]
 
 
 def test_no_process_is_left_where_nobody_asks_for_the_rest():
@@ -180,11 +189,15 @@ def test_methods_of_a_seed_have_one_start_even_if_it_is_not_seeded(tmp_path, thr
 
 
 def test_a_finished_comparison_is_read_back(tmp_path, three):
-    compared(tmp_path)
+    """And shows how large the runs are that are still to come: none of them stays in this process."""
+    compared(tmp_path, seeds=1)
     before = processes(tmp_path)
-    again = compared(tmp_path, resume=True)
+    assert os.getpid() in before
+    again = compared(tmp_path, seeds=1, resume=True)
     assert again.status == "finished"
     assert processes(tmp_path) == before
+    compared(tmp_path, resume=True)
+    assert os.getpid() not in processes(tmp_path)[1::2]  # of the second seed
 
 
 def test_a_run_that_is_interrupted_ends_the_comparison(tmp_path, three):

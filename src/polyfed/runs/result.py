@@ -283,15 +283,12 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """One row per client: sample counts, true and found cluster, final metrics per split, bytes, participations."""
         fed, n = self.outline, self.outline.n
-        frame = pd.DataFrame({"client": list(fed.names)})
-        for name, split in splits(fed).items():
-            frame[f"{name}_samples"] = split.counts
-        frame["cluster"] = pd.array([pd.NA] * n if fed.clusters is None else list(fed.clusters), dtype="Int64")
-        frame["assigned"] = pd.array([pd.NA] * n if self.clusters is None else list(self.clusters), dtype="Int64")
-        for name, metrics in self.final.items():
-            for key, values in metrics.items():
-                frame[f"{name}_{key}"] = values
-        return frame.assign(**self.kept.by_client())
+        columns: dict[str, Any] = {"client": list(fed.names)}
+        columns |= {f"{name}_samples": split.counts for name, split in splits(fed).items()}
+        for key, groups in (("cluster", fed.clusters), ("assigned", self.clusters)):
+            columns[key] = pd.array([pd.NA] * n if groups is None else list(groups), dtype="Int64")
+        columns |= {f"{name}_{key}": v for name, metrics in self.final.items() for key, v in metrics.items()}
+        return pd.DataFrame(columns | self.kept.by_client())
 
     def place(self) -> Path:
         """The run's folder. Raises RunError where it has none."""

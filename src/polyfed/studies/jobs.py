@@ -11,11 +11,12 @@ from torch import nn
 
 from polyfed.base.errors import Diverged, RunError
 from polyfed.core.algorithm import Contender
+from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.runs.folder import summary
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.result import Result
-from polyfed.runs.schema import Summary
+from polyfed.runs.schema import Planned, Summary, config
 from polyfed.runs.trainer import fit
 from polyfed.runs.training import Training
 from polyfed.runs.watching import Callback
@@ -145,6 +146,10 @@ def execute(
         watch.end(done, resumed)
         return job, done
 
+    def abreast(plan: Plan | Planned | None) -> int:
+        """How many may run at a time after one of this plan: a process per core where two threads are too many."""
+        return 1 if plan is None or plan.workers > 1 or alone or keep else parallel.room(plan.device)
+
     watch.start(len(jobs))
     todo, room = list[Job](), 1
     for job in jobs:
@@ -152,16 +157,16 @@ def execute(
         if before is None:
             todo.append(job)
         else:
+            room = abreast(config(job.place).plan) if room == 1 and job.place is not None else room
             yield end(job, before, resumed=True)
-    while todo and room == 1:  # until a run shows that the others are too small for two threads: a process per core
+    while todo and room == 1:  # until a run shows that the others are small
         job = todo.pop(0)
         begin(job)
         done = job.here(watch.callbacks())
         yield end(job, done)
         if done.status == "interrupted":
             raise KeyboardInterrupt
-        if done.run is not None and not (alone or keep) and done.run.trained.engine.plan.workers == 1:
-            room = parallel.room(done.run.trained.task.device.type)
+        room = 1 if done.run is None else abreast(done.run.trained.engine.plan)
     tasks = [job.apart for job in todo]
     for k, told in parallel.side_by_side(tasks, room, lambda k: begin(todo[k])):
         yield end(todo[k], todo[k].told(*told))

@@ -47,10 +47,11 @@ def side_by_side(
     KeyboardInterrupt is raised at the end.
     """
     waiting, running, idle = list(range(len(tasks))), dict[Connection, _Worker](), list[_Worker]()
+    over: list[tuple[int, Any]] = []
     failed: BaseException | None = None
     gc.freeze()  # a collection in a task would write on, and so copy, all that it shares
     try:
-        while running or (waiting and failed is None):
+        while over or running or (waiting and failed is None):
             try:
                 while waiting and failed is None and len(running) < most:
                     which = waiting.pop(0)
@@ -59,13 +60,15 @@ def side_by_side(
                     worker = idle.pop() if idle else _Worker(tasks)
                     worker.give(which)
                     running[worker.answers] = worker
-                for channel in wait(list(running)):
+                while over:  # once its process has the next task: what is made of it may take as long as one
+                    yield over.pop(0)
+                for channel in wait(list(running)) if running else ():
                     assert isinstance(channel, Connection)
                     worker = running.pop(channel)
                     value, error = worker.told()
                     if error is None:
                         idle.append(worker)
-                        yield worker.which, value
+                        over.append((worker.which, value))
                     elif failed is None:
                         failed = error
                         _stop(running)
