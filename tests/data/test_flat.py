@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyfed import FedAvg, Training, fit
 from polyfed.base.errors import DataError
 from polyfed.base.randomness import client_keys
+from polyfed.core.rounds import Loop
 from polyfed.data import Federation, flat
 from polyfed.data.flat import permutations
 
@@ -126,3 +128,28 @@ def test_more_clients_than_fit_are_refused_with_the_number_that_would(monkeypatc
     monkeypatch.setattr(flat, "memory", lambda: 10_000)
     with pytest.raises(DataError, match=r"100 clients take .* free; 3\d would fit"):
         Federation.from_flat(np.zeros((100, 2)), np.arange(100) % 2, np.arange(101))
+
+
+class Largest(TorchDispatchMode):
+    numbers = 0  # of any tensor that is made
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func._schema.name.endswith("_"):
+            self.numbers = max(self.numbers, out.numel())
+        return out
+
+
+def test_no_tensor_of_a_round_grows_with_the_clients(monkeypatch):
+    x, y, offsets = rows(3_000)
+    made, step = Largest(), Loop.step
+
+    def watched(self):
+        with made:
+            return step(self)
+
+    monkeypatch.setattr(Loop, "step", watched)
+    once = Training(rounds=2, fraction=0.001, local_steps=1, local_epochs=None)
+    run = fit(torch.nn.Linear(3, 3), Federation.from_flat(x, y, offsets), FedAvg(lr=0.1), once)
+    assert 0 < made.numbers < 3_000
+    assert run.kept.server["known"].nonzero().flatten().tolist() == np.unique(run.ledger["client"]).tolist()

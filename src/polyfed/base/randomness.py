@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-BLOCK = 1 << 16  # clients whose draws are made at a time: they stay in a core's cache
+BLOCK = 1 << 15  # clients whose draws are made at a time: they stay in a core's cache
 
 
 @cache
@@ -85,8 +85,22 @@ def sample(seed: int, purpose: str, round: int, keys: np.ndarray, m: int) -> np.
     if m >= n:
         return np.arange(n)
     share = (m + 8 * m**0.5 + 16) / n  # of the clients among which the m smallest nearly always are
-    bound = np.uint64(min(int(share * 2**64), 2**64 - 1))
-    blocks = ((k, priorities(seed, purpose, round, keys[k : k + BLOCK])) for k in range(0, n, BLOCK))
-    few = np.concatenate([k + np.flatnonzero(draws < bound) for k, draws in blocks])
+    few = _below(min(int(share * 2**31) + 1, 2**31 - 1) << 33, mix(seed, key_of(purpose), round), keys)
     few = few if len(few) > m else np.arange(n)
     return np.sort(few[np.argpartition(priorities(seed, purpose, round, keys[few]), m)[:m]])
+
+
+def _below(bound: int, h: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Where `mix(..., keys)`, of a hash h so far, is below a multiple of 2^33, which its last shift leaves."""
+    (g, s), few = np.empty((2, min(BLOCK, len(keys))), dtype=np.uint64), list[np.ndarray]()
+    for k in range(0, len(keys), BLOCK):
+        block = keys[k : k + BLOCK]
+        g, s = g[: len(block)], s[: len(block)]
+        np.bitwise_xor(block, h, out=g)
+        g += np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            np.right_shift(g, np.uint64(shift), out=s)
+            g ^= s
+            g *= np.uint64(factor)
+        few.append(k + np.flatnonzero(g < np.uint64(bound)))
+    return np.concatenate(few)

@@ -318,11 +318,11 @@ class Attempt:
         return ids
 
     def _aggregate(self, algorithm: Algorithm, up: Uplinks, round: Round, kind: tuple[int, int]) -> None:
-        loop = self.loop
-        loop.whole = False
-        samples, before = loop.server[KNOWN].index_copy(0, round.ids, round.samples), loop.server.get("w")
+        (loop := self.loop).whole = False
+        known, before = loop.server[KNOWN], loop.server.get("w")
         after = guarded(partial(algorithm.aggregate, loop.server, up, round))
-        loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: samples}
+        known[round.ids] = round.samples  # in place: a round asks for nothing that grows with n
+        loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: known}
         self._statistics(before, up)
         for total, new in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
             for name, words in new.items():
