@@ -1,6 +1,6 @@
 """Move the large tables of a page's Markdown to CSV files in docs/tables, which the site's build makes tables of.
 
-    python tools/tables.py docs/experiments/board-small.md
+    python tools/tables.py docs/experiments/board-full.md
 
 Paste a table of an outcome.md over its line [Table](...), or let a benchmark write it with --docs, then run this. A
 file is named after the heading above its table. Tables of sentences stay in the page.

@@ -68,7 +68,9 @@ DEPTHS = {
 
 def place(data: str, depth: str, clients: int, folder: str | None = None) -> Place:
     training = ("batch_size", BATCH), ("chunk", clients)
-    return Place(data, None, clients, folder=folder, training=training, depth=depth, each=EACH[data])
+    return Place(
+        data, None, clients, folder=folder, training=training, depth=depth, each=EACH[data], draws=1, usual=True
+    )
 
 
 TASKS = replace(place("sentences", "probe", 20), among=(2, 3), each=60, alike=True)
@@ -160,7 +162,7 @@ def groups(bench: Bench) -> Outcome:
     methods, (budget, trials) = contenders(bench, tuple(FOUND), tuple(FOUND)), SEARCHED
     for name, cls in methods.items():
         lines = [replace(ladder, values=v) for ladder, v in zip(ladders(cls).values(), FOUND[name], strict=True)]
-        bench.choose(f"tasks-{name}", partial(score, bench, "tasks", TASKS, cls, budget), lines, trials)
+        bench.choose(f"tasks-{name}-by-1-draws", partial(score, bench, "tasks", TASKS, cls, budget), lines, trials)
     parts = {k: cell(bench, "tasks", TASKS, cls, trials, budget) for k, cls in methods.items()}
     study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
     scores = grouping_of(parts["fpfc"], "fpfc")[1]

@@ -185,6 +185,8 @@ class Setting:
     only: tuple[str, ...] = ()  # the methods, where not all
     training: tuple[tuple[str, Any], ...] = ()  # differences from WORK
     chosen: "tuple[str, Setting] | None" = None  # (name, setting) where settings are chosen, if not here
+    draws: int = len(DRAWS)  # that settings are chosen by
+    usual: bool = False  # methods are at their defaults, without OTHER
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
         """The clients under a seed; settings are chosen by the share `held` of the training samples."""
@@ -288,10 +290,10 @@ def registered(cls: type[Algorithm]) -> type[Algorithm]:
     return next(one for one in cls.__mro__ if issubclass(one, Algorithm) and REGISTRY.get(one.name) is one)
 
 
-def made(cls: type[Algorithm], at: At) -> Algorithm:
-    """The method at the values of its ladders."""
+def made(cls: type[Algorithm], at: At, usual: bool = False) -> Algorithm:
+    """The method at the values of its ladders; usual: and at its defaults else."""
     pairs = zip(ladders(cls).items(), at, strict=True)
-    given = OTHER.get(cls.name, {})
+    given = {} if usual else OTHER.get(cls.name, {})
     return registered(cls)(**given, **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
 
 
@@ -303,7 +305,7 @@ def start(cls: type[Algorithm], rate: float = 1.0) -> At:
 def refusal(setting: Setting, cls: type[Algorithm]) -> str:
     """The reason why a method cannot be trained in a setting, or ""."""
     try:
-        method, training = made(cls, start(cls, setting.rate)), Training(**work(setting))
+        method, training = made(cls, start(cls, setting.rate), setting.usual), Training(**work(setting))
         prepare(setting.model(cls, UNCOUNTED), setting.federation(UNCOUNTED), method, training)
     except PolyfedError as e:
         return str(e)
@@ -334,7 +336,7 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
     """Mean validation score over the draws; a method that one of them refuses or that explodes is never chosen."""
     if setting.chosen is not None:
         return score(bench, *setting.chosen, cls, budget, at)
-    draws = DRAWS[: 1 if bench.rehearse else None]
+    draws = DRAWS[: 1 if bench.rehearse else setting.draws]
     return float(np.mean([drawn(bench, name, setting, cls, budget, at, draw) for draw in draws]))
 
 
@@ -346,7 +348,7 @@ def drawn(
     def trained() -> float | None:
         data = setting.federation(draw, HELD)
         try:
-            method = made(cls, at)
+            method = made(cls, at, setting.usual)
             rounds, spent = within(bench, setting, method, budget)
             if spent > budget and not bench.rehearse:  # in one round
                 return None
@@ -392,11 +394,11 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
     key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
     at = (
-        bench.choose(f"{key}-by-{len(DRAWS)}-draws", tried, list(some.values()), trials)
+        bench.choose(f"{key}-by-{setting.draws}-draws", tried, list(some.values()), trials)
         if (some := ladders(cls, setting.rate))
         else ()
     )
-    method = made(cls, at)
+    method = made(cls, at, setting.usual)
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // 10)
     return bench.compare(
@@ -409,5 +411,5 @@ def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str
     """(the values that were chosen, how many are at an edge of what was tried)."""
     if not (some := ladders(cls)):
         return {}, 0
-    key = f"{name}-{cls.name}-by-{len(DRAWS)}-draws"
+    key = next(key for key in bench.choices if key.startswith(f"{name}-{cls.name}-by-"))
     return dict(zip(some, bench.once(key, dict)["best"], strict=True)), bench.choices[key][1]
