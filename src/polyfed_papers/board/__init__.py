@@ -179,6 +179,7 @@ class Setting:
     folder: str | None = None  # of the data set's files
     recurrent: bool = False  # a GRU reads the letters
     convolutional: bool = False  # PFLlib's net
+    looks: int = 10  # evaluations of a run
     tested: float = 0.2  # of each client's samples, where no test set is given
     metric: str = "accuracy"
     rate: float = 1.0  # factor of the step sizes that searches begin at
@@ -374,10 +375,11 @@ def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], tr
 
 
 def agreed(
-    bench: Bench, name: str, setting: Setting, methods: Sequence[type[Algorithm]], trials: int, budget: int
-) -> int:
+    bench: Bench, name: str, setting: Setting, methods: Sequence[type[Algorithm]], budget: int, trials: int,
+    more: bool = True,
+) -> int:  # fmt: skip
     """Trials of every method in a setting: as many more for all as it takes until no method's choice is at an edge."""
-    while 1 < trials < MOST:
+    while more and 1 < trials < MOST:
         tasks = [
             (f"{name}/{cls.name}, {trials} trials", UNCOUNTED,
              partial(searched, bench, name, setting, cls, trials, budget))
@@ -400,7 +402,7 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     )
     method = made(cls, at, setting.usual)
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
-    often = max(1, rounds // 10)
+    often = max(1, rounds // setting.looks)
     return bench.compare(
         f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
         evaluate_every=often, metrics=setting.metric, **work(setting),

@@ -35,21 +35,25 @@ class Budget(NamedTuple):
 
     gradients: int
     trials: int
+    more: bool = True  # for all methods of a setting while a choice is at an edge
 
 
 BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000, 12)}
 
 
-def settings(board: Mapping[str, common.Setting], scale: Size) -> tuple[Said, ...]:
-    budget, work, draws = BUDGETS[scale], common.WORK, len(common.DRAWS)
+def settings(
+    board: Mapping[str, common.Setting], scale: Size, budgets: Mapping[Size, Budget] = BUDGETS
+) -> tuple[Said, ...]:
+    budget, work, draws = budgets[scale], common.WORK, len(common.DRAWS)
+    more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
         Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
         Said("local work", f"{work['local_steps']} steps a round, batches of {work['batch_size']}, plain SGD", "ours"),
         Said("trials", f"{budget.trials} of every method: step size, and of {len(common.SECOND)} methods a second "
-             f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; all "
-             f"methods of a setting get {common.MORE} more while a choice is at an edge", "ours"),
+             f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; "
+             f"{more}", "ours"),
         Said("deployed", "the model of the last round; tested on 20 % of each client's samples, or on its "
              "test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),
@@ -117,7 +121,7 @@ def compared(
         able = {label: cls for label, cls in every.items() if not why[label]}
         refused |= {label: text for label, text in why.items() if text}
         shipped = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
-        trials = 1 if bench.rehearse else common.agreed(bench, name, setting, shipped, budget.trials, budget.gradients)
+        trials = 1 if bench.rehearse else common.agreed(bench, name, setting, shipped, *budget)
         some = {k: cls for k, cls in able.items() if bench.wants(f"{name}/{k}")}
         work = {k: partial(common.cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in some.items()}
         found = bench.all_of([(f"{name}/{label}", common.UNCOUNTED, task) for label, task in work.items()])

@@ -1,5 +1,6 @@
 """The board of images: PFLlib's clients and net, and FedAvg held against a loop of torch alone."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,9 @@ from polyfed import FedAvg, Federation
 from polyfed.base.errors import DataError
 from polyfed.report.table import Cell, Table
 from polyfed_papers import board as common
-from polyfed_papers.board.board import BUDGETS, compared, settings
+from polyfed_papers.board.board import Budget, compared, settings
 from polyfed_papers.pfllib import CLIENTS, PARTITIONS
-from polyfed_papers.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed_papers.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
 from polyfed_papers.recipes.said import ours
 
 METHODS = (
@@ -25,17 +26,18 @@ METHODS = (
 )  # fmt: skip
 SETTINGS = {
     f"{data}-{name}": common.Setting(data, partition, CLIENTS, options=(("normalise", "half"),), convolutional=True,
-                                     tested=0.25)
+                                     looks=2, tested=0.25)
     for data in ("fashion-mnist", "cifar10", "cifar100")
     for name, partition in PARTITIONS.items()
 }  # fmt: skip
+BUDGETS: Mapping[Size, Budget] = {"small": Budget(1000, 6, more=False), "paper": Budget(1000, 12)}
 WHOLE = 60_000  # samples of the smallest of the data sets; a folder may have a part of one
 POINT = 0.01
 
 
 @recipe("board/images", "Twelve methods on PFLlib's clients of images, with its convolutional net",
-        minutes=(500, 1700), settings=partial(settings, SETTINGS), data=("fashion_mnist",), seeds=5, scored=True,
-        joins=True)  # fmt: skip
+        minutes=(350, 1700), settings=partial(settings, SETTINGS, budgets=BUDGETS), data=("fashion_mnist",), seeds=5,
+        scored=True, joins=True)  # fmt: skip
 def images(bench: Bench) -> Outcome:
     """Which methods are told apart on images of two classes a client and of Dirichlet(0.1), with a convolutional net?
     Fashion-MNIST, and CIFAR-10 and CIFAR-100 where the folder of data has all of them.
