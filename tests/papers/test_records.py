@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 
 from polyfed.algorithms import shipped
+from polyfed.base.errors import DataError
 from polyfed.core.algorithm import REGISTRY
+from polyfed.data.datasets import default_dir
 from polyfed_papers import board as common
+from polyfed_papers.adapters import absent
+from polyfed_papers.recipes.record import Again, _Over, load, verify
 
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 
@@ -110,3 +114,25 @@ def test_the_rows_on_adapters_are_those_of_their_records(record, heading):
         cells = rows[where, label]
         assert shown(cells, means[setting, label]), (setting, label)
         assert cells[-1] == digest, (setting, label)
+
+
+@pytest.mark.parametrize("path", sorted((PAGES / "records").glob("*.gz")), ids=lambda path: path.name.split(".")[0])
+def test_a_recipe_makes_the_last_run_of_its_record(path, monkeypatch):
+    """What comes before it is read, and it would be trained: with these settings, by this version."""
+    found, seeds = load(path), [1000, 2000]  # and those of choices; some parts of a recipe have more than it counts
+    last = [run for run in found.runs if int(run.rpartition("seed")[2]) in (*found.about.seeds, *seeds)][-1:]
+    if missing := absent("images" if "images" in path.name else "sentences") if "adapters" in path.name else []:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    trained = []
+
+    def train(self, name, *_):
+        trained.append(name)
+        raise _Over
+
+    monkeypatch.setattr(Again, "_train", train)
+    try:
+        if last:
+            verify(path, last[0], default_dir(), print)
+    except DataError as e:
+        pytest.skip(str(e))
+    assert trained == last

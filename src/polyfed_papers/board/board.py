@@ -122,7 +122,7 @@ def compared(
         refused |= {label: text for label, text in why.items() if text}
         shipped = [cls for label, cls in able.items() if label in methods and label not in bench.joining]
         trials = 1 if bench.rehearse else common.agreed(bench, name, setting, shipped, *budget)
-        some = {k: cls for k, cls in able.items() if bench.wants(f"{name}/{k}")}
+        some = {k: cls for k, cls in able.items() if bench.wants(f"{name}/{k}")} or able
         work = {k: partial(common.cell, bench, name, setting, cls, trials, budget.gradients) for k, cls in some.items()}
         found = bench.all_of([(f"{name}/{label}", common.UNCOUNTED, task) for label, task in work.items()])
         parts = dict(zip(work, found, strict=True))
