@@ -17,6 +17,7 @@ from polyfed.algorithms import shipped
 from polyfed.base.errors import DataError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data.datasets import default_dir
+from polyfed.report.verdicts import bearing
 from polyfed_papers import board as common
 from polyfed_papers.adapters import absent
 from polyfed_papers.recipes.record import Again, _Over, load, verify
@@ -46,16 +47,23 @@ def test_no_choice_by_the_one_rule_is_at_an_edge():
 @cache
 def cells_of(record):
     """({(setting, method): digest of its models}, {(setting, method): mean accuracy in percent}), by the runs alone."""
-    digests, means = defaultdict(list), defaultdict(list)
+    digests, scores = defaultdict(list), defaultdict(list)
     for line in gzip.decompress((PAGES / "records" / f"{record}.jsonl.gz").read_bytes()).decode().splitlines():
         if not line.startswith('{"run"'):
             continue
         run = json.loads(line)
         setting, label, end = run["run"].split("/")
         digests[setting, label].append((int(end.rsplit("seed")[1]), run["summary"]["digest"]["models"]))
-        means[setting, label].append(100 * np.mean(run["clients"]["test_accuracy"]))
+        scores[setting, label].append(run["clients"])
     short = {k: hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8] for k, found in digests.items()}
-    return short, {k: float(np.mean(found)) for k, found in means.items()}
+    return short, {k: 100 * mean_of(found) for k, found in scores.items()}
+
+
+def mean_of(runs):
+    """Over seeds, and the clients that test ten samples in the mean over seeds, see `bearing`."""
+    names, tested = runs[0]["client"], np.mean([run["test_samples"] for run in runs], 0)
+    able = bearing(dict(zip(names, tested, strict=True)))
+    return float(np.mean([run["test_accuracy"] for run in runs], 0)[[names.index(n) for n in able]].mean())
 
 
 def shown(cells, mean):
