@@ -288,7 +288,7 @@ class Result:
         for key, groups in (("cluster", fed.clusters), ("assigned", self.clusters)):
             columns[key] = pd.array([pd.NA] * n if groups is None else list(groups), dtype="Int64")
         columns |= {f"{name}_{key}": v for name, metrics in self.final.items() for key, v in metrics.items()}
-        return pd.DataFrame(columns | self.kept.by_client())
+        return pd.DataFrame({**columns, **self.kept.by_client()})
 
     def place(self) -> Path:
         """The run's folder. Raises RunError where it has none."""
