@@ -47,7 +47,7 @@ class Scafflix(Random):
         a = x.new_tensor(alpha)
         if round.phase:
             return {"x": down["z"], "h": h + self.chance(data) * a / self.lr * (down["z"] - x)}, {}
-        if round.t == 0 and a.min() < 1:
+        if round.t == 0 and alpha.min() < 1:
             own = local_sgd(task, x, data.again("own", steps=self.own_steps), self.lr)
         start = x.lerp(own, 1 - a)
         x = x + (local_sgd(task, start, self.work(data, round), self.lr, minus=h) - start) / a
