@@ -23,6 +23,7 @@ LOOK = {  # what local training of a method may read back, by what it is; of all
     "fedspa": "which weights are there", "ffa-lora": "which layers are trained", "flexlora": "which layers are trained",
     "flora": "which layers are trained", "knn-per": "whether features are numbers", "lpgd": "a rank",
     "pacfl": "which classes are there", "feddpa": "which layers are trained",
+    "compressedscaffnew": "how many take part", "tamuna": "how many take part",
     "recalibrated": "when Newton's steps have settled", "rolora": "which layers are trained",
 }  # fmt: skip
 M = 5
