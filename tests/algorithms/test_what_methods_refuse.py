@@ -92,13 +92,27 @@ def test_a_model_or_loss_that_a_method_cannot_train_is_refused(method, model, lo
         fit_labels(labelled(), method, 1, model, loss=loss)
 
 
+def numbers():
+    """Three clients whose targets are numbers."""
+    data = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))]
+    return pf.Federation.from_arrays(data, test=data)
+
+
+def one_number():
+    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double()
+
+
+@pytest.mark.parametrize("method", [pf.FedLC(), pf.FedRoD(), pf.FedAS(), pf.FedGH()])
+def test_margins_and_centres_are_of_classes(method):
+    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
+        fit_labels(numbers(), method, model=one_number(), loss="mse")
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_numbers_are_trained_on_or_refused_before_anything_is_written(name, tmp_path):
-    data, out = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))], tmp_path / "run"
-    federation = pf.Federation.from_arrays(data, test=data)
-    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double()
+    out = tmp_path / "run"
     try:
-        fit_labels(federation, REGISTRY[name](), 1, model=net, loss="mse", out=out)
+        fit_labels(numbers(), REGISTRY[name](), 1, model=one_number(), loss="mse", out=out)
     except (ConfigError, ModelError):
         assert not out.exists()
 

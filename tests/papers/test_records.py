@@ -127,8 +127,8 @@ def test_the_rows_on_adapters_are_those_of_their_records(record, heading):
 @pytest.mark.parametrize("path", sorted((PAGES / "records").glob("*.gz")), ids=lambda path: path.name.split(".")[0])
 def test_a_recipe_makes_the_last_run_of_its_record(path, monkeypatch):
     """What comes before it is read, and it would be trained: with these settings, by this version."""
-    found, seeds = load(path), [1000, 2000]  # and those of choices; some parts of a recipe have more than it counts
-    last = [run for run in found.runs if int(run.rpartition("seed")[2]) in (*found.about.seeds, *seeds)][-1:]
+    record, seeds = load(path), [1000, 2000]  # and those of choices; some parts of a recipe have more than it counts
+    last = [run for run in record.runs if int(run.rpartition("seed")[2]) in (*record.about.seeds, *seeds)][-1:]
     if missing := absent("images" if "images" in path.name else "sentences") if "adapters" in path.name else []:
         pytest.skip(f"not installed: {', '.join(missing)}")
     trained = []

@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+WEYL = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64, and the shifts and factors of its first two steps
+STEPS = tuple((np.uint64(k), np.uint64(f)) for k, f in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)))
 BLOCK = 1 << 15  # clients whose draws are made at a time: they stay in a core's cache
 
 
@@ -27,19 +29,15 @@ def client_keys(names: Sequence[str]) -> np.ndarray:
 def mix(*values: int | np.ndarray) -> np.ndarray:
     """Hash integers or uint64 arrays that broadcast into uint64 (the splitmix64 finaliser, applied once per value)."""
     with np.errstate(over="ignore"):  # products wrap around, as the hash has them
-        h = np.uint64(0x9E3779B97F4A7C15)
+        h = WEYL
         for value in values:
-            v = (
-                value.astype(np.uint64, copy=False)
-                if isinstance(value, np.ndarray)
-                else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
-            )
+            whole = isinstance(value, np.ndarray)
+            v = value.astype(np.uint64, copy=False) if whole else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
             h = h ^ v
-            h += np.uint64(0x9E3779B97F4A7C15)
-            h ^= h >> np.uint64(30)
-            h *= np.uint64(0xBF58476D1CE4E5B9)
-            h ^= h >> np.uint64(27)
-            h *= np.uint64(0x94D049BB133111EB)
+            h += WEYL
+            for shift, factor in STEPS:
+                h ^= h >> shift
+                h *= factor
             h ^= h >> np.uint64(31)
     return np.asarray(h)
 
@@ -97,10 +95,10 @@ def _below(bound: int, h: np.ndarray, keys: np.ndarray) -> np.ndarray:
         block = keys[k : k + BLOCK]
         g, s = g[: len(block)], s[: len(block)]
         np.bitwise_xor(block, h, out=g)
-        g += np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            np.right_shift(g, np.uint64(shift), out=s)
+        g += WEYL
+        for shift, factor in STEPS:
+            np.right_shift(g, shift, out=s)
             g ^= s
-            g *= np.uint64(factor)
+            g *= factor
         few.append(k + np.flatnonzero(g < np.uint64(bound)))
     return np.concatenate(few)

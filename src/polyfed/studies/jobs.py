@@ -151,14 +151,16 @@ def execute(
         return 1 if plan is None or plan.workers > 1 or alone or keep else parallel.room(plan.device)
 
     watch.start(len(jobs))
-    todo, room = list[Job](), 1
+    todo, places = list[Job](), list[Path]()
     for job in jobs:
         before = read_result(job.place, job.label, job.seed, rounds) if resume and job.place is not None else None
         if before is None:
             todo.append(job)
         else:
-            room = abreast(config(job.place).plan) if room == 1 and job.place is not None else room
+            places += [] if job.place is None else [job.place]
             yield end(job, before, resumed=True)
+    plans = (config(place).plan for place in places if todo and not (alone or keep))
+    room = next((wide for plan in plans if (wide := abreast(plan)) > 1), 1)
     while todo and room == 1:  # until a run shows that the others are small
         job = todo.pop(0)
         begin(job)

@@ -182,7 +182,7 @@ def _number(cell: str) -> int | float | str | None:
 def unpack(record: Record, folder: Path) -> None:
     """Put what a record has and the folder lacks into it, as if the recipe had computed it there."""
     for line in record.lines:
-        _put(record, line, folder)
+        _write(record, line, folder)
 
 
 def _at(line: _Line, folder: Path) -> Path:
@@ -195,7 +195,8 @@ def _at(line: _Line, folder: Path) -> Path:
     return folder / "kept" / f"{line.kept}.json"
 
 
-def _put(record: Record, line: _Line, folder: Path) -> None:
+def _write(record: Record, line: _Line, folder: Path) -> None:
+    """Write what a line becomes, unless it is there."""
     path = _at(line, folder)
     if isinstance(line, _Compared):
         same_experiment(path.parent, line.settings)
@@ -274,9 +275,9 @@ class Again(Bench):
             folder, about.scale, about.seeds, data_dir, about.device, None, about.rehearsal, record.path, about.portable
         )
         self.asked, self.tell, self.about = list(asked), tell, about
-        self.of, self.lines = record, {_at(line, folder): line for line in record.lines}
+        self.source, self.lines = record, {_at(line, folder): line for line in record.lines}
         for name in self.asked:
-            self._put(_place(folder, name))
+            self._there(_place(folder, name))
 
     def wants(self, part):
         return any(name.startswith(f"{part}/") for name in self.asked)
@@ -284,7 +285,7 @@ class Again(Bench):
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):
         if not callable(algorithms):
             which = self.seeds if seeds is None else seeds
-            self._put(self.folder / key / "comparison.toml")
+            self._there(self.folder / key / "comparison.toml")
             self.check(key, algorithms, which, settings)
             runs = {f"{key}/{label}-seed{seed}": (label, seed) for seed in which for label in algorithms}
             for name in [name for name in runs if name in self.asked]:
@@ -307,14 +308,14 @@ class Again(Bench):
         if not self.asked:
             raise _Over
 
-    def _put(self, path: Path) -> bool:
-        """Put what the record has for a path there. Returns whether something is."""
+    def _there(self, path: Path) -> bool:
+        """True where the folder has this path, or the record, which then writes it."""
         if path in self.lines:
-            _put(self.of, self.lines[path], self.folder)
+            _write(self.source, self.lines[path], self.folder)
         return path.exists()
 
     def _known(self, name: str, path: Path) -> None:
-        if not self._put(path):
+        if not self._there(path):
             raise RunError(
                 f"{self.record}: has no {name}, which comes before {self.asked[0]}; complete it first with: "
                 f"polyfed reproduce {self.about.recipe} --scale {self.about.scale} --from {self.record}"
