@@ -2,6 +2,8 @@
 
 The cohort is cut as if each sample were worth a thread, so that cuts for 2, 4 and 8 threads differ."""
 
+import ctypes
+
 import pytest
 import torch
 from instances import METHODS
@@ -61,6 +63,16 @@ def test_where_chunks_are_cut_changes_no_bit_either_of_what_the_kernel_takes(nam
         pytest.skip("the kernel is not built here")
     models = [train(METHODS[name], rounds=2, chunk=chunk, workers=2, batch_size=4).personal for chunk in (1, 2, 3, 100)]
     assert all(torch.equal(m, models[0]) for m in models)
+
+
+def test_a_worker_s_thread_has_one_thread_of_openmp_from_its_first_product_on():
+    """OpenMP's own number is that of the cores until torch is asked: a product before that has other bits under load."""
+    if not hasattr(ctypes.CDLL(None), "omp_get_max_threads"):
+        pytest.skip("OpenMP's functions are not seen in this process")
+    found = train(METHODS["fedavg"], rounds=1, workers=3).trained.engine.worker
+    mine = worker.Worker(found.task, found.train, found.keys, found.work, 0, found.plan)  # its threads ran nothing yet
+    assert mine.map(lambda _: ctypes.CDLL(None).omp_get_max_threads(), range(6)) == [1] * 6
+    mine.close()
 
 
 def test_the_threads_of_torch_change_no_bit():

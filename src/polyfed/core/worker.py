@@ -109,7 +109,8 @@ class Worker:
         self.step_sizes = step_sizes  # factors, by the round in which a message was sent
         self._most = plan.chunk  # clients at once: fewer once they did not fit
         self._alone: dict[int, bool] = {}  # exchange -> True where calls show that clients do not see each other
-        self._pool = ThreadPoolExecutor(plan.workers) if plan.workers > 1 else None
+        # a new thread has OpenMP's own number until torch's is asked for in it, which a first product does not
+        self._pool = ThreadPoolExecutor(plan.workers, "", torch.set_num_threads, (1,)) if plan.workers > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
