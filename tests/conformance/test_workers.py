@@ -66,7 +66,7 @@ def test_where_chunks_are_cut_changes_no_bit_either_of_what_the_kernel_takes(nam
 
 
 def test_a_worker_s_thread_has_one_thread_of_openmp_from_its_first_product_on():
-    """OpenMP's own number is that of the cores until torch is asked: a product before that has other bits under load."""
+    """OpenMP's own number is that of the cores until torch is asked; a product before that has other bits, at times."""
     if not hasattr(ctypes.CDLL(None), "omp_get_max_threads"):
         pytest.skip("OpenMP's functions are not seen in this process")
     found = train(METHODS["fedavg"], rounds=1, workers=3).trained.engine.worker

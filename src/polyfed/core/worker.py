@@ -1,5 +1,5 @@
-"""The only code that runs clients: chunks the cohort, gathers private rows and batches, calls `local_update`. Chunks
-run on threads with one intra-op thread each, and no bit depends on how many there are."""
+"""The only code that runs clients: chunks the cohort, gathers private rows and batches, calls `local_update`. No bit
+depends on how many threads there are, with one intra-op thread each: a new one has OpenMP's number until it is told."""
 
 import logging
 import time
@@ -109,7 +109,6 @@ class Worker:
         self.step_sizes = step_sizes  # factors, by the round in which a message was sent
         self._most = plan.chunk  # clients at once: fewer once they did not fit
         self._alone: dict[int, bool] = {}  # exchange -> True where calls show that clients do not see each other
-        # a new thread has OpenMP's own number until torch's is asked for in it, which a first product does not
         self._pool = ThreadPoolExecutor(plan.workers, "", torch.set_num_threads, (1,)) if plan.workers > 1 else None
 
     def close(self) -> None:
