@@ -16,7 +16,7 @@ FOLDER = "src/polyfed/native"
 TESTS = [
     f"tests/native/test_{name}.py"
     for name in ("networks", "chains", "kernel", "convolutions", "channels", "recurrent", "attention")
-]
+] + ["tests/core/test_schedule.py"]
 SWITCH = "POLYFED_MUTANT"
 MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("for (int64_t o = l.out; o < l.ldz; o++) z[i * l.ldz + o] = 0;", ";"),
@@ -73,6 +73,7 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("copy_rows(a.made, whole(d), into, apart, n, d);", ";"),
     ("load<T>(l.input[i] + o) + load<T>(l.w + i % l.spots * l.ld + o)", "load<T>(l.input[i] + o) + load<T>(l.w + o)"),
     ("load<T>(l.w + at + o) + load<T>(l.delta + i * l.ldz + o)", "load<T>(l.delta + i * l.ldz + o)"),
+    ("least = std::min(least, g);", "least = g;"),
     ("for (auto &p : parts) std::fill(p.gradient, p.gradient + p.rows * p.ld, (T)0);", ";"),
 )
 

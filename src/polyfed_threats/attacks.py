@@ -12,9 +12,10 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.base.randomness import client_keys, generator, sample
+from polyfed.base.randomness import client_keys, generator
 from polyfed.base.settings import setting
 from polyfed.core.algorithm import State
+from polyfed.core.schedule import sample
 from polyfed.runs import threats
 from polyfed.runs.threats import ATTACKS
 

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import kstest
 
-from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample, uniform
+from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, uniform
 
 NAMES = [f"client-{i}" for i in range(10)]
 
@@ -42,15 +42,6 @@ def test_priorities_belong_to_clients_not_to_positions():
 def test_mix_is_the_same_for_numbers_and_arrays():
     a = np.array([1, 2, 2**63 + 5], dtype=np.uint64)
     assert mix(7, a).tolist() == [int(mix(7, int(v))) for v in a]
-
-
-def test_a_sample_is_the_clients_with_the_smallest_priorities():
-    for n in (1, 2, 30, 5000):
-        keys = client_keys([f"client-{i}" for i in range(n)])
-        for m in {0, 1, n // 2, n - 1, n, n + 3}:
-            for t in range(20):
-                order = np.argsort(priorities(7, "cohort", t, keys))
-                assert np.array_equal(sample(7, "cohort", t, keys, m), np.sort(order[:m])), (n, m, t)
 
 
 def test_priorities_are_uniform_numbers():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from polyfed import native
 from polyfed.base.errors import ConfigError
-from polyfed.base.randomness import client_keys
-from polyfed.core.schedule import Availability, Bernoulli, Uniform
+from polyfed.base.randomness import client_keys, mix, priorities
+from polyfed.core.schedule import Availability, Bernoulli, Uniform, sample
 
 KEYS = client_keys([f"client-{i}" for i in range(10)])
 
@@ -41,6 +42,31 @@ def test_availability_picks_only_who_is_there():
         assert trace[t % 2, ids].all()
     with pytest.raises(ConfigError, match="no client is reachable in round 1"):
         Availability(np.array([[True], [False]])).cohort(0, 1, KEYS[:1])
+
+
+def test_a_sample_is_the_clients_with_the_smallest_priorities():
+    for n in (1, 2, 30, 5000):
+        keys = client_keys([f"client-{i}" for i in range(n)])
+        for m in {0, 1, n // 2, n - 1, n, n + 3}:
+            for t in range(20):
+                order = np.argsort(priorities(7, "cohort", t, keys))
+                assert np.array_equal(sample(7, "cohort", t, keys, m), np.sort(order[:m])), (n, m, t)
+
+
+@pytest.mark.parametrize("by", ["0", *native.SETS])
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1000, 300_000])
+def test_numpy_and_the_kernel_draw_the_cohorts_of_the_priorities(n, by, monkeypatch):
+    monkeypatch.setenv("POLYFED_NATIVE", by)  # a set that is not there: the widest one
+    keys = mix(5, np.arange(n))
+    for seed, t in ((0, 0), (0, 1), (2**32, 10**6)):
+        draw = priorities(seed, "cohort", t, keys)
+        order = np.argsort(draw)
+        for share in (0.3, min(1.0, 100.5 / n)):
+            cohort = Uniform(share).cohort(seed, t, keys)
+            assert np.array_equal(cohort, np.sort(order[: Uniform(share).size(n)]))
+        for chance in (1e-9, min(1.0, 20 / n), 0.9):
+            cohort = Bernoulli(chance).cohort(seed, t, keys)
+            assert np.array_equal(cohort, np.sort(order[: max(1, (draw / 2.0**64 < chance).sum())]))
 
 
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.5, float("nan")])

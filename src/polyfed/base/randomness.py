@@ -77,18 +77,7 @@ def priorities(seed: int, purpose: str, round: int, keys: np.ndarray) -> np.ndar
     return mix(seed, key_of(purpose), round, keys)
 
 
-def sample(seed: int, purpose: str, round: int, keys: np.ndarray, m: int) -> np.ndarray:
-    """Sorted positions of m of the clients with these keys, drawn without replacement."""
-    n = len(keys)
-    if m >= n:
-        return np.arange(n)
-    share = (m + 8 * m**0.5 + 16) / n  # of the clients among which the m smallest nearly always are
-    few = _below(min(int(share * 2**31) + 1, 2**31 - 1) << 33, mix(seed, key_of(purpose), round), keys)
-    few = few if len(few) > m else np.arange(n)
-    return np.sort(few[np.argpartition(priorities(seed, purpose, round, keys[few]), m)[:m]])
-
-
-def _below(bound: int, h: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def below(bound: int, h: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Where `mix(..., keys)`, of a hash h so far, is below a multiple of 2^33, which its last shift leaves."""
     (g, s), few = np.empty((2, min(BLOCK, len(keys))), dtype=np.uint64), list[np.ndarray]()
     for k in range(0, len(keys), BLOCK):

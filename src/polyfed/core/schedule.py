@@ -13,11 +13,32 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
-from polyfed.base.randomness import generator, priorities, sample
+from polyfed.base.randomness import below, generator, key_of, mix, priorities
 from polyfed.base.registry import Registry, arguments
 from polyfed.base.settings import Configured, found, setting
 from polyfed.base.text import parse
 from polyfed.base.values import COUNTED, Limits
+from polyfed.native import kernel
+
+
+def sample(seed: int, purpose: str, round: int, keys: np.ndarray, m: int) -> np.ndarray:
+    """Sorted positions of m of the clients with these keys, drawn without replacement: the m smallest priorities."""
+    n = len(keys)
+    if m >= n:
+        return np.arange(n)
+    share = (m + 8 * m**0.5 + 16) / n  # of the clients among which the m smallest nearly always are
+    few = _candidates(seed, purpose, round, keys, share)
+    few = few if len(few) > m else np.arange(n)
+    return np.sort(few[np.argpartition(priorities(seed, purpose, round, keys[few]), m)[:m]])
+
+
+def _candidates(seed: int, purpose: str, round: int, keys: np.ndarray, share: float) -> np.ndarray:
+    """The clients whose priorities are below a share of 2^64, and few more."""
+    bound, h, fast = int(share * 2**31) + 1 << 33, mix(seed, key_of(purpose), round), kernel()
+    if bound >= 2**64:
+        return np.arange(len(keys))
+    found = None if fast is None else fast.below(bound, h, keys)
+    return below(bound, h, keys) if found is None else found
 
 
 class Turn(NamedTuple):
@@ -143,9 +164,9 @@ class Bernoulli(Schedule):
         return max(1, floor(self.probability * n + 1e-9))
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
-        draw = priorities(seed, "cohort", t, keys) / 2.0**64
-        ids = np.flatnonzero(draw < self.probability)
-        return ids if len(ids) else np.array([draw.argmin()])
+        few = _candidates(seed, "cohort", t, keys, self.probability)
+        ids = few[priorities(seed, "cohort", t, keys[few]) / 2.0**64 < self.probability]
+        return ids if len(ids) else sample(seed, "cohort", t, keys, 1)
 
 
 @checked

@@ -196,6 +196,15 @@ class Kernel:
         given = [ctypes.c_int64(n) for some in numbers for n in some]  # an address is as wide
         getattr(self._library, name)(size, SETS.index(self.set), *given)
 
+    def below(self, bound: int, h: int | np.ndarray, keys: np.ndarray) -> np.ndarray | None:
+        """Positions that `randomness.below` finds, by whose arguments; None by a library that cannot."""
+        if not hasattr(self._library, "polyfed_below"):
+            return None
+        at, keys = np.empty(len(keys) + 1, dtype=np.int64), np.ascontiguousarray(keys, dtype=np.uint64)
+        words = (bound, int(h), keys.ctypes.data, len(keys), at.ctypes.data)  # an address is as wide
+        self._library.polyfed_below(SETS.index(self.set), *map(ctypes.c_uint64, words))
+        return at[1 : 1 + at[0]].copy()
+
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
         """[times, n]: the results of NumPy's Generator(Philox(key=key)).permutation(n), call after call."""
         result, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)

@@ -273,6 +273,10 @@ EXPORT void polyfed_mix(int wide, int width, int64_t p, int64_t m, int64_t k, in
     else WIDEST(mix, float, p, m, k, together, (const float *)by, (const float *)table, rows, (float *)into);
 }
 
+EXPORT void polyfed_below(int width, uint64_t bound, uint64_t h, const uint64_t *keys, int64_t n, int64_t *into) {
+    WIDEST(below, uint64_t, bound, h, keys, n, into);
+}
+
 // 0; 1 where there is not memory enough; 2 for a class that the model has no output for
 EXPORT int polyfed_train(const Job *job, int wide, int width) {
     try {
