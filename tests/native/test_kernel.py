@@ -183,9 +183,12 @@ def test_fpfcs_pair_vectors_are_torchs_to_the_last_bit(dtype, instructions):
     w, delta, keep = torch.randn(9, 61, dtype=dtype), torch.randn(36, 61, dtype=dtype), torch.rand(20, dtype=dtype)
     i, j = torch.triu_indices(9, 9, 1)[:, torch.randperm(36)[:20]]
     row = torch.randperm(36)[:20].masked_fill(torch.rand(20) < 0.3, -1)
-    held, found = row >= 0, delta.clone()
+    held = row >= 0
+    keep[fresh := held.nonzero()[0]], delta[row[fresh]] = 0, torch.nan  # one that enters: what lay there is not read
+    found = delta.clone()
     norms = renewed(w, i, j, found, row, keep)
     wanted = w[i] - w[j]
+    delta[row[fresh]] = 0
     wanted[held] += keep[held, None] * delta[row[held]]
     assert torch.equal(found, delta.index_copy(0, row[held], wanted[held]))
     assert norms is not None

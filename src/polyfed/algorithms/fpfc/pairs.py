@@ -74,8 +74,7 @@ def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) ->
     c[changed], row[changed] = now, mine
     delta, spare = _room(delta, _unused(delta, row), len(entering), len(row))
     row[changed[entering]] = spare[: len(entering)]
-    for at in entering.split(max(1, BLOCK // max(1, w.shape[1]))):
-        delta.index_copy_(0, row[changed[at]], w.index_select(0, i[at]).sub_(w.index_select(0, j[at])))
+    _renewed(w, i[entering], j[entering], delta, spare[: len(entering)], torch.zeros_like(before[: len(entering)]))
     return {"w": w, "delta": _compact(delta, row), "c": c, "row": row}
 
 
