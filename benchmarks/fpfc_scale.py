@@ -95,7 +95,7 @@ def measure(m: int, d: int, kind: str, limit: float, threads: int) -> Row:
     torch.set_num_threads(threads)
     a, group = planted(m, d)
     # of a task FPFC asks nothing but where its shared layers lie, if there are any
-    method, rng, task = fpfc(kind), torch.Generator().manual_seed(1), Task(torch.nn.Linear(1, 1))
+    method, rng, task = fpfc(kind), torch.Generator().manual_seed(1), Task(torch.nn.Linear(d, 1, bias=False))
     samples = torch.full((m,), 50.0)
     w = torch.zeros(m, d) if kind == "cold" else a.clone()  # what the clients keep
     forget_peak()
@@ -129,7 +129,7 @@ def measure(m: int, d: int, kind: str, limit: float, threads: int) -> Row:
 
 def fits(m: int, d: int, kind: str) -> bool:
     """Whether twice the state is there, as `fit` asks."""
-    shapes = fpfc(kind).init_server(Task(torch.nn.Linear(1, 1)), torch.zeros(d, device="meta"), m).whole()
+    shapes = fpfc(kind).init_server(Task(torch.nn.Linear(d, 1, bias=False)), torch.zeros(d, device="meta"), m).whole()
     return 2 * sum(t.numel() * t.element_size() for t in shapes.values()) < memory()
 
 
