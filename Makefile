@@ -92,9 +92,8 @@ sbom: .venv/ready   ## for a security officer, in build/release: packages with v
 	    --output-file build/release/sbom.json
 	cd dist && sha256sum * | tee ../build/release/SHA256SUMS
 
-bench: .venv/ready-dev   ## seconds per round against the plain loop
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/nets.py
+bench: .venv/ready-dev   ## a round of the nets that people federate, the plain loop and JAX (pip install 'polyfed[bench]') in turns: ONLY="GRU ViT" RECORD=1
+	$(BIN)/python benchmarks/nets.py $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 bench-sites: .venv/ready-dev   ## 200 sites at one server, messages of 1 MB: seconds a round and memory
 	$(BIN)/python benchmarks/sites.py

@@ -19,13 +19,85 @@ from polyfed.compute.split import Split
 HERE = find_spec("jax") is not None
 
 
-def arrays(model: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(weight, bias) of every linear layer, ReLU between them."""
-    return [
-        (m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy())
-        for m in model.modules()
-        if isinstance(m, nn.Linear)
-    ]
+def call(m: nn.Module, p: dict[str, Any], at: str, x: Any) -> Any:
+    """The outputs of torch's module `m` for x, with parameters `p[at + name]`; other modules have a method for it."""
+    import jax
+    import jax.numpy as jnp
+
+    def one(c: Any) -> Any:
+        return (1,) * (x.ndim - len(c)) + tuple(c)
+
+    def shifted(y: Any) -> Any:
+        bias = p.get(at + "bias")
+        return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+    match m:
+        case nn.Sequential():
+            for name, part in m.named_children():
+                x = call(part, p, f"{at}{name}.", x)
+            return x
+        case nn.Linear():
+            y = x @ p[at + "weight"].T
+            return y + p[at + "bias"] if at + "bias" in p else y
+        case nn.Conv1d() | nn.Conv2d():
+            pads = [(int(k), int(k)) for k in m.padding]
+            w = p[at + "weight"]
+            return shifted(jax.lax.conv_general_dilated(x, w, m.stride, pads, feature_group_count=m.groups))
+        case nn.GroupNorm() | nn.LayerNorm():
+            groups = m.num_groups if isinstance(m, nn.GroupNorm) else 0
+            y = x.reshape(len(x), groups, -1) if groups else x
+            y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + m.eps)
+            scale = p[at + "weight"]
+            return (
+                shifted(y.reshape(x.shape) * scale.reshape(-1, *(1,) * (x.ndim - 2)))
+                if groups
+                else (y * scale + p[at + "bias"])
+            )
+        case nn.MaxPool2d():
+            assert isinstance(m.kernel_size, int)
+            return jax.lax.reduce_window(
+                x, -jnp.inf, jax.lax.max, one([m.kernel_size] * 2), one([m.kernel_size] * 2), "VALID"
+            )
+        case nn.AdaptiveAvgPool1d() | nn.AdaptiveAvgPool2d():  # to a single place
+            return x.mean(tuple(range(2, x.ndim)), keepdims=True)
+        case nn.ReLU():
+            return jax.nn.relu(x)
+        case nn.GELU():
+            return jax.nn.gelu(x, approximate=False)
+        case nn.Flatten():
+            return x.reshape(len(x), -1)
+        case nn.Embedding():
+            return p[at + "weight"][x]
+        case nn.GRU() | nn.LSTM():
+            for k in range(m.num_layers):
+                x = recurrent(isinstance(m, nn.LSTM), p, f"{at}%s_l{k}", x)
+            return x
+    return m.in_jax(lambda name, x: call(getattr(m, name), p, f"{at}{name}.", x), p, at, x)  # ty: ignore
+
+
+def recurrent(lstm: bool, p: dict[str, Any], at: str, x: Any) -> Any:
+    """The states of a layer after every step, [samples, steps, width]; gates as torch has them."""
+    import jax
+    import jax.numpy as jnp
+
+    w, b = p[at % "weight_hh"].T, p[at % "bias_hh"]
+    made = jnp.swapaxes(x @ p[at % "weight_ih"].T + p[at % "bias_ih"], 0, 1)  # of all steps at once
+    zero = jnp.zeros((len(x), len(w)), x.dtype if x.dtype != jnp.int32 else jnp.float32)
+
+    def step(state: Any, a: Any) -> Any:
+        h, c = state
+        z = h @ w + b
+        if lstm:
+            i, f, g, o = jnp.split(a + z, 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        else:
+            (ar, au, an), (zr, zu, zn) = jnp.split(a, 3, -1), jnp.split(z, 3, -1)
+            new = jnp.tanh(an + jax.nn.sigmoid(ar + zr) * zn)
+            h = new + jax.nn.sigmoid(au + zu) * (h - new)
+        return (h, c), h
+
+    return jnp.swapaxes(jax.lax.scan(step, (zero, zero), made)[1], 0, 1)
 
 
 def one_core() -> None:
@@ -42,25 +114,28 @@ class Jax:
 
         jax.config.update("jax_platforms", "cpu")
         self.jnp, self.jax, self.clients, self.counts = jnp, jax, clients, train.counts
-        self.start = [(jnp.asarray(w), jnp.asarray(b)) for w, b in arrays(model)]
-        self.x, self.y = jnp.asarray(train.x.flatten(1).numpy()), jnp.asarray(train.y.numpy())
+        self.model, self.start = model, {k: jnp.asarray(q.detach().numpy().copy()) for k, q in model.named_parameters()}
+        self.x, self.y = jnp.asarray(train.x.numpy()), jnp.asarray(train.y.numpy())
         self.offsets = train.offsets
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.rng = np.random.default_rng(0)
 
     def loss(self, params: Any, x: Any, y: Any, weight: Any) -> Any:
         jax, jnp = self.jax, self.jnp
-        for k, (w, b) in enumerate(params):
-            x = x @ w.T + b
-            x = jax.nn.relu(x) if k + 1 < len(params) else x
-        return -(jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1)[:, 0] * weight).sum()
+        outputs = jax.nn.log_softmax(call(self.model, params, "", x))
+        return -(jnp.take_along_axis(outputs, y[:, None], 1)[:, 0] * weight).sum()
 
     def step(self, params: Any, x: Any, y: Any, weight: Any, lr: float, rho: float = 0.0) -> Any:
         g = self.jax.grad(self.loss)(params, x, y, weight)
         return self.jax.tree.map(lambda w, d, z: w - lr * (d + rho * (w - z)), params, g, self.start)
 
+    def outputs(self, n: int) -> Any:
+        """Of the first n samples at the first parameters."""
+        return call(self.model, self.start, "", self.x[:n])
+
     def fedavg(self, lr: float, epochs: int, batch_size: int) -> Any:
-        """One round; the mean of the clients' models by samples."""
+        """One round; the mean of the clients' models by samples. XLA's own loops slow convolutions down on a processor
+        (to a twelfth), so where there are some, Python calls one compiled step after another."""
         jax, jnp = self.jax, self.jnp
         counts = self.counts[self.clients]
         per_epoch = -(-counts // batch_size)
@@ -87,8 +162,17 @@ class Jax:
 
             return jax.lax.fori_loop(0, len(counts), client, jax.tree.map(jnp.zeros_like, self.start))
 
-        run = self.programs.setdefault("fedavg", jax.jit(train))
         share = (counts / counts.sum()).astype(np.float32)
+        if any(isinstance(m, (nn.Conv1d, nn.Conv2d)) for m in self.model.modules()):
+            step = self.programs.setdefault("step", jax.jit(lambda p, x, y, at, by: self.step(p, x[at], y[at], by, lr)))
+            total = jax.tree.map(jnp.zeros_like, self.start)
+            for i, steps in enumerate(per_epoch * epochs):
+                params = self.start
+                for k in range(steps):
+                    params = step(params, self.x, self.y, index[i, k], weight[i, k])
+                total = jax.tree.map(lambda t, w, by=share[i]: t + by * w, total, params)
+            return jax.block_until_ready(total)
+        run = self.programs.setdefault("fedavg", jax.jit(train))
         return jax.block_until_ready(run(self.x, self.y, index, weight, (per_epoch * epochs).astype(np.int32), share))
 
     def fpfc(self, lr: float, steps: int, rho: float) -> list[Any]:
