@@ -27,7 +27,7 @@ LOOK = {  # what local training of a method may read back, by what it is; of all
     "recalibrated": "when Newton's steps have settled", "rolora": "which layers are trained",
 }  # fmt: skip
 M = 5
-READ = {"fedavg": 1, "scaffold": 3, "ditto": 2, "fedacs": M * M + 3, "fpfc": 8}  # numbers that a round reads back
+READ = {"fedavg": 1, "scaffold": 3, "ditto": 2, "fedacs": M * M + 3, "fpfc": 9}  # numbers that a round reads back
 SHORT = {"rounds": 2, "local_epochs": 1, "fraction": 0.5, "dtype": torch.float64, "evaluate_every": 0}
 
 
