@@ -3,6 +3,9 @@
 // and the buffer that it is of; which function; how many arguments; each: a buffer's number or -1, and else a number.
 
 #include <cstdio>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "../src/polyfed/native/kernel.cpp"
 
@@ -20,6 +23,10 @@ int main() {
             buffer.resize(read_number() + 64);
             at.push_back((char *)(((uintptr_t)buffer.data() + 63) & ~(uintptr_t)63));
             std::fread(at.back(), 1, buffer.size() - 64, stdin);
+#ifdef __SANITIZE_ADDRESS__  // what is left for alignment is nobody's
+            const char *end = at.back() + buffer.size() - 64;
+            __asan_poison_memory_region(end, buffer.data() + buffer.size() - end);
+#endif
         }
         for (int64_t k = read_number(); k > 0; k--) {
             const int64_t in = read_number(), place = read_number(), of = read_number();

@@ -12,6 +12,7 @@ from test_kernel import CHAINS, IN, OUT, SIZES, WORK, batches, needed, split_of
 from test_networks import Case, compare, convolutions, drawn, one_of
 from torch import nn
 
+import polyfed as pf
 from polyfed import native as kernels
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch
@@ -227,6 +228,19 @@ def test_parameters_in_another_order_and_frozen_ones_are_left_to_torch():
     for model in (turned, frozen):
         assert path_of(Task(model).net, None, split) == "client by client"
     assert path_of(Task(net(Net), bf16=True).net, None, split) == "client by client"
+
+
+@needed
+def test_the_plan_says_which_layer_leaves_the_whole_model_to_torch(tmp_path):
+    fed = pf.Federation.from_arrays([(np.eye(4, dtype=np.float32), np.arange(4))] * 2)
+    own = nn.Conv2d(1, 4, 1, dilation=2)
+    for layer, word in ((nn.Tanh(), None), (nn.LeakyReLU(), "1 (LeakyReLU)"), (own, "1.1 (Conv2d)")):
+        inside = layer if layer is not own else nn.Sequential(nn.Unflatten(1, (1, 2, 2)), own, nn.Flatten())
+        model = nn.Sequential(nn.Linear(4, 4), inside, nn.Linear(4 if layer is not own else 16, 4))
+        pf.fit(model, fed, pf.FedAvg(lr=0.1), rounds=1, out=tmp_path / str(word))
+        said = [t.partition("plan: ")[2] for t in (tmp_path / str(word) / "log.txt").read_text().splitlines()]
+        line = f"torch trains the whole model, as the kernel does not know {word}"
+        assert [t for t in said if t] == [line] * (word is not None)
 
 
 @needed

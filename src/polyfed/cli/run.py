@@ -67,6 +67,8 @@ def execute(
     for note in federation.notes if not resume else ():
         if note.startswith(CHECK):
             say(note, stderr)
+    for line in sorted(parts.unknown - {""}):
+        say(line, stderr)
     with claimed(out, experiment.name, force, resume) as folder:
         say(federation.aim)
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())

@@ -3,8 +3,8 @@ additions. It is found in the torch calls that a pass makes on a few samples, in
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from math import prod
+from traceback import walk_tb
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -337,20 +337,39 @@ FORMS: dict[Callable[..., Any], tuple[str, Callable[..., tuple[Any, ...]]]] = {
 }
 
 
-def known(net: Net, sample: torch.Size) -> list[Layer] | None:
-    """The layers of a task's model on samples of this shape; None: no chain, or parameters in another order."""
+def known(net: Net, sample: torch.Size) -> list[Layer] | str:
+    """The layers of a task's model on samples of this shape, or the first that is unknown ("": another reason)."""
     if not all(q.requires_grad for q in net.model.parameters()):
-        return None
+        return ""
     try:
         trained, evaluated = (_calls(net, sample, training) for training in (True, False))
         if [_plain(c) for c in trained] != [_plain(c) for c in evaluated]:
-            return None
-        for way in (_Chain, _Images):
-            with suppress(Unknown):
-                return way(trained, tuple(sample)).layers
-        return None
+            return ""
+        try:
+            return _Chain(trained, tuple(sample)).layers
+        except Unknown as first:
+            try:
+                return _Images(trained, tuple(sample)).layers
+            except Unknown as e:
+                return _unknown(net, e) or _unknown(net, first)
+    except Unknown as e:
+        return _unknown(net, e)
     except Exception:  # of the model's own on samples of zeros, which it need not take
-        return None
+        return ""
+
+
+def _unknown(net: Net, e: Unknown) -> str:
+    """The layer at which a pass or its reading ended, as `2 (BatchNorm2d)`, or what the pass did between layers."""
+    model, inside = net.workspace(True)[0], [frame.f_locals for frame, _ in walk_tb(e.__traceback__)]
+    modules = [at["self"] for at in inside if isinstance(at.get("self"), nn.Module)]
+    calls, did = ([at[name] for at in inside if name in at] for name in ("call", "func"))
+    if not modules and calls:
+        owned = [name.rpartition(".")[0] for name, q in model.named_parameters() if q.requires_grad]
+        if not calls[-1].owned:
+            return f"{calls[-1].kind} in its place"
+        modules = [model.get_submodule(owned[calls[-1].owned[0]])]
+    name = next((name for name, m in model.named_modules() if modules and m is modules[-1]), "")
+    return f"{name} ({type(modules[-1]).__name__})" if name else getattr(did[-1], "__name__", "") if did else ""
 
 
 def _calls(net: Net, sample: torch.Size, training: bool) -> list[Call]:

@@ -1,6 +1,6 @@
 """Local training by the compiled kernel (`native/`): for which tasks, data and steps, and how it is called."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from weakref import WeakKeyDictionary
@@ -40,7 +40,17 @@ def share_calls(net: Net, path: str, split: Split) -> bool:
     return net.batched if layers is None else not any(prod(n.window) for n in layers)
 
 
-_known = WeakKeyDictionary[Net, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | None]]()
+def unknown(net: Net, sample: torch.Size) -> str:
+    """The plan's line where a layer that the kernel does not know leaves the whole model to torch, else ""."""
+    layer = (
+        ""
+        if kernel() is None or layers_of(net, sample) is not None
+        else _known.get(net, {}).get((sample, net.integers))
+    )
+    return f"plan: torch trains the whole model, as the kernel does not know {layer}" if layer else ""
+
+
+_known = WeakKeyDictionary[Net, dict[tuple[torch.Size | None, bool], tuple[Layer, ...] | str]]()
 
 
 def layers_of(net: Net, sample: torch.Size | None) -> tuple[Layer, ...] | None:
@@ -56,13 +66,14 @@ def layers_of(net: Net, sample: torch.Size | None) -> tuple[Layer, ...] | None:
         return None
     cache, key = _known.setdefault(net, {}), (sample, net.integers)
     if key not in cache:
-        layers = None
+        layers: Sequence[Layer] | str = ""
         if net.stacked is not None:
-            layers = _chained(net.stacked.layers)
+            layers = _chained(net.stacked.layers) or ""
         elif sample is not None:
             layers = chains.known(net, sample)
-        cache[key] = None if layers is None else tuple(layers)
-    return cache[key]
+        cache[key] = layers if isinstance(layers, str) else tuple(layers)
+    found = cache[key]
+    return None if isinstance(found, str) else found
 
 
 def _chained(modules: list[nn.Module]) -> list[Layer] | None:

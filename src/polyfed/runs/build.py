@@ -38,6 +38,7 @@ class Parts:
     def __init__(self, experiment: Experiment):
         self._asked = experiment
         self._federations: dict[int, Federation] = {}
+        self.unknown: set[str] = set()  # lines on what the kernel does not know, after `check`
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -112,13 +113,13 @@ class Parts:
     def check(self) -> None:
         """Raise what a run of some method would be refused with; nothing has been written then."""
         if self.experiment.single:
-            _ = self.trainer
+            self.unknown.add(self.trainer.unknown)
             return
         seed = self.experiment.seeds[0]
         model, federation, training = self.model(seed), self.federation(seed), self.training(seed)
         methods = {m.label: m.algorithm for m in self.experiment.methods}
         for algorithm, its in each_as_released(methods, training).values():
-            prepare(model, federation, algorithm, its)
+            self.unknown.add(prepare(model, federation, algorithm, its).unknown)
 
     @cached_property
     def trainer(self) -> Trainer:

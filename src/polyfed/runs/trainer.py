@@ -29,7 +29,7 @@ from polyfed.base.typed import named_modules, plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
-from polyfed.compute.compiled import PATH, path_of, share_calls
+from polyfed.compute.compiled import PATH, path_of, share_calls, unknown
 from polyfed.compute.kept import Kept, kept
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
@@ -145,6 +145,13 @@ class Trainer:
         each, shared = self.work.per_step(train.counts), share_calls(top.net, path, train)
         return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, shared)
 
+    @property
+    def unknown(self) -> str:
+        """The line that says which layer leaves the whole model to torch, or ""."""
+        if isinstance(self.algorithm, Yardstick) or isinstance(self.federation, Outline) or self.kept is not None:
+            return ""
+        return unknown(self.task.net, self.federation.train.x.shape[1:])
+
     @cached_property
     def memory(self) -> MemoryPlan | None:
         """What is planned to be taken of it; None where clients are run elsewhere."""
@@ -196,7 +203,7 @@ class Trainer:
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
                 needed = f"memory: {self.memory.words()}" if self.memory and self.memory.base else None
                 begun = None if self.start or saved else f"start: {words(self.task.model)}"
-                for line in filter(None, (begun, plan, needed, self.note)):
+                for line in filter(None, (begun, self.unknown, plan, needed, self.note)):
                     store.log(line)
             with tracked(self.training.track, session.result()) as more:
                 session.callbacks = (*session.callbacks, *more)
