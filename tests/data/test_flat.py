@@ -1,5 +1,6 @@
 """Federations of many clients, given end to end: the bits of the other door, memory, and what is refused."""
 
+import gc
 import tracemalloc
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from polyfed.base.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.data import Federation, flat
 from polyfed.data.flat import permutations
+from polyfed.runs.schema import About
 
 
 def rows(n: int, most: int = 11, d: int = 3):
@@ -128,6 +130,22 @@ def test_more_clients_than_fit_are_refused_with_the_number_that_would(monkeypatc
     monkeypatch.setattr(flat, "memory", lambda: 10_000)
     with pytest.raises(DataError, match=r"100 clients take .* free; 3\d would fit"):
         Federation.from_flat(np.zeros((100, 2)), np.arange(100) % 2, np.arange(101))
+
+
+def test_clients_are_described_and_read_in_few_bytes_and_no_pass_of_the_collector():
+    fed, passes = Federation.from_flat(*rows(3_000)), list[str]()
+    gc.callbacks.append(lambda phase, _: passes.append(phase))
+    about = fed.describe()
+    gc.callbacks.pop()
+    assert (passes[2:], gc.isenabled()) == ([], True)  # one as it goes on again
+    clients = [[*row.values()][:4] + row["labels"] for row in about["clients"]]
+    assert clients == fed.summary().to_numpy().tolist()
+    tracemalloc.start()
+    read = About.model_validate(about)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert read.written() == about
+    assert size < 250 * fed.n
 
 
 class Largest(TorchDispatchMode):

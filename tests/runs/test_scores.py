@@ -49,6 +49,7 @@ def test_a_sample_has_one_number_under_every_seed(tmp_path):
         ids = load_file(tmp_path / str(seed) / "scores.safetensors")["id"]
         for number, x in zip(ids.tolist(), data(seed, True).test.x.tolist(), strict=True):
             assert inputs.setdefault(number, x) == x
+        assert ids.dtype == np.int64
     assert len(ids) < len(inputs) < len(whole)
 
 

@@ -6,6 +6,7 @@ Nothing else of polyfed names what one system alone has; packages that only this
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import re
 import signal
@@ -179,3 +180,15 @@ def _orphaned(number: int, frame: Any) -> None:
     """As one Ctrl-C: a parent is said to have ended once for each of its threads, and a second Ctrl-C stops at once."""
     signal.signal(number, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def uncollected() -> Generator[None]:
+    """Make many objects that stay: no garbage is collected in the body, where every pass would look at all of them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -17,6 +17,7 @@ from polyfed.base.columns import STRATIFIED
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
+from polyfed.base.system import uncollected
 from polyfed.base.text import nfc
 from polyfed.base.values import shown
 from polyfed.compute.losses import IGNORED
@@ -246,9 +247,15 @@ class Federation:
         validation, test, labels: training samples per class, None for a regression), clusters, notes, and where any
         exist tokens, shared (rows), the preparation of newcomers' data, and flags of the audit.
         """
-        labels = self._labels()
-        none = np.zeros(self.n, dtype=np.int64)
-        validation, test = (none if split is None else split.counts for split in (self.validation, self.test))
+        labels, none = self._labels(), np.zeros(self.n, dtype=np.int64)
+        counts = [none if split is None else split.counts for split in (self.train, self.validation, self.test)]
+        with uncollected():
+            of_classes = [None] * self.n if labels is None else labels.tolist()
+            rows = zip(self.names, *(each.tolist() for each in counts), of_classes, strict=True)
+            clients = [
+                {"name": name, "train": train, "validation": validation, "test": test, "labels": each}
+                for name, train, validation, test, each in rows
+            ]
         return (
             {
                 **{key: self.meta.get(key) for key in ("dataset", "partition", "seed", "test")},
@@ -256,16 +263,7 @@ class Federation:
                 "classes": self.classes,
                 "inputs": list(self.input_shape),
                 "outputs": self.outputs,
-                "clients": [
-                    {
-                        "name": name,
-                        "train": int(self.train.counts[i]),
-                        "validation": int(validation[i]),
-                        "test": int(test[i]),
-                        "labels": None if labels is None else labels[i].tolist(),
-                    }
-                    for i, name in enumerate(self.names)
-                ],
+                "clients": clients,
                 "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
                 "notes": list(self.notes),
             }

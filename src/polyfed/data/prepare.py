@@ -135,7 +135,8 @@ class Cut:
 
     def flat(self, names: Sequence[str], counts: np.ndarray, held: bool = True) -> tuple[dict[str, Ragged], list[str]]:
         """The rows of each part of clients with `counts` [n] rows, end to end; what `each` gives, by arrays."""
-        train, notes = np.arange(int(counts.sum())), list[str]()
+        total, notes = int(counts.sum()), list[str]()
+        train = np.arange(total, dtype=np.int32 if total < 1 << 31 else np.int64)
         parts = {"test": Ragged(train[:0], counts * 0)}
         for part, fraction in self._steps(held):
             keyed(self.seed, PURPOSES[part])  # which checks the seed

@@ -263,7 +263,7 @@ def scores(run: Result) -> dict[str, Tensor]:
     """
     task, test = run.trained.task, run.federation.test.to(run.trained.task.device, run.trained.task.dtype)
     indices = run.federation.meta.get("split_indices")
-    ids = np.arange(len(test.x)) if indices is None else np.concatenate(indices["test"])
+    ids = np.arange(len(test.x)) if indices is None else np.concatenate(indices["test"], dtype=np.int64)
     parts: dict[str, list[Tensor]] = {}
     for i, outputs in run.answers():
         for name, values in evaluation.terms(task, outputs, test.client(i)[1], test.units([i])).items():

@@ -8,8 +8,9 @@ import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     SerializerFunctionWrapHandler,
+    Strict,
     ValidationError,
     model_serializer,
 )
@@ -28,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from polyfed.base.errors import RunError
 from polyfed.base.part import Part
 from polyfed.base.settings import is_list, is_table, kebab
+from polyfed.base.system import uncollected
 from polyfed.base.text import unmarked
 from polyfed.base.values import unboxed
 from polyfed.metrics.metric import BETTER, Metric, mean_of
@@ -142,14 +145,19 @@ class Config(_Toml):
         return [Judge(metric=name).read for name in self.metrics]
 
 
-class Client(_File):
+Count = Annotated[NonNegativeInt, Strict()]
+
+
+@dataclass(slots=True, frozen=True)
+class Client:  # no model: that takes a kilobyte
     """A client in federation.json; labels: training samples per class."""
 
-    name: str
-    train: NonNegativeInt = 0
-    validation: NonNegativeInt = 0
-    test: NonNegativeInt = 0
-    labels: list[NonNegativeInt] | None = None
+    __pydantic_config__: ClassVar = ConfigDict(strict=False)  # it is made of a table
+    name: Annotated[str, Strict()]
+    train: Count = 0
+    validation: Count = 0
+    test: Count = 0
+    labels: Annotated[list[Count], Strict()] | None = None
 
     def samples(self, split: str) -> int:
         """Number of samples in a split."""
@@ -364,7 +372,8 @@ def config(folder: Path) -> Config:
 def federation(folder: Path) -> About:
     """Read who took part: at least one client, names that differ, labels and clusters of fitting lengths."""
     path = folder / "federation.json"
-    about = _checked(path, _json(path), About)
+    with uncollected():
+        about = _checked(path, _json(path), About)
     if len(set(about.names)) < len(about.clients):
         raise RunError(f"{path}: two clients have the same name")
     if len({None if c.labels is None else len(c.labels) for c in about.clients}) > 1:
