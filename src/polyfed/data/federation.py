@@ -828,7 +828,7 @@ def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None
     if x.dim() == 1 and len(x):
         raise DataError(f"{where}: found inputs of shape {list(x.shape)}, expected [samples, features, ...]")
     for t, role in ((x, "inputs"), (y, "targets")):
-        bad = int((~torch.isfinite(t)).sum()) if t.is_floating_point() else 0
+        bad = int((~torch.isfinite(t)).sum()) if t.is_floating_point() and not t.sum().isfinite() else 0
         if bad:
             raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {role} are NaN or infinite")
     return x, y
