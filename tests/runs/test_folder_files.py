@@ -5,13 +5,16 @@ import fcntl
 import os
 import signal
 import tomllib
+from pathlib import Path
 
 import pytest
 
+import polyfed as pf
 from polyfed.base.errors import RunError
 from polyfed.base.text import marked, unmarked
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
+from polyfed_testing.stage import train
 
 
 @pytest.mark.parametrize("name", ["=cmd|calc", "+1", "-x", "@a", "\tt", "'=x", "'", "''+", "oslo", ""])
@@ -34,6 +37,31 @@ def test_a_sealed_file_is_read_and_any_cut_or_edit_is_seen(tmp_path):
     path.write_text(SEALED.replace("[0]", "[1]"))
     with pytest.raises(RunError, match=r"edited after it was written .* polyfed run copy\.toml"):
         files.unsealed(path)
+
+
+def test_what_a_run_leaves_is_on_the_disk_before_it_has_its_name_and_all_of_it_before_the_summary(
+    tmp_path, monkeypatch
+):
+    """A power cut leaves no name over zeros, and no summary of a run of which something is missing."""
+    flushed, named, replace = set[str](), list[str](), os.replace
+
+    def fsync(handle):
+        flushed.add(os.readlink(f"/proc/self/fd/{handle}"))
+
+    def rename(source, target):
+        assert str(source) in flushed
+        if target.name == "summary.json":
+            assert {str(tmp_path / "run" / name) for name in ("", "models", "checkpoint")} <= flushed
+            assert {"config.toml", "clients.csv", "ledger.csv", "scores.safetensors", "bern.safetensors"} <= set(named)
+        flushed.discard(str(Path(target).parent))  # which has a name more
+        named.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    train(pf.Local(), rounds=1, out=tmp_path / "run")
+    assert named[-1] == "summary.json"
+    assert str(tmp_path / "run") in flushed
 
 
 def test_without_flock_a_living_writer_is_still_seen(tmp_path, monkeypatch, capsys):

@@ -48,11 +48,9 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
         text = json.dumps({**meta, "round": t})
         seal = _digest(draft / "tensors.safetensors", text)
         (draft / "meta.json").write_bytes(json.dumps({**json.loads(text), "sha256": seal}).encode())
-        for path in (draft / "tensors.safetensors", draft / "meta.json", draft):
-            flush(path)
+        flush(draft / "tensors.safetensors", draft / "meta.json", draft, *folder.glob(f"{LEDGER}.rows"))
         move(draft, final)
-        for path in (folder, folder.parent):
-            flush(path)
+        flush(folder, folder.parent)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
@@ -78,7 +76,6 @@ def _grow(folder: Path, rows: np.ndarray) -> dict[str, int]:
         f.truncate(of["bytes"])  # what a checkpoint that was never finished has left
         f.seek(of["bytes"])
         f.write(block)
-    flush(path)
     return of | {"rows": len(rows), "bytes": of["bytes"] + len(block), "sum": zlib.crc32(block, of["sum"])}
 
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,15 +66,20 @@ def alone(path: Path, unlocked: bool = False) -> int:
     return handle
 
 
-def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before this returns; Windows does the latter by itself."""
-    windows = sys.platform == "win32"
-    if not (windows and path.is_dir()):
-        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def flush(*paths: Path) -> None:
+    """Have files, or the names in folders, on the disk before this returns; Windows does the latter by itself."""
+
+    def one(path: Path) -> None:
+        windows = sys.platform == "win32"
+        if not (windows and path.is_dir()):
+            handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    with ThreadPoolExecutor(16) as pool:  # at the same time many take as long as one; threads begin as they are needed
+        list(pool.map(one, paths))
 
 
 def move(path: Path, other: Path) -> None:

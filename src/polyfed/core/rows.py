@@ -88,8 +88,7 @@ class MappedRows:
             self.files = {
                 name: SlotFile(folder / f"{name}.rows", n, t.numel() * t.element_size()) for name, t in start.items()
             }
-            for path in (folder, folder.parent):
-                flush(path)
+            flush(folder, folder.parent)
         except OSError as e:
             raise RunError(f"cannot make the files of the client rows in {folder}: {reason(e)}") from e
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,6 +57,7 @@ class RunFolder:
         self.path, self.checkpoint_every = path, checkpoint_every
         self._saved_at = time.monotonic()
         self._saved_round: int = -1
+        self._late: list[Path] | None = None
 
     def refuse_used(self) -> None:
         """Raise RunError when the folder holds an earlier run: its results would be lost, its checkpoints mistaken."""
@@ -78,19 +79,19 @@ class RunFolder:
 
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
-        self.write("config.toml", files.sealed(tomli_w.dumps(run.settings.toml())))
-        about, crowd = run.federation.describe(), run.federation.n > CROWD  # whose rows are written as they are
-        about = about if crowd else About.model_validate(about).written()
-        self.write("federation.json", json.dumps(about, indent=None if crowd else 1))
-        indices = run.federation.meta.get("indices")
-        if indices is not None:
-            tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
-            self.write_bytes("partition.safetensors", tensors)
-        self._fixed(run.trained.task)
-        if not fresh:
-            self.log(f"resumed at round {run.rounds}")
-        self.write("metrics.jsonl", "".join(json.dumps(r.written()) + "\n" for r in run.records))
-        self._flush()
+        with self._together():
+            self.write("config.toml", files.sealed(tomli_w.dumps(run.settings.toml())))
+            about, crowd = run.federation.describe(), run.federation.n > CROWD  # whose rows are written as they are
+            about = about if crowd else About.model_validate(about).written()
+            self.write("federation.json", json.dumps(about, indent=None if crowd else 1))
+            indices = run.federation.meta.get("indices")
+            if indices is not None:
+                tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
+                self.write_bytes("partition.safetensors", tensors)
+            self._fixed(run.trained.task)
+            if not fresh:
+                self.log(f"resumed at round {run.rounds}")
+            self.write("metrics.jsonl", "".join(json.dumps(r.written()) + "\n" for r in run.records))
 
     def _fixed(self, task: Task) -> None:
         """Write what clients' models have in common from before the run, unless a run beside this one has it."""
@@ -139,21 +140,21 @@ class RunFolder:
     def finish(self, run: Result) -> None:
         """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
-        self.write("clients.csv", csv_text(run.clients))
-        if run.federation.n > CROWD:
-            self.log(f"scores of single samples are not written for more than {CROWD:,} clients")
-        elif "test" in run.final and run.trained.engine.here:
-            self.write_bytes("scores.safetensors", scores(run))
-        self.write("ledger.csv", run.ledger.to_csv(index=False, lineterminator="\n"))
-        if run.clusters is not None:
-            self.write("assignments.csv", csv_text(run.assignments.reset_index()))
-        Findings.model_validate(run.findings)
-        self.write("report.json", json.dumps(finite(run.findings)))
-        self._models(run)
-        self.log(f"{run.status} after round {run.rounds}")
-        self._flush()  # the summary says that all else is there
-        self.write("summary.json", json.dumps(summary(run).written(), indent=1))
-        self._flush()
+        with self._together():  # the summary says that all else is there
+            self.write("clients.csv", csv_text(run.clients))
+            if run.federation.n > CROWD:
+                self.log(f"scores of single samples are not written for more than {CROWD:,} clients")
+            elif "test" in run.final and run.trained.engine.here:
+                self.write_bytes("scores.safetensors", scores(run))
+            self.write("ledger.csv", run.ledger.to_csv(index=False, lineterminator="\n"))
+            if run.clusters is not None:
+                self.write("assignments.csv", csv_text(run.assignments.reset_index()))
+            Findings.model_validate(run.findings)
+            self.write("report.json", json.dumps(finite(run.findings)))
+            self._models(run)
+            self.log(f"{run.status} after round {run.rounds}")
+        with self._together():
+            self.write("summary.json", json.dumps(summary(run).written(), indent=1))
 
     def _models(self, run: Result) -> None:
         task, n = run.trained.task, run.trained.n
@@ -172,7 +173,6 @@ class RunFolder:
         (self.path / "models").mkdir(exist_ok=True)
         for i, name in enumerate(["common"] if same else distinct(run.federation.names)):
             self.write_bytes(f"models/{name}.safetensors", task.layout.named(personal[i]))
-        files.flush(self.path / "models")
 
     # files
 
@@ -183,8 +183,8 @@ class RunFolder:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise RunError(f"cannot make the folder {self.path}: {checkpoint.reason(e)}") from None
-        self.write(name, files.sealed(tomli_w.dumps(table)))
-        self._flush()
+        with self._together():
+            self.write(name, files.sealed(tomli_w.dumps(table)))
 
     def write(self, name: str, text: str) -> None:
         """Replace a text file atomically."""
@@ -197,13 +197,21 @@ class RunFolder:
 
     def _put(self, name: str, content: bytes | Callable[[Path], None]) -> None:
         try:
-            files.put(self.path / name, content)
+            files.put(self.path / name, content, self._late)
         except (OSError, SafetensorError) as e:
             raise self._unwritten(name, e) from e
 
-    def _flush(self) -> None:
+    @contextlib.contextmanager
+    def _together(self) -> Generator[None]:
+        """Files that are written inside get their names at its end, all at once."""
+        self._late = late = []
         try:
-            files.flush(self.path)
+            yield
+        finally:
+            self._late = None
+        try:
+            files.placed(*late)
+            files.flush(*{self.path, *(path.parent for path in late)})
         except OSError as e:
             raise self._unwritten("", e) from e
 

@@ -34,22 +34,32 @@ PATIENCE = 30.0  # seconds for the processes of a run that was killed to end
 # writing
 
 
-def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
+def put(path: Path, content: bytes | Callable[[Path], None], late: list[Path] | None = None) -> None:
     """Replace a file in one step that also a power cut does not halve. The folder is to be flushed afterwards.
 
     content: its bytes, or what writes them to a path
+    late: takes the file's name, and it is `placed` with others
     """
-    draft = path.with_name(f".{path.name}.draft")
     try:
         if isinstance(content, bytes):
-            draft.write_bytes(content)
+            _draft(path).write_bytes(content)
         else:
-            content(draft)
-        flush(draft)
-        move(draft, path)
-        note(path)
+            content(_draft(path))
+        placed(path) if late is None else late.append(path)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None
+
+
+def placed(*paths: Path) -> None:
+    """Give files that were written, once all are on the disk, their names."""
+    flush(*map(_draft, paths))
+    for path in paths:
+        move(_draft(path), path)
+    note(*paths)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
 
 
 def note(*paths: Path) -> None:
