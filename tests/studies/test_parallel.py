@@ -100,8 +100,10 @@ def test_a_process_has_its_next_task_before_the_last_result_is_told(tmp_path):
     assert told == ["begin 0", "begin 1", "end 0", "begin 2", "end 1", "end 2"]
 
 
-def test_no_process_is_left_where_nobody_asks_for_the_rest():
-    tasks = side_by_side([os.getpid] * 3, 1)
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_no_process_is_left_where_nobody_asks_for_the_rest(handler):
+    """Nor where it does not see that it is interrupted, which comes as it begins to wait for its next task."""
+    tasks = side_by_side([lambda: (signal.signal(signal.SIGINT, handler), os.getpid())[1]] * 3, 1)
     _, process = next(tasks)
     tasks.close()
     with pytest.raises(ProcessLookupError):

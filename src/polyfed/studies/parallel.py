@@ -79,10 +79,9 @@ def side_by_side(
                 _stop(running)  # a second time: at once
     finally:
         _stop(running)
-        for worker in idle:
+        # one that runs was interrupted; but a signal that comes as it begins to wait for orders is seen after these
+        for worker in (*idle, *running.values()):
             worker.dismiss()
-        for worker in running.values():
-            worker.process.join()
         gc.unfreeze()
     if failed is not None:
         raise failed
