@@ -10,6 +10,7 @@ from authors import five, har, leaf, office, speeches, written
 from scipy.stats import t
 
 from polyfed.algorithms import shipped
+from polyfed.base.errors import DataError
 from polyfed.compute import compiled, solvers, steps
 from polyfed.compute import gradients as torch_gradients
 from polyfed.core.algorithm import REGISTRY
@@ -37,6 +38,7 @@ from polyfed_papers.board import (
     gradients,
     images,
     made,
+    refusal,
     rounds_within,
     score,
     start,
@@ -291,6 +293,12 @@ def test_the_natural_board_of_an_empty_folder_has_the_hospitals(tmp_path):
     outcome = find("board/natural").run(Bench(tmp_path / "out", "small", 1, data_dir=tmp_path, rehearse=True))
     assert outcome.tables[1].title == "hospitals: 4 clients"
     assert sum(note.startswith("Left out: ") for note in outcome.notes) == len(NATURAL) - 1
+
+
+def test_data_that_are_not_there_are_no_method_s_reason_to_refuse(tmp_path):
+    """Else a recipe whose folder is missing says that every method refuses."""
+    with pytest.raises(DataError, match="school"):
+        refusal(replace(NATURAL["school"], folder=str(tmp_path)), REGISTRY["fedavg"])
 
 
 def test_fedavg_by_torch_alone_is_fedavg():

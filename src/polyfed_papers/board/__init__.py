@@ -305,9 +305,10 @@ def start(cls: type[Algorithm], rate: float = 1.0) -> At:
 
 def refusal(setting: Setting, cls: type[Algorithm]) -> str:
     """The reason why a method cannot be trained in a setting, or ""."""
+    data = setting.federation(UNCOUNTED)  # that it is not there is no method's reason
     try:
         method, training = made(cls, start(cls, setting.rate), setting.usual), Training(**work(setting))
-        prepare(setting.model(cls, UNCOUNTED), setting.federation(UNCOUNTED), method, training)
+        prepare(setting.model(cls, UNCOUNTED), data, method, training)
     except PolyfedError as e:
         return str(e)
     return ""
