@@ -36,9 +36,9 @@ def report(o: Report) -> None:
         return
     form = "latex" if o.paper and o.table is None else o.table
     if form is None or (out is not None and not o.paper):
-        page = make.write_report(runs, out, figures=o.figures)
+        page = make.write_report(study := read(runs), out, figures=o.figures)
         if form is None:
-            results(read(runs), page)
+            results(study, page)
             return
     made = _paper(runs) if o.paper else _table(read(runs), o.of, form)
     if isinstance(made, str):
