@@ -33,7 +33,8 @@ INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
 BLUE, VERMILLION, GREEN, BROWN, PINK, SKY = "#0064a8", "#d55e00", "#009e73", "#7d5a00", "#d070a8", "#3a9bd9"
 SERIES = (BLUE, VERMILLION, GREEN, BROWN, PINK, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
+DASHED = (5, 1.5), (1.5, 1.2), (5, 1.2, 1.2, 1.2), (3, 1, 1, 1, 1, 1), (2.5, 2.5)
+DASHES: tuple[Any, ...] = ("-", *((0, dashes) for dashes in DASHED))
 VARIABLES = {
     INK: "--ink", QUIET: "--quiet", GRID: "--grid", PAPER: "--paper", BLUE: "--blue", VERMILLION: "--vermillion",
     GREEN: "--green", BROWN: "--brown", PINK: "--pink", SKY: "--sky",
