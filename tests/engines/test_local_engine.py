@@ -149,8 +149,12 @@ def test_rows_are_in_memory_when_they_fit_and_mapped_when_not(monkeypatch, tmp_p
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(local, "memory", lambda: needed + rows // 2)
     assert isinstance(make_rows(Ditto(), task, n, cohort, tmp_path), MappedRows)
-    with pytest.raises(RunError, match=r"ditto keeps .* GB of private client state .* give the run a folder"):
+    with pytest.raises(RunError, match=r"ditto keeps .* GB of private client state .* give the run a folder") as said:
         make_rows(Ditto(), task, n, cohort, None)
+    most = int(str(said.value).partition(" of memory are free, for ")[2].partition(" of 1,000 clients")[0])
+    assert isinstance(make_rows(Ditto(), task, most, cohort, None), MemoryRows)
+    with pytest.raises(RunError):
+        make_rows(Ditto(), task, most + 1, cohort, None)
 
 
 def test_what_cannot_fit_is_refused_with_the_estimate(monkeypatch, tmp_path):

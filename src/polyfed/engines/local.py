@@ -273,12 +273,13 @@ def make_rows(
     start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
     # rows of a checkpoint that are in files stay there; rows in memory move there where they do not fit
     mapped = saved is not None and is_mapped(part(saved, "client."))
-    if not mapped and (not per_row or n * per_row * copies + needed.more <= 0.6 * have):
+    fit = n if not per_row else max(0, int((0.6 * have - needed.more) // (per_row * copies)))
+    if not mapped and n <= fit:
         return MemoryRows(n, start)
     if folder is None:
         raise RunError(
-            f"{algorithm.name} keeps {n * per_row / 1e9:.1f} GB of private client state and {have / 1e9:.1f} GB "
-            "of memory are free: give the run a folder (out=...), where it can be memory-mapped"
+            f"{algorithm.name} keeps {n * per_row / 1e9:.1f} GB of private client state and {have / 1e9:.1f} GB of "
+            f"memory are free, for {fit:,} of {n:,} clients: give the run a folder (out=...), where it can be mapped"
         )
     return MappedRows(n, start, folder / "rows")
 
