@@ -215,15 +215,15 @@ class Attempt:
 
     def run(self) -> np.ndarray:
         """Ask, collect and aggregate; returns whose replies were taken."""
-        loop = self.loop
-        loop.missing = {}
+        (loop := self.loop).missing = {}
         (send, take, self.passed), lost = self._turn()
         algorithm = decayed(loop.algorithm, loop.step_sizes.at(loop.t))
         phases = algorithm.needs.phases(loop.t)
         if not np.array_equal(send, take):
             refuse_late(algorithm, loop.n, loop.t)
         met = self._asked(algorithm, 0, take)
-        self.book = Book(np.union1d(take, np.concatenate([met, *(f.ids for f in lost)])))
+        others = [f.ids for f in lost] if met is take else [met, *(f.ids for f in lost)]
+        self.book = Book(np.union1d(take, np.concatenate(others)) if others else np.sort(take))
         self._bill(lost)
         if phases == 1:
             replied = self._exchange(algorithm, send, take, (1, 0))
@@ -275,7 +275,7 @@ class Attempt:
         if phase == 0 and needs.everyone_first and loop.t == 0:
             return np.flatnonzero([name not in loop.missing for name in loop.names])
         if phase == 0 and needs.unmet_first:
-            return take[(loop.server[KNOWN].cpu().numpy() == 0)[take]]
+            return take[(loop.server[KNOWN][take] == 0).cpu().numpy()]
         return take
 
     def _exchange(
