@@ -3,9 +3,13 @@
     python tools/kernel_elsewhere.py "aarch64-linux-gnu-g++ -static" --by qemu-aarch64 tests/native --fast
     python tools/kernel_elsewhere.py "g++ -mno-avx" --set baseline tests/native
     python tools/kernel_elsewhere.py "clang++ --target=aarch64-linux-gnu -static" --by qemu-aarch64 tests/native
+    python tools/kernel_elsewhere.py "g++ -O1 -fsanitize=address,undefined -fno-sanitize-recover=all" tests/native
 
 The tests and torch stay in this process; every call goes to kernel_server.cpp with what its addresses point to, and
-what comes back is written there.
+what comes back is written there. Under the sanitizers every array of the kernel has bytes behind it that nobody may
+touch; test_bits.py is of the usual flags. With `-m long` a thousand random networks each of linear layers, of images,
+recurrent and with attention: on 2026-11-29 (x86-64, GCC 12) all passed under the sanitizers by three instruction sets,
+and without AVX.
 """
 
 import argparse
@@ -129,7 +133,7 @@ class Elsewhere(native.Kernel):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("compiler", help="and its options, in one word; those of pyproject.toml are added")
+    parser.add_argument("compiler", help="and its options, in one word; those of pyproject.toml come first")
     parser.add_argument("--by", default="", help="command that runs what it makes")
     parser.add_argument("--set", choices=native.SETS, help="of instructions; the widest by default")
     parser.add_argument("--program", type=Path, help="what it makes, which is kept for the next time")
@@ -138,13 +142,8 @@ def main() -> int:
         (module,) = tomllib.load(f)["tool"]["setuptools"]["ext-modules"]
     with tempfile.TemporaryDirectory() as folder:
         program = (given.program or Path(folder) / "kernel").resolve()
-        made = [
-            *shlex.split(given.compiler),
-            *module["extra-compile-args"],
-            ROOT / "tools/kernel_server.cpp",
-            "-o",
-            program,
-        ]
+        compiler, *options = shlex.split(given.compiler)
+        made = [compiler, *module["extra-compile-args"], *options, ROOT / "tools/kernel_server.cpp", "-o", program]
         if not program.exists():
             subprocess.run(list(map(str, made)), check=True)
         kernel = Elsewhere([*shlex.split(given.by), str(program)], given.set)

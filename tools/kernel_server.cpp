@@ -3,8 +3,15 @@
 // and the buffer that it is of; which function; how many arguments; each: a buffer's number or -1, and else a number.
 
 #include <cstdio>
+
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
+
+static int fenced(const char *start, const char *end, const char *next) {
+    if (start) __asan_poison_memory_region(end, next + 64 - end);
+    return 64;
+}
+#define FENCE fenced
 #endif
 
 #include "../src/polyfed/native/kernel.cpp"

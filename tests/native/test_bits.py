@@ -16,7 +16,7 @@ from polyfed.compute.solvers import local_sgd
 # of eight cases each: what enters, which torch may draw otherwise elsewhere, and what version 11 makes of it by AVX2
 BITS = {
     networks: ("0b8624dca14a", "b3b2eaa2ee0e"),
-    images: ("fb80b1b76a7d", "00995da73faa"),
+    images: ("50f7d741c1d5", "66f5bb731fcb"),
     recurrent: ("7595763ba6b0", "484e6441c88e"),
     attentive: ("02c94841e156", "aa724ea2aa86"),
 }

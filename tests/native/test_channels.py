@@ -61,7 +61,8 @@ def body(rng, channels: int, image: list[int], depth: int = 0) -> list[nn.Module
             groups = int(one_of(rng, c, *[g for g in range(1, c + 1) if c % g == 0]))
             odd = [min(n - 1 + n % 2, 3) for n in places]
             make = nn.Conv2d if len(places) == 2 else nn.Conv1d
-            found.append(make(c, c, odd, padding=[n // 2 for n in odd], groups=groups, bias=bool(rng.random() < 0.6)))
+            step, bias = 1 if depth else int(rng.integers(1, 3)), bool(rng.random() < 0.6)
+            found.append(make(c, c, odd, step, [n // 2 for n in odd], groups=groups, bias=bias))
         if kind == 2 and np.prod(places) > 3:
             found.append(norm(rng, c))
         if kind == 3:
@@ -139,12 +140,11 @@ class Thrice(Short):
 def test_the_gradients_of_all_that_take_an_image_are_added_up(monkeypatch):
     torch.manual_seed(1)
     block = Thrice(nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU(), short=nn.Conv2d(4, 4, 1))
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), block, Mean(), nn.Linear(4, OUT))
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), block, nn.Conv2d(4, 4, 3, 2, 1, groups=4), Mean(), nn.Linear(4, OUT))
     task = Task(model, dtype=torch.float64)
     split = task.place(split_of(inputs=(2, 5, 6)))
-    compare(
-        Case(task, split, Work(2, None, 16), task.w0.expand(len(SIZES), -1), 0.05, {}, False), monkeypatch, "thrice"
-    )
+    start, work = task.w0.expand(len(SIZES), -1), Work(2, None, 16)
+    compare(Case(task, split, work, start, 0.05, {}, False), monkeypatch, "thrice")
 
 
 @needed

