@@ -24,6 +24,6 @@ class LED(OneVector):
 
     @classmethod
     def theory(cls, smoothness: float, convexity: float, tau: int = 1) -> "LED":
-        """lr = 1/L of one step, as Exact Diffusion; else min(1/(81 tau L), 1/(15 tau mu)), by SCAFFOLD's Theorem 3."""
+        """lr = 1/L of one step, as Exact Diffusion; else 1/(81 tau L), by SCAFFOLD's Theorem 3, as mu <= L."""
         conditioning(smoothness, convexity, tau=tau)
-        return cls(1 / smoothness if tau == 1 else min(1 / (81 * tau * smoothness), 1 / (15 * tau * convexity)))
+        return cls(1 / smoothness if tau == 1 else 1 / (81 * tau * smoothness))

@@ -1,5 +1,7 @@
 """pFedGraph: its quadratic programme by scipy, its rounds in numpy, and its limits."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from scipy.optimize import brentq, nnls
 from test_ifca import of_sizes
 
 import polyfed as pf
+from polyfed.algorithms._shared.similarity import simplex
 from polyfed.algorithms.pfedgraph import collaboration
 
 POINTS = np.random.default_rng(3).normal(size=(6, 4)) + 1.0
@@ -109,3 +112,12 @@ def test_it_finds_who_is_alike_where_fedavg_serves_nobody():
     run = fit_points(centres(points), pf.PFedGraph(0.5), 20, 4)
     assert np.allclose(run.findings["mixing"], (group[:, None] == group) / 3, atol=1e-9)
     assert np.abs(run.personal.numpy() - points).max() < 0.3
+
+
+def test_the_simplex_of_large_numbers_and_of_none():
+    """Of float32 numbers that dwarf the sum of 1, all is the largest's, ties share; NaN stays NaN."""
+    v = torch.tensor([[1e16, 3.0, -1e16], [5e7, 5e7, 0.0], [0.2, 0.5, 0.9], [math.nan, 1.0, 2.0]])
+    found = simplex(v)
+    assert found[:2].tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
+    assert torch.allclose(found[2], torch.tensor([0.0, 0.3, 0.7]), atol=1e-6)
+    assert not found[3].isfinite().any()

@@ -326,6 +326,22 @@ def test_the_factor_of_scaffnew(problem):
     assert method.p == pytest.approx(math.sqrt(problem.convexity / problem.smoothness))
 
 
+@certifies(pf.LED, pf.LoCoDL, by="the settings for which its rate is proven")
+@pytest.mark.parametrize(
+    ("method", "lr", "p"),
+    [
+        (pf.LED.theory(2.0, 0.5), 1 / 2, None),
+        (pf.LED.theory(2.0, 0.5, 3), 1 / (81 * 3 * 2), None),
+        (pf.LoCoDL.theory(2.0, 0.5, 8), 1 / 2, math.sqrt(0.5 / (2 * 2))),
+        (pf.LoCoDL.theory(2.0, 0.1, 2, 0.25), 1 / 2, math.sqrt(4 * (1 + 3 / 2) * 0.1 / (2 * 2))),
+        (pf.LoCoDL.theory(2.0, 2.0, 2, 0.25), 1 / 2, 1.0),
+    ],
+)
+def test_the_provable_settings(method, lr, p):
+    assert method.lr == pytest.approx(lr, rel=1e-15)
+    assert p is None or method.p == pytest.approx(p, rel=1e-15)
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 def test_the_steps_of_a_round_are_geometric(p):
     drawn = np.array([geometric(p, 3, t) for t in range(20000)])

@@ -55,7 +55,9 @@ def mirrored(S: Tensor) -> Tensor:
 
 
 def simplex(v: Tensor) -> Tensor:
-    """The points of the probability simplex nearest to the rows of v: [..., m]."""
+    """The points of the probability simplex nearest to the rows of v: [..., m]. Of v with NaN: NaN."""
+    top = v.amax(-1, keepdim=True)
+    v = v - torch.where(top > 1024, top, 0.0)  # the nearest point is the same, and sums of large numbers lose the 1
     u = v.sort(descending=True)[0]
     excess = (u.cumsum(-1) - 1) / torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
-    return (v - excess.gather(-1, (u > excess).sum(-1, keepdim=True) - 1)).clamp(min=0)
+    return (v - excess.gather(-1, (u > excess).sum(-1, keepdim=True).clamp(min=1) - 1)).clamp(min=0)
