@@ -62,6 +62,7 @@ class FedALA(Personal):
         at = part(task.layout, self.layers).nonzero()[:, 0].to(x.device)
         start, A, own, met = x.clone(), client["A"].clone(), client["w"].index_select(1, at), client["contacts"]
         apart, losses = x.index_select(1, at) - own, x.new_zeros(0, len(x))
+        data.together[0] = True  # as A will be trained; a first round without it must cut the cohort alike
         for k in range(self.passes):
             if not training.any() or not len(at):
                 break
