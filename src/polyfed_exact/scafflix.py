@@ -19,7 +19,7 @@ class Scafflix(Random):
         xh_i <- x_i - (lr/alpha)(grad f_i(y_i) - h_i),  that is  y_i <- y_i - lr (grad f_i(y_i) - h_i)
         with probability p:  x_i <- z = sum_j alpha_j^2 xh_j / sum_j alpha_j^2,   h_i <- h_i + (p alpha/lr)(z - xh_i)
 
-    Where a list has one alpha for each, alpha_i is a client's own. With alpha 1 it is Scaffnew, for alpha to 0 all models
+    A list has an alpha_i for each client. With alpha 1 it is Scaffnew, for alpha to 0 all models
     tend to the clients' own. sum_i alpha_i h_i = 0. For lr <= 1/L the factor per step is 1 - min(lr mu, p^2).
     """
 

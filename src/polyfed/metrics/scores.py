@@ -272,11 +272,12 @@ ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", leas
 RMSE = Metric(
     "rmse", "target", "lower", _squared, "sample", "numbers", root=True, terms=_rmse_terms, title="RMSE", least=0.0
 )
+AUC = Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
+             decimals=3, lacks=ONE, least=0.0, most=1.0, classwise=1)  # fmt: skip
 DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
 _ALL = (
     ACCURACY,
-    Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
-           decimals=3, lacks=ONE, least=0.0, most=1.0, classwise=1),
+    AUC,
     Metric("average-precision", "", "higher", _average_precision, kind="classes",
            terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
            lacks=ONE, least=0.0, most=1.0, classwise=1),

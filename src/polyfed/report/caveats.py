@@ -3,6 +3,7 @@
 import math
 
 from polyfed.base.part import pasted
+from polyfed.metrics.scores import AUC
 from polyfed.metrics.terms import ranking
 from polyfed.report import pairs, words
 from polyfed.report.intervals import HEAVY
@@ -108,8 +109,8 @@ def _ranking(study: Study, label: str) -> dict[str, tuple[float, float]]:
     """
     each: dict[str, list[tuple[float, float]]] = {}
     for run in study.counted(label):
-        if not run.probabilities and "auc" in {m.name for m in study.metrics}:
-            for name, auc in run.values(metric="auc").items():
+        if not run.probabilities and AUC.name in {m.name for m in study.metrics}:
+            for name, auc in run.values(metric=AUC.name).items():
                 if math.isfinite(auc) and study.tested.get(name, 0):
                     each.setdefault(name, []).append((auc, 0.72 / math.sqrt(study.tested[name])))
         for name, (p, y) in run.probabilities.items():
