@@ -78,6 +78,9 @@ def flush(*paths: Path) -> None:
             finally:
                 os.close(handle)
 
+    if len(paths) == 1:
+        one(*paths)
+        return
     with ThreadPoolExecutor(16) as pool:  # at the same time many take as long as one; threads begin as they are needed
         list(pool.map(one, paths))
 
