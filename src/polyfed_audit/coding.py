@@ -14,7 +14,7 @@ from polyfed.base.columns import RENAME
 from polyfed.base.errors import few as listed
 from polyfed.base.part import Flag, Part
 from polyfed.data.csv_files import FEW, Column, Sheet
-from polyfed.metrics.terms import ranking
+from polyfed.metrics.terms import ranking, ranks
 from polyfed_audit.codes import RARE
 from polyfed_audit.parts import CODED
 
@@ -295,7 +295,7 @@ def _ranked(score: np.ndarray, y: np.ndarray, number: bool) -> tuple[float, floa
     """(how well a score ranks rows, from 0 to 1, its standard error near a half): AUC, or Spearman's rho scaled so."""
     if not number:
         return ranking(score, y)
-    rho = np.corrcoef(*(import_module("scipy.stats").rankdata(v) for v in (score, y)))[0, 1] if np.ptp(score) else 0.0
+    rho = np.corrcoef(ranks(score), ranks(y))[0, 1] if np.ptp(score) else 0.0
     return (1 + float(rho)) / 2, 0.5 / math.sqrt(len(y) - 1)
 
 

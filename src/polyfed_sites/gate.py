@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.system import files
@@ -28,9 +28,6 @@ try:
 except ModuleNotFoundError:
     raise ConfigError(MISSING) from None
 
-if TYPE_CHECKING:
-    from polyfed_sites.hub import Hub
-
 CALLS = "hello", "ask", "reply", "beat", "bye"
 HOLD = 20.0  # seconds for which a question for a message is held
 HEADERS = 20.0  # seconds that a request's head may take, from the connection or its first byte on
@@ -41,10 +38,24 @@ PRIVATE = {"refresh": "5", "cache-control": "no-store", "referrer-policy": "no-r
 FILES = 1 << 16  # that the process may have open, where its user may
 
 
+class Behind(Protocol):
+    """What the gate asks of a hub; `admit` gives the caller's session, which the others take."""
+
+    sign: Callable[[bytes], bytes]
+    certificate: bytes
+
+    def page(self, path: str) -> bytes | None: ...
+    def admit(self, do: str, said: Envelope, address: str) -> Any: ...
+    def room(self, said: Envelope, caller: Any) -> bool: ...
+    def wait(self, name: str, wake: Callable[[], None]) -> bool: ...
+    def answer(self, do: str, said: Envelope, caller: Any, body: bytes = b"") -> tuple[dict[str, Any], bytes]: ...
+    def left(self, caller: Any) -> None: ...
+
+
 class Gate:
     """An ASGI app. there: what is behind it     say: takes a line for the operator     base: path of all others"""
 
-    def __init__(self, there: "Hub", say: Callable[[str], None], base: str = ""):
+    def __init__(self, there: Behind, say: Callable[[str], None], base: str = ""):
         self.there, self.say, self.base = there, say, base
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
 
 from polyfed.metrics import terms
 from polyfed.metrics.metric import Predictions
@@ -35,6 +36,12 @@ def seen(kind: str, n: int = 120, seed: int = 0) -> Predictions:
     y = torch.randint(2 if kind == "two classes" else 4, (n,), generator=g)
     z = normal(n, int(y.max()) + 1).mul(2).round() / 2
     return Predictions(z + torch.nn.functional.one_hot(y), y)
+
+
+def test_ranks_are_those_of_scipy():
+    score = np.random.default_rng(0).integers(0, 5, (200, 9)).astype(float)
+    score[::3, 0], score[::7, 1] = math.nan, math.inf
+    np.testing.assert_array_equal(terms.ranks(score), rankdata(score, axis=-1))
 
 
 WITH = [m for m in (*KNOWN.values(), named("pinball:0.9")) if m.terms]

@@ -2,8 +2,6 @@
 have no such score. The variance of the terms' mean estimates the score's."""
 
 import math
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
@@ -45,21 +43,28 @@ def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 def ranking(score: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
     """(AUC of scores [N], its standard error near a half), of rows of both classes; `positive` [N] is 1 or True."""
-    rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     n, m = int(positive.sum()), len(positive) - int(positive.sum())
-    ranks = rankdata(score)[np.asarray(positive, dtype=bool)]
-    return float((ranks.sum() - n * (n + 1) / 2) / (n * m)), math.sqrt((n + m + 1) / (12 * n * m))
+    total = ranks(score)[np.asarray(positive, dtype=bool)].sum()
+    return float((total - n * (n + 1) / 2) / (n * m)), math.sqrt((n + m + 1) / (12 * n * m))
+
+
+def ranks(score: np.ndarray) -> np.ndarray:
+    """Places from 1 along the last axis; equal scores share their mean place, and beside a NaN there are none."""
+    if score.ndim > 1:
+        return np.apply_along_axis(ranks, -1, score)
+    ordered = np.sort(score)
+    place = (ordered.searchsorted(score) + ordered.searchsorted(score, "right") + 1) / 2
+    return np.where(np.isnan(score).any(), math.nan, place)
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Terms of the area under the curve, by each sample's place among the other class. score: [..., n]"""
-    rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     positive = np.broadcast_to(positive, score.shape)
     n: int = score.shape[-1]
     ones: np.ndarray = positive.sum(-1, keepdims=True)
     size: np.ndarray = np.where(positive, ones, n - ones)  # of the sample's own class
-    rank: np.ndarray = rankdata(score, axis=-1)  # equal ones share theirs
-    within: np.ndarray = rankdata(rank + 2 * n * positive, axis=-1) - positive * (n - ones)  # its own class
+    rank: np.ndarray = ranks(score)  # equal ones share theirs
+    within: np.ndarray = ranks(rank + 2 * n * positive) - positive * (n - ones)  # its own class
     with np.errstate(divide="ignore", invalid="ignore"):
         place: np.ndarray = np.where(positive, rank - within, ones - rank + within) / (n - size)
         area: np.ndarray = (place * positive).sum(-1, keepdims=True) / ones

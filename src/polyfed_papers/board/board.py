@@ -46,6 +46,9 @@ def settings(
 ) -> tuple[Said, ...]:
     budget, work, draws = budgets[scale], common.WORK, len(common.DRAWS)
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
+    tested = " or ".join(
+        f"{of:.0%}".replace("%", " %") for of in sorted({setting.tested for setting in board.values()})
+    )
     other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
@@ -54,8 +57,8 @@ def settings(
         Said("trials", f"{budget.trials} of every method: step size, and of {len(common.SECOND)} methods a second "
              f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; "
              f"{more}", "ours"),
-        Said("deployed", "the model of the last round; tested on 20 % of each client's samples, or on its "
-             "test set where it has one", "ours"),
+        Said("deployed", f"the model of the last round; tested on {tested} of each client's samples, or on "
+             "its test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),
         Said("left out", "; ".join(f"{name} ({why})" for name, why in common.APART.items()), "ours"),
     )  # fmt: skip
