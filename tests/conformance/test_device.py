@@ -86,3 +86,16 @@ def test_a_round_moves_the_places_of_its_samples_and_nothing_of_the_model(name, 
     to, back, _ = moved[0]
     assert 8 * k * b * m * solves <= to <= 8 * k * b * m * solves + 80 * m
     assert back <= 8 * (2 * m + READ[name])
+
+
+@pytest.mark.parametrize("name", READ)
+def test_operations_of_a_run_grow_with_its_steps_and_not_with_its_clients(name, monkeypatch):
+    asked = {}
+    for m, k in ((M, 3), (10 * M, 3), (M, 4), (M, 5)):
+        fed = pf.Federation.from_arrays([(torch.randn(4 * k, 6), torch.arange(4 * k) % 3)] * m, test_fraction=0.0)
+        model = Wrapped(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)))
+        with elsewhere(monkeypatch) as (device, _):
+            pf.fit(model, fed, METHODS[name], rounds=2, batch_size=4, evaluate_every=0, device="cuda")
+        asked[m, k] = device.found.total()
+    assert asked[M, 3] == asked[10 * M, 3]
+    assert asked[M, 4] - asked[M, 3] == asked[M, 5] - asked[M, 4] > 0
