@@ -5,6 +5,7 @@ import tracemalloc
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -127,6 +128,41 @@ def test_twenty_thousand_clients_take_no_generator_and_no_tensor_each(monkeypatc
 def test_offsets_that_fit_no_clients_are_refused(refused, offsets, words):
     with refused(*words):
         Federation.from_flat(np.zeros((10, 2)), np.arange(10) % 2, offsets)
+
+
+NO_ARRAYS = [
+    3,
+    "word",
+    b"x",
+    object(),
+    [[1], [1, 2]],
+    np.zeros(()),
+    [None] * 10,
+    np.full(10, np.nan),
+    iter([1]),
+    range(9),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_ARRAYS, ids=lambda of: type(of).__name__)
+def test_what_is_no_array_is_refused_in_every_place(wrong):
+    x, y, offsets = np.random.default_rng(0).normal(size=(10, 2)), np.arange(10) % 2, [0, 4, 10]
+    for k in range(3):
+        given = [wrong if k == at else of for at, of in enumerate((x, y, offsets))]
+        for part in ("test", "validation"):
+            with pytest.raises(DataError):
+                Federation.from_flat(x, y, offsets, **{part: tuple(given)})
+        for key in ("offsets", "sites"):
+            with pytest.raises(DataError):
+                Federation.from_flat(*given[:2], **{key: given[2] if k == 2 or key == "offsets" else ["a"] * 10})
+
+
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NA, pd.NaT], ids=str)
+def test_a_row_without_a_site_is_named(refused, gap):
+    with refused("sites: found none in row 2"):
+        Federation.from_flat(np.zeros((4, 2)), np.arange(4) % 2, sites=["a", "b", gap, "a"])
+    with refused("sites: found none in row 2"):
+        Federation.from_flat(np.zeros((4, 2)), np.arange(4) % 2, sites=np.ma.array(list("abca"), mask=[0, 0, 1, 0]))
 
 
 def test_more_clients_than_fit_are_refused_with_the_number_that_would(monkeypatch):

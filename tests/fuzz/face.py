@@ -125,6 +125,8 @@ class Face:
             "Predictor.predict.rows": tables_frame, "Result.evaluate.models": run.personal, "Run.of.result": run,
             "fit.settings": TRAIN,
             "texts": {"a": ["x y", "y"], "b": ["y"]}, "tokenizer": lambda texts: [[1, 2] for _ in texts],
+            "Federation.from_flat.x": X, "Federation.from_flat.y": Y, "data.with_global.rows": (X, Y),
+            "Federation.from_flat.settings": {"offsets": [0, 4, len(Y)]},
             "compare.settings": TRAIN, "window_for.settings": {"iterations": 3},
             "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
             "coalitions.federation": two,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from polyfed.base.plugins import sibling
 from polyfed.base.settings import is_mapping
 from polyfed.base.system import uncollected
 from polyfed.base.text import nfc
-from polyfed.base.values import shown
+from polyfed.base.values import Words, shown
 from polyfed.compute.losses import IGNORED
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
@@ -37,6 +37,7 @@ ROWS = 20  # of clients that a notebook shows
 AIM = "target "  # before what is predicted, in a note
 PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
+Ends = Annotated[tuple[Any, Any, Any], Words("(x, y, offsets)")]
 
 
 @checked
@@ -390,8 +391,8 @@ class Federation:
         x: Any,
         y: Any,
         offsets: Any = None,
-        test: tuple[Any, Any, Any] | None = None,
-        validation: tuple[Any, Any, Any] | None = None,
+        test: Ends | None = None,
+        validation: Ends | None = None,
         *,
         sites: Any = None,
         **options: Any,

@@ -42,7 +42,7 @@ class Flat:
     @classmethod
     def of(cls, x: Any, y: Any, offsets: Any, split: str) -> "Flat":
         """Raise DataError for offsets that fall, leave the array, or leave some of it out."""
-        at, size = np.asarray(offsets), len(y)
+        at, size = _array(offsets, f"offsets, {split}"), _rows(y, f"targets, {split}")
         if at.ndim != 1 or len(at) < 2 or at.dtype.kind not in "iu":
             raise DataError(f"offsets, {split}: found {at.dtype} of shape {list(at.shape)}, expected [n + 1] integers")
         at = at.astype(np.int64)
@@ -56,9 +56,14 @@ class Flat:
     @classmethod
     def by(cls, x: Any, y: Any, sites: Any) -> tuple["Flat", list[str]]:
         """Rows in any order, with the name of each one's site; and the names, sorted."""
-        names, whose, counts = np.unique(np.asarray(sites).astype(str), return_inverse=True, return_counts=True)
-        if not len(y) == len(x) == len(whose):
-            raise DataError(f"sites: found {len(whose)} for {len(y)} targets and {len(x)} inputs, expected as many")
+        at = _array(sites, "sites", None if hasattr(sites, "dtype") else object)  # or of NaN in a list a word is made
+        size = _rows(y, "targets, train")
+        if at.shape != (size,) or _rows(x, "inputs, train") != size:
+            found = f"found {list(at.shape)} for {size} targets and {len(x)} inputs"
+            raise DataError(f"sites: {found}, expected a name for each row")
+        if len(gaps := np.flatnonzero(_missing(at) | np.ma.getmask(sites))):
+            raise DataError(f"sites: found none in row {gaps[0]}, expected a name for each row")
+        names, whose, counts = np.unique(at.astype(str), return_inverse=True, return_counts=True)
         order = np.argsort(whose, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return cls(_tensor(np.asarray(x)[order]), _tensor(np.asarray(y)[order]), offsets), names.tolist()
@@ -70,6 +75,27 @@ class Flat:
         if need > have:
             sizes = f"{n:,} clients take {need / 1e9:.2g} GB and {have / 1e9:.2g} GB of memory are free"
             raise DataError(f"{sizes}; {int(n * have / need):,} would fit")
+
+
+def _rows(a: Any, what: str) -> int:
+    try:
+        return len(a)
+    except TypeError:
+        raise DataError(f"{what}: found {type(a).__name__}, expected an array with a row for each sample") from None
+
+
+def _array(a: Any, what: str, dtype: Any = None) -> np.ndarray:
+    try:
+        return np.asarray(a, dtype=dtype)
+    except ValueError:
+        raise DataError(f"{what}: found rows of unlike length, expected one array") from None
+
+
+def _missing(names: np.ndarray) -> np.ndarray:
+    """[N] True where there is no name: None, NaN, and NA of pandas, of which nobody can say what it equals."""
+    if names.dtype.kind == "O":
+        return np.array([v is None or str(v != v) != "False" for v in names], dtype=bool)
+    return names != names
 
 
 def _tensor(a: Any) -> Any:

@@ -53,6 +53,10 @@ def with_global(federation: Federation, rows: Any, columns: Columns | None = Non
         x, y, unit = _of_table(Preparation.read(prepared, NAME), rows, columns or Columns())
     elif "scaling" in federation.meta:
         raise ConfigError(f"{NAME} rows: found inputs that the data set scales, expected tables, or arrays as they are")
+    elif not isinstance(rows, tuple | list | str | Path):
+        raise DataError(
+            f"{NAME} rows: found {type(rows).__name__}, expected (x, y) or an npz file, as the clients' data"
+        )
     else:
         x, y = pair_of(rows if given else read_clients([rows])[0].train, NAME, "rows", not train.x.is_floating_point())
         y = _targets(federation, y)
