@@ -41,6 +41,7 @@ from polyfed.algorithms.fedavg import FedAvg
 
 CLIENTS, SAMPLES, CLASSES = 10, 50, 10
 ENOUGH = 4.0
+QUIET = 0.1  # seconds until the threads of what ran before have stopped waiting for more
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 RECORD = Path(__file__).parents[1] / "docs/tables/benchmarks/nets.csv"
 COLUMNS = (
@@ -243,6 +244,7 @@ def measure(name: str, cores: int, repeats: int, clocks: list[str]) -> list[list
         for label, run in (products | runs).items():
             if sum(t["wall"] for t in turns[label]) < 1e3 * ENOUGH:
                 torch.set_num_threads(cores)
+                time.sleep(QUIET)
                 start = {c: now() for c, now in CLOCKS.items()}
                 run()
                 if turn:  # the first pass warms up
