@@ -46,9 +46,7 @@ def settings(
 ) -> tuple[Said, ...]:
     budget, work, draws = budgets[scale], common.WORK, len(common.DRAWS)
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
-    tested = " or ".join(
-        f"{of:.0%}".replace("%", " %") for of in sorted({setting.tested for setting in board.values()})
-    )
+    tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
     other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
