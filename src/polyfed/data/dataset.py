@@ -14,7 +14,8 @@ from polyfed.base.errors import DataError, closest, few
 from polyfed.compute.split import Split
 from polyfed.data import prepare
 from polyfed.data.corruptions import KINDS, corrupted
-from polyfed.data.federation import WEIGHTED, Federation
+from polyfed.data.federation import Federation
+from polyfed.data.given import WEIGHTED
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
 from polyfed.data.preparation import Preparation
 
