@@ -84,6 +84,11 @@ class Climbed:
     edges: int  # settings whose choice is at an edge, as the trials were too few
 
 
+def middle(ladders: Sequence[Ladder]) -> At:
+    """Where a climb begins."""
+    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders)
+
+
 def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> Climbed:
     """Find the best values of settings in `trials` different ones; higher scores are better, NaN diverged."""
     # Each ladder in full, other settings at their middle or best; then to where no neighbour is better, beyond the
@@ -108,7 +113,7 @@ class _Way:
         self.ladders, self.trials = ladders, trials
         self.score: Callable[[At], float] = lambda at: -math.inf if math.isnan(value := score(at)) else value
         self.rungs = [list(ladder.values) for ladder in ladders]
-        self.at = tuple(values[len(values) // 2] for values in self.rungs)
+        self.at = middle(ladders)
         self.tried: dict[At, float] = {self.at: self.score(self.at)}
 
     def better(self, k: int, value: float) -> bool:

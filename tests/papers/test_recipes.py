@@ -77,6 +77,20 @@ def test_a_pilot_counts_fits_and_searches_that_are_kept_by_seed(tmp_path, monkey
     assert pilot.seconds == pytest.approx(4 * (50 + searched))
 
 
+def test_a_pilot_trains_one_place_of_a_choice_and_counts_all_its_trials(tmp_path):
+    pilot, tried = Pilot(tmp_path, seeds=1), []
+
+    def score(at):
+        tried.append(at)
+        pilot.seconds += 2
+        return 0.0
+
+    ladders = [Ladder((0.1, 0.2, 0.4)), Ladder((1.0, 2.0, 3.0))]
+    found = pilot.all_of([(m, 0, lambda m=m: pilot.choose(m, score, ladders, 18)) for m in "ab"])
+    assert found == tried == [(0.2, 2.0)] * 2
+    assert pilot.seconds == 2 * 2 * 18
+
+
 def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
     monkeypatch.setitem(RECIPES, "fedslr/table4", started("fedslr/table4"))
     before, _, _ = cli("reproduce", "fedslr/table4", "--scale", "middle").out.rpartition("STARTED")

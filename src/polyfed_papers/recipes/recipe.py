@@ -35,7 +35,7 @@ from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, beforehand, whole
 from polyfed_papers.recipes.said import Claim, Setting, claims_table, settings_table
-from polyfed_tuning.ladder import At, Ladder, climb
+from polyfed_tuning.ladder import At, Ladder, climb, middle
 from polyfed_tuning.tune import tune
 from polyfed_tuning.tuned import Tuned
 
@@ -320,6 +320,15 @@ class Pilot(Bench):
         found = super().tune(model, federation, method, rounds=short, **settings)
         self.seconds += sum(row["seconds"] for row in found.rows) * rounds / short
         return found
+
+    def choose(self, key, score, ladders, trials):
+        before = self.seconds
+        score(at := middle(ladders))
+        self.seconds = before + (self.seconds - before) * trials
+        return at
+
+    def all_of(self, tasks):
+        return [task() for _, _, task in tasks]  # in this process, which counts their seconds
 
     def each(self, key, compute):
         before = self.seconds
