@@ -1,5 +1,6 @@
 """Recipes: the machinery that runs them, and every recipe rehearsed from beginning to end."""
 
+import math
 import os
 import re
 import signal
@@ -192,6 +193,21 @@ def test_a_recipe_says_how_many_edges_are_left(tmp_path):
     assert len(calls) == 1
     found = replace(find("fedslr/table2"), run=lambda bench: Outcome(notes=["a"])).outcome(bench)
     assert found.notes == ["a", *bench.tuning()]
+
+
+def test_a_choice_that_is_cut_off_goes_on_behind_its_last_trial(tmp_path):
+    tried = []
+
+    def score(at):
+        tried.append(at)
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return {(0.1,): -math.inf, (0.2,): 1.0, (0.3,): math.nan}[at]
+
+    with pytest.raises(KeyboardInterrupt):
+        Bench(tmp_path).choose("x", score, [Ladder((0.1, 0.2, 0.3))], 3)
+    assert Bench(tmp_path).choose("x", score, [Ladder((0.1, 0.2, 0.3))], 3) == (0.2,)
+    assert tried == [(0.2,), (0.1,), (0.3,), (0.3,)]
 
 
 FPFC_PAPER = "1 3 4 5 6 7 8 9 e1 e2 e3 e4 e5 e6", "1 2 3 e1 e2 e3 e4"

@@ -230,10 +230,13 @@ class Bench:
         return whole(tune(model, federation, method, rounds=rounds, **self.where, **settings))
 
     def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
-        """The values that validation prefers, by `climb` on seeds that do not count, found once and kept."""
+        """The values that validation prefers, by `climb` on seeds that do not count; all trials are kept."""
+
+        def tried(at: At) -> float:
+            return self.once(f"trials/{key}-at-{'-'.join(map(str, at))}", lambda: score(at))
 
         def search() -> dict[str, Any]:
-            way = climb(score, ladders, 1 if self.rehearse else trials)
+            way = climb(tried, ladders, 1 if self.rehearse else trials)
             return {"best": way.best, "trials": len(way.tried), "edges": way.edges}
 
         kept = self.once(key, search)
