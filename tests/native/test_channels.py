@@ -131,6 +131,47 @@ def test_the_kernel_takes_torchs_steps_in_a_thousand_networks_of_images(monkeypa
         compare(drawn(seed), monkeypatch, seed)
 
 
+@needed
+@pytest.mark.parametrize(
+    ("pool", "side"),
+    [
+        (nn.MaxPool2d(2), 6),
+        (nn.MaxPool2d(2), 5),  # a row is in no window
+        (nn.AvgPool2d(3, 2), 6),  # one is in two windows, one in none: as many as there are
+        (nn.MaxPool2d(3, 3, 1), 3),  # so do the zeros around
+    ],
+)
+def test_every_number_gets_the_gradient_of_the_windows_that_see_it(pool, side, monkeypatch):
+    torch.manual_seed(1)
+    again = nn.Conv2d(4, 4, pool.kernel_size, pool.stride, pool.padding)
+    wide = nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 1, 1)  # whose gradients reach what no window sees
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, 1, 1),
+        Plus(nn.GroupNorm(2, 4), nn.Tanh()),
+        Short(wide[0], short=wide[1]),
+        Short(again, short=pool),
+        Mean(),
+        nn.Linear(4, OUT),
+    )
+    task = Task(model, dtype=torch.float64)
+    start, split = task.w0.expand(len(SIZES), -1), task.place(split_of(inputs=(2, side, side)))
+    compare(Case(task, split, Work(2, None, 16), start, 0.05, {}, False), monkeypatch, "pool")
+
+
+@needed
+def test_norms_of_large_images_learn_at_clients_that_train_them_first_later_and_never(monkeypatch):
+    """Images of which one alone is kept near: a norm's gradient is added up on the way back, if there is one."""
+    torch.manual_seed(1)
+    parts = nn.Conv2d(1, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 4, 3, 4), nn.GroupNorm(2, 4)
+    task = Task(nn.Sequential(*parts, Mean(), nn.Linear(4, OUT)), dtype=torch.float64)
+    mask = {name: task.layout.mask(name).double() for name in ("0", "1", "3", "4", "6")}
+    above = mask["4"] + mask["6"]
+    only = torch.stack([sum(mask.values()), above + mask["3"] + mask["1"], above, mask["6"], sum(mask.values())])
+    split = task.place(split_of(sizes=(3, 2, 2, 2, 3), inputs=(1, 72, 64)))
+    start = task.w0.expand(len(only), -1)
+    compare(Case(task, split, Work(1, 2, 2), start, 0.05, {"only": only}, False), monkeypatch, "large")
+
+
 class Thrice(Short):
     def forward(self, x):
         return super().forward(x) + x
