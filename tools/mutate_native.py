@@ -97,6 +97,12 @@ MUTATIONS = (  # what was there, a statement or an expression, and what is
     ("(T)(per * l.spots)", "(T)per"),
     ("g - load<T>(mean + o) - load<T>(share + o) * load<T>(seen + k + o)", "g - load<T>(mean + o)"),
     ("spread(l, mean, true);", "spread(l, mean, false);"),
+    ("right == 1 && channels == ld", "right == 1"),
+    ("g.cells_high * g.cells_wide * g.high * g.wide == l.before", "true"),
+    ("g.high == g.down && g.wide == g.right", "true"),
+    ("if (l.frozen || l.learnt) return;", "if (l.frozen) return;"),
+    ("l.steep ? v : activated<T>(v, l.kind)", "v"),
+    ("l.kind == NONE && !l.steep && !l.more", "l.kind == NONE && !l.steep"),
 )
 
 
