@@ -15,7 +15,7 @@ from polyfed.compute.split import Split
 from polyfed.data import prepare
 from polyfed.data.corruptions import KINDS, corrupted
 from polyfed.data.federation import Federation
-from polyfed.data.given import WEIGHTED
+from polyfed.data.intake import WEIGHTED
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
 from polyfed.data.preparation import Preparation
 

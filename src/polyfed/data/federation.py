@@ -19,7 +19,7 @@ from polyfed.base.values import Words
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 from polyfed.data.flat import Flat, Ragged
-from polyfed.data.given import Pair, checked_splits, clusters_of, materialised, names_of
+from polyfed.data.intake import Pair, checked_splits, clusters_of, materialised, names_of
 from polyfed.data.preparation import Settled
 
 if TYPE_CHECKING:

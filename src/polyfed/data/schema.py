@@ -19,7 +19,7 @@ from polyfed.compute.split import Split
 from polyfed.data import moments, readers
 from polyfed.data.csv_files import FEW, IMAGE, LABEL, Seen, Sheet, canonical, cells_of, declared, merged, places
 from polyfed.data.federation import Federation
-from polyfed.data.given import WEIGHTED, numbered, pair_of, token_labels, whole_labels
+from polyfed.data.intake import WEIGHTED, numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import Input, Preparation, Settled, Statistics
 from polyfed.data.prepare import Cut
 from polyfed.data.raw import Text, raw_of, read_by

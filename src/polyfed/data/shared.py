@@ -14,7 +14,7 @@ from polyfed.base.errors import ConfigError, DataError
 from polyfed.compute.split import Split
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation
-from polyfed.data.given import numbered, pair_of, token_labels, whole_labels
+from polyfed.data.intake import numbered, pair_of, token_labels, whole_labels
 from polyfed.data.preparation import ALL, Preparation
 from polyfed.data.readers import read_clients
 from polyfed.data.repairs import plain, repaired, targeted

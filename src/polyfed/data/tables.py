@@ -20,7 +20,7 @@ from polyfed.base.text import nfc
 from polyfed.data.csv_files import USABLE, Column, Sheet, declared, sheet_of, survey
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import AIM, READERS, Federation
-from polyfed.data.given import names_of
+from polyfed.data.intake import names_of
 from polyfed.data.preparation import Input, Preparation, Settled
 from polyfed.data.prepare import GIVEN, POOLED
 from polyfed.data.raw import Text, raw_of

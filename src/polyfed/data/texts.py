@@ -10,7 +10,7 @@ from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import DataError
 from polyfed.data.csv_files import sheet_of
 from polyfed.data.federation import Federation
-from polyfed.data.given import names_of
+from polyfed.data.intake import names_of
 from polyfed.data.prepare import Cut, check_fraction
 from polyfed.data.raw import closed, encoder, following, words
 
