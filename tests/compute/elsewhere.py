@@ -142,3 +142,50 @@ class _Functions(TorchFunctionMode):
         if one is not None and func == Tensor.data.__set__:
             one.held = args[1].held.detach()
         return func(*args, **kwargs)
+
+
+class _Tape(TorchDispatchMode):
+    """Notes the operations inside, and refuses what a recording refuses. read: what they take and have not made"""
+
+    def __init__(self, device, given):
+        super().__init__()
+        self._device, self.steps, self.read = device, [], {}
+        self.own = {id(t): t for t in given if t is not None}
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = len(self._device.waits), self._device.to
+        made = func(*args, **(kwargs or {}))
+        if (len(self._device.waits), self._device.to) != before:
+            raise RuntimeError(f"{func.overloadpacket.__name__}: not permitted while operations are recorded")
+        self.read |= {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, There) and id(t) not in self.own}
+        self.own |= {id(t): t for t in tree_leaves(made) if isinstance(t, There)}
+        if not func.is_view:
+            self.steps.append((func, args, kwargs or {}, made))
+        return made
+
+
+def recording(device, tapes):
+    """`graphs.record` for the device: the same operations on the same tensors, one launch. tapes: takes them"""
+
+    def record(run, given):
+        with _Tape(device, given) as tape:
+            made = run(*given)
+        tapes.append(tape)
+
+        def play():
+            before = device.found.copy()
+            with torch.no_grad():
+                for func, args, kwargs, old in tape.steps:
+                    for into, new in zip(tree_leaves(old), tree_leaves(func(*args, **kwargs)), strict=True):
+                        if isinstance(into, There) and new is not into:
+                            into.held.copy_(new.held)
+            device.found.clear()
+            device.found.update(before + Counter(launch=1))
+
+        return play, made
+
+    return record

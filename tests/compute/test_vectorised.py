@@ -168,7 +168,7 @@ def test_a_model_that_mixes_samples_goes_one_after_another():
 
 def test_masks_are_those_of_the_hash_and_do_not_depend_on_who_is_beside():
     keys = np.array([3, 2**63 + 7, 2**40], dtype=np.uint64)
-    low, high = torch.from_numpy(halves(keys)).unbind()
+    low, high = torch.from_numpy(halves(keys)).unbind(1)
     n, device = 1000, torch.device("cpu")
     together = torch.func.vmap(lambda a, b: kept(Key(a, b), 2, n, 0.3, device))(low, high)
     for i, key in enumerate(keys.tolist()):

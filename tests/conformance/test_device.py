@@ -6,12 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from elsewhere import DEVICE, Elsewhere, There
+from elsewhere import DEVICE, Elsewhere, There, recording
 from instances import METHODS, train
 from small import Wrapped
 from torch import nn
 
 import polyfed as pf
+from polyfed.compute import graphs
 from polyfed.core.worker import Worker
 from polyfed.runs import trainer
 
@@ -28,6 +29,8 @@ LOOK = {  # what local training of a method may read back, by what it is; of all
 }  # fmt: skip
 M = 5
 READ = {"fedavg": 1, "scaffold": 3, "ditto": 2, "fedacs": M * M + 3, "fpfc": 9}  # numbers that a round reads back
+TERMS = {"feddbe", "fedntd", "fedpac", "fedproto", "fedtgp", "moon"}  # whose losses have more than a pass of the model
+FUNCTIONS = {"fedem", "fedrc", "knn-per"}  # whose losses are functions, of clients of unlike sizes
 SHORT = {"rounds": 2, "local_epochs": 1, "fraction": 0.5, "dtype": torch.float64, "evaluate_every": 0}
 
 
@@ -66,6 +69,18 @@ def test_a_run_on_a_device_is_the_processors_and_training_waits_for_nothing(name
     for key, values in expected.final["test"].items():
         torch.testing.assert_close(torch.as_tensor(found.final["test"][key]), torch.as_tensor(values), equal_nan=True)
     assert not inside or name in LOOK, f"{name}: local training waits, at {inside[0]}"
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_run_whose_passes_are_recorded_is_the_processors(name, monkeypatch):
+    expected = train(METHODS[name], kind="cnn", device="cpu", **SHORT)
+    with elsewhere(monkeypatch) as (device, _):
+        monkeypatch.setattr(graphs, "DEVICES", ("meta",))
+        monkeypatch.setattr(graphs, "record", recording(device, []))
+        found = train(METHODS[name], kind="cnn", device="cuda", **SHORT)
+        models = held(found.personal)
+    assert bool(device.found["launch"]) == (name not in TERMS | FUNCTIONS)
+    torch.testing.assert_close(models, expected.personal, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", READ)

@@ -103,6 +103,13 @@ def test_attention_of_many_models_at_once():
     assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-5
 
 
+def test_passes_are_recorded_and_give_the_cpus_models(caplog):
+    settings = {"rounds": 4, "batch_size": 8, "dtype": torch.float64}
+    cpu, cuda = (pf.fit(model("cnn"), federation(), pf.FedAvg(), device=d, **settings) for d in ("cpu", DEVICE))
+    assert sum(map(len, cuda.trained.task.net.recorder.made.values())) > 0, caplog.text
+    assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-8
+
+
 def test_dropouts_masks_are_the_cpus():
     key = Key(-1234567, 987654321)
     there, here = (not_dropped(key, 3, 100_000, 0.3, torch.device(d)) for d in (DEVICE, "cpu"))

@@ -136,9 +136,11 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
 
     def kept(b: int) -> int:
         start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
-        drawn = keys[:1] if task.net.random else None
+        drawn = task.net.drawn(batch)
         with torch.enable_grad(), task.net.precision():
-            made = partial(task.net.many_pass, module, task.layout, start, some, drawn, None)
+            made = partial(
+                task.net.many_pass, module, task.layout, start, some, drawn if drawn is None else drawn[:1], None
+            )
             return saved_bytes(lambda: made()[0], (start, some), [*map(module.get_submodule, task.net.blocks)])
 
     task.net.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)

@@ -2,7 +2,8 @@
 else: not of device, memory layout, padding or the number of clients computed at once. Places are hashed as 32-bit
 integers by lowbias32 (C. Wellons, 2018), on a processor no slower than torch's own draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -23,8 +24,8 @@ class Key(NamedTuple):
 
 
 def halves(keys: np.ndarray) -> np.ndarray:
-    """[s] uint64 -> [2, s] int32."""
-    return np.stack([keys.astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)]).view(np.int32)
+    """[s] uint64 -> [s, 2] int32."""
+    return np.stack([keys.astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)], -1).view(np.int32)
 
 
 def key_from(key: int) -> Key:
@@ -47,6 +48,16 @@ def _places(n: int, start: int, device: torch.device) -> Tensor:
     x = torch.arange(n, dtype=torch.int32, device=device) + start
     x = _shifted(x, 16).mul_(_signed(0x7FEB352D))
     return _shifted(_shifted(x, 15).mul_(_signed(0x846CA68B)), 16)
+
+
+@contextmanager
+def without_cache() -> Generator[None]:
+    """Inside, no tensor of an earlier pass is used, nor one of this pass in a later."""
+    _places.cache_clear()
+    try:
+        yield
+    finally:
+        _places.cache_clear()
 
 
 def _shifted(x: Tensor, k: int) -> Tensor:

@@ -52,7 +52,7 @@ def undecayed(
         return g, None
     if net.stacked is not None:
         return net.stacked.gradient(w, batch, need_loss, also)
-    if net.vectorised and len(w) > 1:
+    if net.vectorised:
         return _vectorised(net, w, batch, also)
     return _one_by_one(net, w, batch, also)
 
@@ -96,16 +96,25 @@ def _vectorised(net: Net, w: Tensor, batch: Batch, also: Also | None) -> tuple[T
     if batch.sizes is not None and not any(batch.sizes):
         return torch.zeros_like(w), w.new_zeros(len(w))
     module, _ = net.workspace(training=True)
-    w = w.detach().requires_grad_()
-    with torch.enable_grad():
-        with net.precision():
-            watch = None if also is None else Entering(module)
-            output, *features = net.many_pass(module, net.layout, w, batch.x, net.keys(batch), watch)
-        loss = net.criterion.of_models(output.to(w.dtype), batch)
-        if also is not None:
-            loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), batch, slice(0, len(w)))
-        (g,) = slopes(loss.sum(), [w])
-    return g, loss.detach()
+
+    def run(w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        given, w = batch._replace(x=x, y=y, weight=weight), w.detach().requires_grad_()
+        with torch.enable_grad():
+            with net.precision():
+                watch = None if also is None else Entering(module)
+                output, *features = net.many_pass(module, net.layout, w, x, keys, watch)
+            loss = net.criterion.of_models(output.to(w.dtype), given)
+            if also is not None:
+                loss = loss + also(features[0].to(w.dtype), output.to(w.dtype), given, slice(0, len(w)))
+            (g,) = slopes(loss.sum(), [w])
+        return g, loss.detach()
+
+    given = w, batch.x, batch.y, batch.weight, net.drawn(batch)
+    if also is not None or (batch.sizes is not None and callable(net.loss)):  # which do as the numbers are
+        return run(*given)
+    rounding = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    g, loss = net.recorder(run, given, (net.grouped, *rounding))
+    return g, loss
 
 
 def gradient_on(net: Net, w: Tensor, batch: Batch) -> Callable[[], Tensor] | None:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.base.errors import ModelError
 from polyfed.base.plugins import ours
-from polyfed.compute.batches import on_device
-from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops, halves
+from polyfed.compute.dropout import DROPOUTS, Key, dropped, drops
 from polyfed.compute.layout import Layout
 from polyfed.compute.recompute import kept_short
 from polyfed.compute.terms import Entering
@@ -30,7 +28,7 @@ def grouped_pass(
     layout: Layout,
     w: Tensor,
     x: Tensor,
-    keys: np.ndarray | None,
+    keys: Tensor | None,
     watch: Entering | None,
     blocks: Sequence[str] = (),
 ) -> tuple[Tensor, ...]:
@@ -43,12 +41,11 @@ def grouped_pass(
     for e, view in zip(layout.entries, layout.views(w), strict=True):
         layer, _, name = e.name.rpartition(".")
         owned.setdefault(layer, {})[name] = view
-    drawn = None if keys is None else on_device(halves(keys), w.device)
 
     def again() -> Callable[[], AbstractContextManager[None]]:
-        return partial(_inside, module, owned, s, drawn, draws.count)
+        return partial(_inside, module, owned, s, keys, draws.count)
 
-    with _forms(module, owned, s), Drawn(s, drawn) as draws, kept_short(module, blocks, again), watch or nullcontext():
+    with _forms(module, owned, s), Drawn(s, keys) as draws, kept_short(module, blocks, again), watch or nullcontext():
         output: Tensor = module(x.flatten(0, 1).clone())  # a model may write to its input
         made = [output] if watch is None else [output, watch.entered()]
     return tuple(t.view(s, -1, *t.shape[1:]) for t in made)
@@ -209,7 +206,7 @@ FORMS: dict[Any, Form] = {  # two by name: they are built from models, which lie
 
 
 class Drawn(TorchFunctionMode):
-    """Gives the dropouts from `count` on each group's own masks. keys: [2, s] int32; None: nothing may be drawn."""
+    """Gives the dropouts from `count` on each group's own masks. keys: [s, 2] halves; None: nothing may be drawn."""
 
     def __init__(self, s: int, keys: Tensor | None, count: int = 0):
         super().__init__()
@@ -242,4 +239,4 @@ class Drawn(TorchFunctionMode):
             assert made is not None
             return made
 
-        return torch.func.vmap(one)(parts, *keys.unbind()).flatten(0, 1)
+        return torch.func.vmap(one)(parts, *keys.unbind(1)).flatten(0, 1)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import named_modules, tf32
-from polyfed.compute.batches import Batch
+from polyfed.compute.batches import Batch, on_device
 from polyfed.compute.batchnorm import begin
+from polyfed.compute.dropout import halves
+from polyfed.compute.graphs import Recorder
 from polyfed.compute.grouped import grouped_pass
 from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
@@ -132,6 +134,17 @@ class Net:
         if not self.random:
             return None
         return batch.seed() if batch.seed else np.zeros(len(batch.x), dtype=np.uint64)
+
+    def drawn(self, batch: Batch) -> Tensor | None:
+        """`keys` where the model is, [s, 2] halves."""
+        return None if (keys := self.keys(batch)) is None else on_device(halves(keys), self.device)
+
+    @property
+    def recorder(self) -> Recorder:
+        """Of the passes through this thread's own copy of the module."""
+        if not hasattr(self._local, "recorder"):
+            self._local.recorder = Recorder()
+        return self._local.recorder
 
     def drawing(self, key: int, count: int = 0) -> AbstractContextManager[object]:
         """A context in which the model's draws are of this key."""

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from polyfed.base.typed import is_batched
-from polyfed.compute.batches import on_device
-from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
+from polyfed.compute.dropout import DROPOUTS, Key, dropped
 from polyfed.compute.layout import Layout
 from polyfed.compute.terms import Entering
 
@@ -23,13 +21,13 @@ import_module("torch._C._functorch")._set_vmap_fallback_warning_enabled(False)  
 UNFOLDED: bool | None = None  # `benchmarks/accelerator.py` compares the two on a device; None: as it found
 
 
-def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None = None) -> Tensor:
+def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: Tensor | None = None) -> Tensor:
     """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...]."""
     return stacked_pass(module, layout, w, x, keys, None)[0]
 
 
 def stacked_pass(
-    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None, watch: Entering | None
+    module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: Tensor | None, watch: Entering | None
 ) -> tuple[Tensor, ...]:
     """`stacked_outputs`, and behind them the inputs of every model's last layer, where `watch` watches it."""
 
@@ -39,9 +37,8 @@ def stacked_pass(
             output = torch.func.functional_call(module, named, (x.clone(),))  # a model may write to its input
         return (output,) if watch is None else (output, watch.entered())
 
-    # keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
-    drawn = () if keys is None else on_device(halves(keys), w.device).unbind()
-    return torch.func.vmap(forward)(layout.views(w), x, *drawn)
+    # keys: [s, 2] halves, of the dropouts of this pass; None: nothing may be drawn
+    return torch.func.vmap(forward)(layout.views(w), x, *(() if keys is None else keys.unbind(1)))
 
 
 class Many(TorchFunctionMode):
