@@ -92,6 +92,20 @@ def test_a_pilot_trains_one_place_of_a_choice_and_counts_all_its_trials(tmp_path
     assert pilot.seconds == 2 * 2 * 18
 
 
+def test_a_choice_at_an_edge_goes_on_with_more_trials_and_trains_none_again(tmp_path):
+    """The best of 1, 2, 4, ... is 64, which lies beyond the ladder."""
+    bench, tried = Bench(tmp_path), []
+
+    def score(at):
+        tried.append(at[0])
+        return -abs(at[0] - 64)
+
+    assert bench.choose("step", score, [Ladder((1.0, 2.0, 4.0))], 4, 8, 16) == (64.0,)
+    assert bench.choices == {"step": (8, 0)}
+    assert sorted(tried) == sorted(set(tried))
+    assert len(tried) == 8
+
+
 def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
     monkeypatch.setitem(RECIPES, "fedslr/table4", started("fedslr/table4"))
     before, _, _ = cli("reproduce", "fedslr/table4", "--scale", "middle").out.rpartition("STARTED")

@@ -115,13 +115,9 @@ def ends(bench: Bench, key: str, make: Make, tuned: bool, of: Callable[[int], Pr
         found = [run(seed, at[0]) for seed in range(UNCOUNTED, UNCOUNTED + (1 if bench.rehearse else TUNERS))]
         return -float(np.mean([np.inf if e is None else e for e in found]))
 
-    step, name, ladders = 1.0, "", [Ladder(STEPS, Limits(gt=0))]
-    for trials in (TRIALS, 2 * TRIALS, 4 * TRIALS) if tuned else ():
-        bench.choices.pop(name, None)  # that was at an edge
-        name = f"{key}-choice{trials}"
-        (step,) = bench.choose(name, score, ladders, trials)
-        if not bench.choices[name][1]:
-            break
+    step, ladders = 1.0, [Ladder(STEPS, Limits(gt=0))]
+    if tuned:
+        (step,) = bench.choose(f"{key}-choice{TRIALS}", score, ladders, TRIALS, 2 * TRIALS, 4 * TRIALS)
     found = [bench.once(f"{key}-seed{seed}", partial(run, seed, step)) for seed in bench.seeds]
     return Ends(step if tuned else None, np.array([np.inf if e is None else e for e in found]))
 

@@ -127,7 +127,7 @@ def search(bench: Bench, key: str, label: str, model, federation: Make, trials: 
             total += float(np.nan_to_num(run.final["test"]["accuracy"]).mean())
         return total
 
-    return bench.choose(key, score, ladders, TRIALS)
+    return bench.choose(key, score, ladders, TRIALS, 2 * TRIALS, 4 * TRIALS)
 
 
 def commonest(bench: Bench, federation: Callable[[int], Federation]) -> np.ndarray:

@@ -52,6 +52,6 @@ def work_settings(scale: Size, trials: str = "3") -> list[Setting]:
         *(Setting(f"{label}: {name} from", listed(grid), "ours") for label, (name, grid) in TUNED.items()),
         Setting("pFedMe", "envelope's step half the step size, at most 0.06; 5 inner steps, beta 1", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method: all steps, all values of its own setting, beyond them "
-                "while the first or the last is best, then between", "ours"),
+                "while the first or the last is best, then between; up to four times as many while at an edge", "ours"),
         Setting("tuned on", f"{trials} other draws of clients, a sixth of the training images their test set", "ours"),
     ]  # fmt: skip

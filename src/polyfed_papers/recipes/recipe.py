@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
+TRIALS = "trials/"  # kept one by one, and no part of a record
 Size = Literal["small", "middle", "heads", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
@@ -229,17 +230,25 @@ class Bench:
         """`polyfed.tune` on this bench's device. Ctrl-C ends the recipe."""
         return whole(tune(model, federation, method, rounds=rounds, **self.where, **settings))
 
-    def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
-        """The values that validation prefers, by `climb` on seeds that do not count; all trials are kept."""
+    def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], *trials: int) -> At:
+        """The values that validation prefers, by `climb` on seeds that do not count; all trials are kept.
+
+        trials: how many, and how many if the choice is at an edge by those before
+        """
+        base = re.sub(r"-choice\d+$", "", key)
 
         def tried(at: At) -> float:
-            return self.once(f"trials/{key}-at-{'-'.join(map(str, at))}", lambda: score(at))
+            return self.once(f"{TRIALS}{base}-at-{'-'.join(map(str, at))}", lambda: score(at))
 
-        def search() -> dict[str, Any]:
-            way = climb(tried, ladders, 1 if self.rehearse else trials)
+        def search(count: int) -> dict[str, Any]:
+            way = climb(tried, ladders, 1 if self.rehearse else count)
             return {"best": way.best, "trials": len(way.tried), "edges": way.edges}
 
-        kept = self.once(key, search)
+        kept: dict[str, Any] = {}
+        for count in trials:
+            kept = self.once(f"{base}-choice{count}" if kept else key, partial(search, count))
+            if not kept["edges"] or self.rehearse:
+                break
         self.choices[key] = kept["trials"], kept["edges"]
         return tuple(kept["best"])
 
@@ -324,10 +333,10 @@ class Pilot(Bench):
         self.seconds += sum(row["seconds"] for row in found.rows) * rounds / short
         return found
 
-    def choose(self, key, score, ladders, trials):
+    def choose(self, key, score, ladders, *trials):
         before = self.seconds
         score(at := middle(ladders))
-        self.seconds = before + (self.seconds - before) * trials
+        self.seconds = before + (self.seconds - before) * trials[0]
         return at
 
     def all_of(self, tasks):
