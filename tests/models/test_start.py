@@ -56,6 +56,12 @@ def test_a_run_says_where_it_starts(sites, tmp_path):
         )
 
 
+def test_a_function_without_a_signature_gets_the_seed(sites):
+    models = {4: Net(2), 5: Net(6)}
+    run = pf.fit(models.__getitem__, sites, pf.FedAvg(lr=0.1), rounds=1, seed=5)
+    assert run.common.numel() == sum(q.numel() for q in models[5].parameters())
+
+
 @pytest.mark.parametrize("wrong", [lambda: 3, lambda a, b: Net(), int, "net"], ids=["number", "two", "int", "text"])
 def test_what_makes_no_model_is_refused(wrong, sites):
     with pytest.raises(ConfigError, match="model"):

@@ -22,8 +22,8 @@ def drawn(model: Start, seed: int) -> nn.Module:
         return model
     try:
         takes = inspect.signature(model).parameters
-    except ValueError:  # as of int
-        takes = {}
+    except ValueError:  # of int, or a dict's __getitem__
+        takes = inspect.signature(lambda one, /: one).parameters
     needed = any(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in takes.values()
     )
