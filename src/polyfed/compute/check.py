@@ -136,11 +136,9 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
 
     def kept(b: int) -> int:
         start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
-        drawn = task.net.drawn(batch)
+        drawn = task.net.drawn(batch._replace(x=some, seed=lambda: keys[:1]))
         with torch.enable_grad(), task.net.precision():
-            made = partial(
-                task.net.many_pass, module, task.layout, start, some, drawn if drawn is None else drawn[:1], None
-            )
+            made = partial(task.net.many_pass, module, task.layout, start, some, drawn, None)
             return saved_bytes(lambda: made()[0], (start, some), [*map(module.get_submodule, task.net.blocks)])
 
     task.net.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)

@@ -22,11 +22,11 @@ def drawn(model: Start, seed: int) -> nn.Module:
         return model
     try:
         takes = inspect.signature(model).parameters
-    except ValueError:  # of int, or a dict's __getitem__
-        takes = inspect.signature(lambda one, /: one).parameters
-    needed = any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in takes.values()
-    )
+        needed = any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in takes.values()
+        )
+    except ValueError:  # it tells none, such as int, or a dict's __getitem__
+        takes, needed = {}, True
     make, given = (partial(model, seed=seed), ()) if "seed" in takes else (model, (seed,) * needed)
     with seeded(seed):
         return under(answer("model", make, *given, takes=nn.Module), seed)
