@@ -1,4 +1,4 @@
-"""Recorded passes, on a device that is none: the same numbers by one launch, few recordings, and what is none."""
+"""Recorded passes, on a device that is none: the same numbers by one launch, few recordings, what cannot be one."""
 
 from contextlib import contextmanager
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-TRIALS = "trials/"  # kept one by one, and no part of a record
 Size = Literal["small", "middle", "heads", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
@@ -231,26 +230,28 @@ class Bench:
         return whole(tune(model, federation, method, rounds=rounds, **self.where, **settings))
 
     def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], *trials: int) -> At:
-        """The values that validation prefers, by `climb` on seeds that do not count; all trials are kept.
-
-        trials: how many, and how many if the choice is at an edge by those before
-        """
+        """The values that validation prefers, by `climb` on seeds that do not count; all trials are kept."""
+        # trials: how many, and how many if the choice is at an edge by those before
         base = re.sub(r"-choice\d+$", "", key)
 
         def tried(at: At) -> float:
-            return self.once(f"{TRIALS}{base}-at-{'-'.join(map(str, at))}", lambda: score(at))
+            return self.trial(f"{base}-at-{'-'.join(map(str, at))}", lambda: score(at))
 
         def search(count: int) -> dict[str, Any]:
-            way = climb(tried, ladders, 1 if self.rehearse else count)
+            way = climb(tried, ladders, count)
             return {"best": way.best, "trials": len(way.tried), "edges": way.edges}
 
         kept: dict[str, Any] = {}
-        for count in trials:
+        for count in (1,) if self.rehearse else trials:
             kept = self.once(f"{base}-choice{count}" if kept else key, partial(search, count))
-            if not kept["edges"] or self.rehearse:
+            if not kept["edges"]:
                 break
         self.choices[key] = kept["trials"], kept["edges"]
         return tuple(kept["best"])
+
+    def trial(self, key: str, compute: Callable[[], float]) -> float:
+        """A trial's score, kept by itself and in no record."""
+        return self.once(f"trials/{key}", compute)
 
     def tuning(self) -> list[str]:
         """Trials of every choice, and how many ended at an edge, in a line; none where nothing was chosen."""
