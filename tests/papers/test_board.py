@@ -307,7 +307,7 @@ def test_fedavg_by_torch_alone_is_fedavg():
     assert max(data.train.counts) <= WORK["batch_size"] < 10 * min(data.train.counts)
     net = build("mlp", data.input_shape, 10, seed=0, hidden=16)
     run = fit(net, data, REGISTRY.find("fedavg")(0.3), rounds=20, evaluate_every=0, seed=0, **WORK)
-    ours, alone = float(np.mean(run.final["test"]["accuracy"])), images.plain(net, data, 0.3, 20, 0)
+    ours, alone = float(np.mean(run.final["test"]["accuracy"])), images.plain(net, data, 0.3, 20, 0, **WORK)
     assert ours > 0.3
     assert alone == pytest.approx(ours, abs=2e-3)
 

@@ -139,11 +139,11 @@ PASSES = ("fedas", "fedlin", "fedspa", "fedtrack", "per-fedavg")
 LAST = ("fedavg-ft", "fedbabu", "per-fedavg")  # personalise for deployment alone: only a client's last round counts
 
 
-def gradients(method: Algorithm, run: Result) -> float:
-    """Gradients that the deployed models took of a client, on average, in batches."""
+def gradients(method: Algorithm, run: Result, batch: int = WORK["batch_size"]) -> float:
+    """Gradients that the deployed models took of a client, on average, in batches of this size."""
     ledger, counts = run.ledger, run.federation.train.counts
     clients = ledger["client"].astype(int)
-    passes = counts[clients] / WORK["batch_size"] if method.name in PASSES else 0.0
+    passes = counts[clients] / batch if method.name in PASSES else 0.0
     each = GRADIENTS.get(method.name, lambda _: 1)(method) * ledger["steps"] + passes
     total = each.sum()
     if method.name in LAST:
@@ -322,13 +322,13 @@ def work(setting: Setting) -> dict[str, Any]:
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
     """Rounds of a method within a budget of gradients per client, at least one, and their cost by the first three."""
     model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
-    spent = []
+    spent, how = [], work(setting)
     for rounds in (1, 3):
         try:
-            run = fit(model, data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED, **work(setting))
+            run = fit(model, data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED, **how)
         except Diverged:
             return 1, math.nan
-        spent.append(gradients(method, run))
+        spent.append(gradients(method, run, how["batch_size"]))
     each = max((spent[1] - spent[0]) / 2, 1e-9)
     rounds = max(1, 1 + math.floor((budget - spent[0]) / each + 1e-9))
     return rounds, spent[0] + (rounds - 1) * each

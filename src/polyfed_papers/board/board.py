@@ -44,7 +44,8 @@ BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000
 def settings(
     board: Mapping[str, common.Setting], scale: Size, budgets: Mapping[Size, Budget] = BUDGETS
 ) -> tuple[Said, ...]:
-    budget, work, draws = budgets[scale], common.WORK, len(common.DRAWS)
+    budget, draws = budgets[scale], len(common.DRAWS)
+    work = common.work(next(iter(board.values())))  # that all settings share
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
     other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
