@@ -8,11 +8,12 @@ is installed (`pip install 'polyfed[bench]'`), with torch's outputs first; it ha
 one process per number of cores, and what has taken `ENOUGH` seconds no more of them; ratios are medians over turns, by
 the wall's clock and in processor time, which alone says something on a machine that does other things. "peak" is the
 milliseconds of the round's products at the speed of the fastest large product of torch, oneDNN, NumPy and JAX.
-`--record` keeps the rows under polyfed's version in docs/tables/benchmarks/nets.csv, which the page on speed shows.
+`--record` keeps the rows under polyfed's version and the processor in docs/tables/benchmarks/nets.csv, which the page on speed shows.
 """
 
 import argparse
 import csv
+import math
 import os
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from polyfed.algorithms.fedavg import FedAvg
 
 CLIENTS, SAMPLES, CLASSES = 10, 50, 10
 ENOUGH = 4.0
+SPAN = 20.0  # milliseconds of a turn, at least: small rounds come one after another, as in a training
 QUIET = 0.1  # seconds until the threads of what ran before have stopped waiting for more
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 RECORD = Path(__file__).parents[1] / "docs/tables/benchmarks/nets.csv"
@@ -240,15 +242,22 @@ def measure(name: str, cores: int, repeats: int, clocks: list[str]) -> list[list
         F.cross_entropy(model(parts.train.x[:20]), parts.train.y[:20]).backward()
     work = counter.get_total_flops() / 20 * CLIENTS * SAMPLES * (MINIBATCH.epochs or 1)
     turns: dict[str, list[dict[str, float]]] = {label: [] for label in [*runs, *products]}  # milliseconds by clock
+    many: dict[str, int] = {}
     for turn in range(repeats + 1):
         for label, run in (products | runs).items():
-            if sum(t["wall"] for t in turns[label]) < 1e3 * ENOUGH:
+            if sum(many[label] * t["wall"] for t in turns[label]) < 1e3 * ENOUGH:
                 torch.set_num_threads(cores)
                 time.sleep(QUIET)
+                if not turn:
+                    run()  # warms up
                 start = {c: now() for c, now in CLOCKS.items()}
-                run()
-                if turn:  # the first pass warms up
-                    turns[label].append({c: 1e3 * (now() - start[c]) for c, now in CLOCKS.items()})
+                for _ in range(many.get(label, 1)):
+                    run()
+                taken = {c: 1e3 * (now() - start[c]) / many.get(label, 1) for c, now in CLOCKS.items()}
+                if turn:
+                    turns[label].append(taken)
+                else:
+                    many[label] = math.ceil(SPAN / taken["wall"])
     head, tail = (name, str(cores), pf.__version__), (ours.plan.path, f"{date.today()}", processor())
     return [[*head, c, *cells(turns, c, [*loops], [*products], work), *tail] for c in clocks]
 
@@ -269,9 +278,9 @@ def cells(
 
 
 def keep(row: list[str]) -> None:
-    """Put a row in the record, in place of that of the same net, cores, release and clock."""
+    """Put a row in the record, in place of that of the same net, cores, release, clock and processor."""
     rows = [*csv.reader(RECORD.read_text().splitlines())][1:] if RECORD.exists() else []
-    rows = [r for r in rows if r[:4] != row[:4]] + [row]
+    rows = [r for r in rows if [*r[:4], r[-1]] != [*row[:4], row[-1]]] + [row]
     rows.sort(key=lambda r: ([*NETS].index(r[0]) if r[0] in NETS else len(NETS), r[1]))  # stable: releases as they came
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     with RECORD.open("w", newline="") as file:
