@@ -8,7 +8,7 @@ is installed (`pip install 'polyfed[bench]'`), with torch's outputs first; it ha
 one process per number of cores, and what has taken `ENOUGH` seconds no more of them; ratios are medians over turns, by
 the wall's clock and in processor time, which alone says something on a machine that does other things. "peak" is the
 milliseconds of the round's products at the speed of the fastest large product of torch, oneDNN, NumPy and JAX.
-`--record` keeps the rows under polyfed's version and the processor in docs/tables/benchmarks/nets.csv, which the page on speed shows.
+`--record` keeps the rows under version and processor in docs/tables/benchmarks/nets.csv, which the page on speed shows.
 """
 
 import argparse

@@ -40,7 +40,7 @@ from polyfed.base.randomness import client_keys
 from polyfed.base.system import cores
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
-from polyfed.compute.compiled import path_of, share_calls
+from polyfed.compute.compiled import dense, path_of
 from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
@@ -91,8 +91,8 @@ class Ours:
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
         path = path or path_of(self.task.net, w.work, federation.train)
-        shared = share_calls(self.task.net, path, federation.train)
-        plan = plan or make_plan(self.task, size, samples, path=path, batched=shared)
+        light = dense(self.task.net, path, federation.train)
+        plan = plan or make_plan(self.task, size, samples, path=path, dense=light)
         self.plan, self.t = plan, t
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
         engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)

@@ -34,8 +34,8 @@ def path_of(net: Net, work: Work | None = None, split: Split | None = None) -> s
     return "closed form" if net.stacked is not None else "vectorised" if net.vectorised else "client by client"
 
 
-def share_calls(net: Net, path: str, split: Split) -> bool:
-    """True where clients trained by this path share a call; with convolutions, whose steps are long, they do not."""
+def dense(net: Net, path: str, split: Split) -> bool:
+    """True where a step has about as many products as samples times parameters: with convolutions it has many more."""
     layers = layers_of(net, split.x.shape[1:]) if path == PATH else None
     return net.batched if layers is None else not any(prod(n.window) for n in layers)
 

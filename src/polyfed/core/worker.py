@@ -274,14 +274,14 @@ def chunks(
 ) -> list[np.ndarray]:
     """Clients with `counts` [m] samples, longest work first, in chunks of at most `most` similar ones.
 
-    parts: that many chunks of equal work instead, or as many as `most` needs; together they are always in one order.
+    parts: that many shares of equal work instead, in chunks of at most `most`; together they have one order.
     """
     taken, full = work.taken(counts, t, keys, seed), work.batch_size is None
     order = np.argsort(-counts, kind="stable") if full and parts is None else np.lexsort((-counts, -taken))
     if parts is not None:
-        k, cost = max(parts, -(-len(order) // most)), (taken * counts if full else taken)[order] + 1e-9  # a sum > 0
-        place = ((np.cumsum(cost) - cost / 2) * k / cost.sum()).astype(int)
-        groups = [c[i : i + most] for j in range(k) for c in [order[place == j]] for i in range(0, len(c), most)]
+        cost = (taken * counts if full else taken)[order] + 1e-9  # a sum > 0
+        place = ((np.cumsum(cost) - cost / 2) * parts / cost.sum()).astype(int)
+        groups = [c[i : i + most] for j in range(parts) for c in [order[place == j]] for i in range(0, len(c), most)]
     # smaller full batches need not be alike: padding them costs less than another call
     elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
         groups = alike(counts, most, order)

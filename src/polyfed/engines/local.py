@@ -58,18 +58,18 @@ def make_plan(
     workers: int | None = None,
     path: str | None = None,
     most: float | None = None,
-    batched: bool | None = None,
+    dense: bool | None = None,
 ) -> Plan:
     """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most."""
-    batched = task.net.batched if batched is None else batched
+    dense = task.net.batched if dense is None else dense
     on_cpu = task.device.type == "cpu"
     # a thread only for `WORTH` products: small operations would wait for the interpreter's lock longer than they take
-    enough = max(1, int(cohort * batch * task.p // WORTH)) if batched else cohort
+    enough = max(1, int(cohort * batch * task.p // WORTH)) if dense else cohort
     threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
     path = path or path_of(task.net)
     if chunk is None:
         size = task.p * task.w0.element_size()
-        if not batched:
+        if not dense and path != PATH:
             chunk = 1
         elif on_cpu:
             # weights that fit a core's cache, whatever the threads

@@ -29,7 +29,7 @@ from polyfed.base.typed import named_modules, plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
-from polyfed.compute.compiled import PATH, path_of, share_calls, unknown
+from polyfed.compute.compiled import PATH, dense, path_of, unknown
 from polyfed.compute.kept import Kept, kept
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
@@ -142,8 +142,8 @@ class Trainer:
         """How clients are run on this machine."""
         t, train, top = self.training, self.federation.train, self.kept.top if self.kept else self.task
         path = path_of(top.net, self.work, train)
-        each, shared = self.work.per_step(train.counts), share_calls(top.net, path, train)
-        return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, shared)
+        each, light = self.work.per_step(train.counts), dense(top.net, path, train)
+        return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, light)
 
     @property
     def unknown(self) -> str:
