@@ -58,6 +58,7 @@ VARIANTS = {
     "hypcluster": [{"one_hot": True}],
     "fedsoft": [{"k": 3, "tau": 1}],
     "clove": [{"k": 3, "stable": 1, "init_scale": 0.5}],
+    "sr-fca": [{"quantile": 0.6, "refine": 1, "refinements": 2}],
     "pfedgraph": [{"alpha": 0.1, "lam": 0.0}],
     "fedfomo": [{"validation": 0.0, "models": 2}],
     "fedexp": [{"weighted": True, "averaged": False}],

@@ -104,6 +104,7 @@ def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stat
         "GPGD": Stated(1, 1, less_down=True),
         "PACFL": Stated(1, 1, signature=True),
         "FlexCFL": Stated(1, 1, signature=True),
+        "SRFCA": Stated(1, 1, signature=True),
         "StoCFL": Stated(2, 2, signature=True),
         "FedNova": Stated(1, 1, numbers=1),
         "FedExP": Stated(1, 1, numbers=1),

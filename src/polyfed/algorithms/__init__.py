@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from polyfed.algorithms.apfl import APFL as APFL
     from polyfed.algorithms.apple import APPLE as APPLE
     from polyfed.algorithms.cfl import CFL as CFL
-    from polyfed.algorithms.clove import CLoVE as CLoVE
     from polyfed.algorithms.ditto import Ditto as Ditto
     from polyfed.algorithms.fedacs import FedACS as FedACS
     from polyfed.algorithms.fedala import FedALA as FedALA
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from polyfed.algorithms.moon import MOON as MOON
     from polyfed.algorithms.pacfl import PACFL as PACFL
     from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
-    from polyfed.algorithms.pfedgraph import PFedGraph as PFedGraph
     from polyfed.algorithms.pfedhn import PFedHN as PFedHN
     from polyfed.algorithms.pfedme import PFedMe as PFedMe
     from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
@@ -85,6 +83,9 @@ if TYPE_CHECKING:
     from polyfed_exact.scafflix import Scafflix as Scafflix
     from polyfed_exact.scaffnew import Scaffnew as Scaffnew
     from polyfed_exact.tamuna import TAMUNA as TAMUNA
+    from polyfed_groups.clove import CLoVE as CLoVE
+    from polyfed_groups.pfedgraph import PFedGraph as PFedGraph
+    from polyfed_groups.srfca import SRFCA as SRFCA
 
 _HOMES = homes(__file__)
 __all__ = sorted(_HOMES)

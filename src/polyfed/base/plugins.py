@@ -29,13 +29,7 @@ SIBLINGS = {  # packages beside the core -> their commands
     "polyfed_audit": ("data repair",),
     "polyfed_papers": ("reproduce", "data fetch"),
     "polyfed_flower": ("flower",),
-    "polyfed_adapters": (),
-    "polyfed_exact": (),
-    "polyfed_ray": (),
-    "polyfed_threats": (),
-    "polyfed_estimators": (),
-    "polyfed_tables": (),
-}
+} | {f"polyfed_{name}": () for name in ("adapters", "exact", "groups", "ray", "threats", "estimators", "tables")}
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ APART = {
     "fedrpca": "for adapters alone",
 } | dict.fromkeys(
     ("clove", "compressedscaffnew", "gradskip", "knn-per", "led", "locodl", "pfedgraph", "scafflix", "scaffnew",
-     "tamuna"),
+     "sr-fca", "tamuna"),
     "came after the records of the boards",
 )  # fmt: skip
 
@@ -56,6 +56,7 @@ SECOND: dict[str, tuple[str, tuple[float, ...]]] = {
     "apple": ("weight_lr", (1e-4, 1e-3, 1e-2)),
     "cfl": ("eps1", (0.1, 0.2, 0.4)),
     "clove": ("k", (3, 4, 5)),
+    "sr-fca": ("quantile", (0.1, 0.2, 0.4)),
     "ditto": ("lam", (0.03, 0.1, 0.3)),
     "fedacs": ("quantile", (0.5, 0.75, 0.9)),
     "feddpa": ("lam", (0.25, 0.5, 0.75)),
@@ -266,7 +267,7 @@ SHIFTS = {  # of which the groups are known
 }
 CLUSTERED = (
     "local", "fedavg", "fedavg-ft", "ifca", "cfl", "pacfl", "fpfc", "fesem", "fedsoft", "stocfl", "flexcfl", "fedacs",
-    "fedem", "fedrc", "clove", "pfedgraph",
+    "fedem", "fedrc", "clove", "pfedgraph", "sr-fca",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from test_ifca import of_sizes
 
 import polyfed as pf
 from polyfed.algorithms._shared.similarity import simplex
-from polyfed.algorithms.pfedgraph import collaboration
+from polyfed_groups.pfedgraph import collaboration
 
 POINTS = np.random.default_rng(3).normal(size=(6, 4)) + 1.0
 SIZES = np.array([1, 3, 2, 5, 1, 2])

@@ -1,0 +1,1 @@
+"""Methods for groups and graphs of clients that came after the core's."""
