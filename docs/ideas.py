@@ -78,8 +78,7 @@ IDEAS = (
         "Groups of sites",
         "sites come in groups, such as devices, regions or codings, and a group has samples enough for its model",
         "sites differ gradually, or groups would be of one",
-        ("cfl", "fpfc", "ifca", "hypcluster", "fesem", "flexcfl", "pacfl", "stocfl", "fedsoft", "clove",
-         "sr-fca"),
+        ("cfl", "fpfc", "ifca", "hypcluster", "fesem", "flexcfl", "pacfl", "stocfl", "fedsoft", "clove", "sr-fca"),
     ),
     Idea(
         "Mixtures of tasks",

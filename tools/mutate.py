@@ -38,7 +38,8 @@ import certificates
 import mutate_native
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER, *BESIDE = "src/polyfed/algorithms", "src/polyfed_adapters", "src/polyfed_exact", "src/polyfed_groups"  # of methods
+FOLDER = "src/polyfed/algorithms"  # of methods
+BESIDE = "src/polyfed_adapters", "src/polyfed_exact", "src/polyfed_groups"
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
     "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
         "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_drift.py",
