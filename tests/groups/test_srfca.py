@@ -58,8 +58,7 @@ def test_rounds_by_hand(seed, q, size, refine, cohorts, expected):
         who = cohorts[t % len(cohorts)]
         if not seen:
             apart = far(own[[*who]], own[[*who]])
-            pairs = np.sort(apart[np.triu_indices(len(who), 1)])
-            reach = pairs[int(q * (len(pairs) - 1))]
+            reach = np.sort(apart[np.triu_indices(len(who), 1)])[int(q * (len(who) * (len(who) - 1) / 2 - 1))]
             some = [[who[i] for i in c] for c in pivots(apart, reach) if len(c) >= size]
             models = {c[0]: own[c].mean(0) for c in some}
             where = {i: c[0] for c in some for i in c}
