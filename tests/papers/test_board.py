@@ -301,10 +301,10 @@ def test_data_that_are_not_there_are_no_method_s_reason_to_refuse(tmp_path):
         refusal(replace(NATURAL["school"], folder=str(tmp_path)), REGISTRY["fedavg"])
 
 
-def test_fedavg_by_torch_alone_is_fedavg():
-    """Of clients whose samples make one batch, so that draws decide nothing: equal scores of uneven clients."""
-    data = load("digits").partition("dirichlet:1.0", 90, seed=0, test_fraction=0.5)
-    assert max(data.train.counts) <= WORK["batch_size"] < 10 * min(data.train.counts)
+@pytest.mark.parametrize("clients", [90, 12])  # of one batch each, and of two to seven
+def test_fedavg_by_torch_alone_is_fedavg(clients):
+    """Equal scores of uneven clients."""
+    data = load("digits").partition("dirichlet:1.0", clients, seed=0, test_fraction=0.5)
     net = build("mlp", data.input_shape, 10, seed=0, hidden=16)
     run = fit(net, data, REGISTRY.find("fedavg")(0.3), rounds=20, evaluate_every=0, seed=0, **WORK)
     ours, alone = float(np.mean(run.final["test"]["accuracy"])), images.plain(net, data, 0.3, 20, 0, **WORK)

@@ -13,6 +13,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyfed import FedAvg, Federation
 from polyfed.base.errors import DataError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Batches, Work
 from polyfed.report.table import Cell, Table
 from polyfed_papers import board as common
 from polyfed_papers.board.board import Budget, compared, settings
@@ -57,7 +59,7 @@ def images(bench: Bench) -> Outcome:
             break
     budget = BUDGETS[bench.pick("small", "paper")]
     rows = [agreement(bench, name, setting, budget.gradients) for name, setting in here.items()]
-    note = "step size 0.05, which nobody chose; each draws its own batches; a point apart is a fault of one of them"
+    note = "step size 0.05, which nobody chose; the same batches: a point apart is a fault of one of them"
     table = Table("FedAvg, and the same by torch alone", ("setting<", "polyfed, %", "torch, %", "apart, points"),
                   tuple(rows), (note,))  # fmt: skip
     outcome = compared(bench, here, budget, common.contenders(bench, METHODS))
@@ -90,23 +92,19 @@ def agreement(bench: Bench, name: str, setting: common.Setting, gradients: int) 
 def plain(
     net: nn.Module, data: Federation, lr: float, rounds: int, seed: int, local_steps: int, batch_size: int
 ) -> float:
-    """Mean accuracy over clients of FedAvg written with torch alone."""
-    net, draws = deepcopy(net), torch.Generator().manual_seed(seed)
+    """Mean accuracy over clients of FedAvg written with torch alone, on the batches that polyfed draws."""
+    net, keys, work = deepcopy(net), client_keys(data.names), Work(1, local_steps, batch_size)
     sgd = torch.optim.SGD(net.parameters(), lr)
     common_model = parameters_to_vector(net.parameters()).detach().clone()
-    for _ in range(rounds):
+    for t in range(rounds):
         total = torch.zeros_like(common_model)
         for i in range(data.n):
-            x, y = data.train.x[data.train.rows(i)], data.train.y[data.train.rows(i)]
             vector_to_parameters(common_model.clone(), net.parameters())  # whose slices they become
-            left: list[torch.Tensor] = []
-            for _ in range(local_steps):
-                left = left or list(torch.randperm(len(x), generator=draws).split(batch_size))
-                batch = left.pop(0)
+            for batch in Batches(data.train, np.array([i]), keys[[i]], work, seed, t, "batches"):
                 sgd.zero_grad()
-                cross_entropy(net(x[batch]), y[batch]).backward()
+                cross_entropy(net(batch.x[0]), batch.y[0]).backward()
                 sgd.step()
-            total += len(x) / len(data.train.x) * parameters_to_vector(net.parameters()).detach()
+            total += int(data.train.counts[i]) / len(data.train.x) * parameters_to_vector(net.parameters()).detach()
         common_model = total
     vector_to_parameters(common_model, net.parameters())
     with torch.no_grad():
