@@ -101,8 +101,9 @@ def plain(
         for i in range(data.n):
             vector_to_parameters(common_model.clone(), net.parameters())  # whose slices they become
             for batch in Batches(data.train, np.array([i]), keys[[i]], work, seed, t, "batches"):
+                real = slice(None if batch.sizes is None else batch.sizes[0])
                 sgd.zero_grad()
-                cross_entropy(net(batch.x[0]), batch.y[0]).backward()
+                cross_entropy(net(batch.x[0, real]), batch.y[0, real]).backward()
                 sgd.step()
             total += int(data.train.counts[i]) / len(data.train.x) * parameters_to_vector(net.parameters()).detach()
         common_model = total
