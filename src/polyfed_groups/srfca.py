@@ -100,7 +100,7 @@ class SRFCA(Clustered):
         own = server["own"][ids]
         apart = distances(own, own).sqrt()
         pairs = apart[torch.ones_like(apart).triu(1) > 0]
-        reach = torch.quantile(pairs, self.quantile, interpolation="lower") if len(pairs) else apart[0, 0]
+        reach = pairs.kthvalue(1 + int(self.quantile * (len(pairs) - 1))).values if len(pairs) else apart[0, 0]
         label = pivoted(apart, reach)
         large = (label == label[:, None]).sum(1) >= min(self.size, len(ids))
         if not large.any():
