@@ -242,7 +242,7 @@ def measure(name: str, cores: int, repeats: int, clocks: list[str]) -> list[list
         F.cross_entropy(model(parts.train.x[:20]), parts.train.y[:20]).backward()
     work = counter.get_total_flops() / 20 * CLIENTS * SAMPLES * (MINIBATCH.epochs or 1)
     turns: dict[str, list[dict[str, float]]] = {label: [] for label in [*runs, *products]}  # milliseconds by clock
-    many: dict[str, int] = {}
+    many = dict.fromkeys(turns, 1)  # rounds of a turn
     for turn in range(repeats + 1):
         for label, run in (products | runs).items():
             if sum(many[label] * t["wall"] for t in turns[label]) < 1e3 * ENOUGH:
@@ -251,13 +251,13 @@ def measure(name: str, cores: int, repeats: int, clocks: list[str]) -> list[list
                 if not turn:
                     run()  # warms up
                 start = {c: now() for c, now in CLOCKS.items()}
-                for _ in range(many.get(label, 1)):
+                for _ in range(many[label]):
                     run()
-                taken = {c: 1e3 * (now() - start[c]) / many.get(label, 1) for c, now in CLOCKS.items()}
+                each = {c: 1e3 * (now() - start[c]) / many[label] for c, now in CLOCKS.items()}
                 if turn:
-                    turns[label].append(taken)
+                    turns[label].append(each)
                 else:
-                    many[label] = math.ceil(SPAN / taken["wall"])
+                    many[label] = math.ceil(SPAN / each["wall"])
     head, tail = (name, str(cores), pf.__version__), (ours.plan.path, f"{date.today()}", processor())
     return [[*head, c, *cells(turns, c, [*loops], [*products], work), *tail] for c in clocks]
 

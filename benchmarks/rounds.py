@@ -91,8 +91,8 @@ class Ours:
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
         path = path or path_of(self.task.net, w.work, federation.train)
-        light = dense(self.task.net, path, federation.train)
-        plan = plan or make_plan(self.task, size, samples, path=path, dense=light)
+        net, train = self.task.net, federation.train
+        plan = plan or make_plan(self.task, size, samples, path=path, dense=dense(net, path, train))
         self.plan, self.t = plan, t
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
         engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)

@@ -90,9 +90,9 @@ class SRFCA(Clustered):
             used = cluster[server["known"] > 0].unique()
             nearest = used[distances(up["own"], server["w"][used]).argmin(1)]
             return new | {"cluster": cluster.index_copy(0, ids, nearest)}
-        mine = cluster[ids]
-        theta = torch.stack([trimmed(up["w"][mine == c], self.trim) for c in mine.unique()])
-        new = server | {"w": server["w"].index_copy(0, mine.unique(), theta)}
+        mine, names = cluster[ids], cluster[ids].unique()
+        theta = torch.stack([trimmed(up["w"][mine == c], self.trim) for c in names])
+        new = server | {"w": server["w"].index_copy(0, names, theta)}
         count, over = divmod(round.t + 1, self.refine)
         return self._refined(new) if over == 0 and count <= self.refinements else new
 
@@ -118,10 +118,10 @@ class SRFCA(Clustered):
         names = names[large | ~large.any()]
         theta = w[names]
         label = pivoted(distances(theta, theta).sqrt(), server["reach"])
-        merged = torch.stack([theta[label == c].mean(0) for c in label.unique()])
-        nearest = names[label[distances(own, theta).argmin(1)]]
-        w = w.index_copy(0, names[label.unique()], merged)
-        return server | {"w": w, "cluster": cluster.index_copy(0, met, nearest)}
+        pivots, nearest = label.unique(), label[distances(own, theta).argmin(1)]
+        merged = torch.stack([theta[label == c].mean(0) for c in pivots])
+        w = w.index_copy(0, names[pivots], merged)
+        return server | {"w": w, "cluster": cluster.index_copy(0, met, names[nearest])}
 
     def deployment(self, server, round):
         return Down(each={"w": server["w"][self.labels(server)[round.ids]]})

@@ -142,8 +142,8 @@ class Trainer:
         """How clients are run on this machine."""
         t, train, top = self.training, self.federation.train, self.kept.top if self.kept else self.task
         path = path_of(top.net, self.work, train)
-        each, light = self.work.per_step(train.counts), dense(top.net, path, train)
-        return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, light)
+        each = self.work.per_step(train.counts)
+        return make_plan(top, self.cohort, each, t.chunk, t.workers, path, self._most, dense(top.net, path, train))
 
     @property
     def unknown(self) -> str:

@@ -58,8 +58,8 @@ def images(bench: Bench) -> Outcome:
         if bench.rehearse:
             break
     budget = BUDGETS[bench.pick("small", "paper")]
-    asked = {name: setting for name, setting in here.items() if bench.wants(f"{name}/alone")}
-    rows = [agreement(bench, name, setting, budget.gradients) for name, setting in asked.items()]
+    checked = [(name, setting) for name, setting in here.items() if bench.wants(f"{name}/alone")]
+    rows = [agreement(bench, name, setting, budget.gradients) for name, setting in checked]
     note = "step size 0.05, which nobody chose; the same batches: a point apart is a fault of one of them"
     table = Table("FedAvg, and the same by torch alone", ("setting<", "polyfed, %", "torch, %", "apart, points"),
                   tuple(rows), (note,))  # fmt: skip
