@@ -22,6 +22,7 @@ from polyfed.algorithms._shared.lowrank import (
 )
 from polyfed.compute.layout import Layout
 from polyfed.compute.task import Task
+from polyfed.core.schedule import Schedule
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,31 @@ def test_sparse_uploads_solve_p1_too(problem, keep, fraction):
     run = problem.fit(pf.FedSLR(**fast(3.0), keep=keep), 350, fraction=fraction)
     assert np.abs(matrix(run) - problem.solution()).max() < 1e-6
     assert (run.ledger["up_bytes"] == 12 * math.ceil(keep * run.server["w"].numel())).all()
+
+
+class ByLoss(Schedule):
+    """The three clients whose loss under the common model is largest; and, where asked, one more in turn."""
+
+    def __init__(self, data, one_more):
+        self.one_more, self.parts, self.losses = one_more, [data.client(i) for i in range(data.n)], np.zeros(data.n)
+
+    def cohort(self, seed, t, keys):
+        return np.unique([*np.argsort(-self.losses)[:3], *[t % len(keys)] * self.one_more])
+
+    def hear(self, progress):
+        w = torch.as_tensor(matrix(progress.run))
+        self.losses = np.array([float(((x @ w.T - y) ** 2).mean()) for x, y in self.parts])
+
+
+def test_selection_by_loss_solves_p1_where_everybody_comes_at_times(problem):
+    """A.4. By loss alone the same three come for ever, and the common model is theirs."""
+    apart = {}
+    for one_more in (False, True):
+        schedule = ByLoss(problem.federation.train, one_more)
+        run = problem.fit(pf.FedSLR(**fast(3.0)), 400, schedule=schedule, callbacks=[schedule.hear])
+        apart[one_more] = np.abs(matrix(run) - problem.solution()).max()
+    assert apart[True] < 1e-6
+    assert apart[False] > 0.1
 
 
 @certifies(pf.FedSLR, by="sparse uploads of all entries")

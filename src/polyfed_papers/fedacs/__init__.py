@@ -115,10 +115,18 @@ def search(bench: Bench, key: str, label: str, model, federation: Make, trials: 
     ladders = [Ladder(STEPS, Limits(gt=0))]
     if label in TUNED:
         ladders.append(Ladder.of(base(label, 0.1), *TUNED[label]))
+    return best(bench, key, lambda at: base(label, *at), ladders, model, federation, trials, **settings)
+
+
+def best(
+    bench: Bench, key: str, make: Callable[[At], Algorithm], ladders: Sequence[Ladder], model, federation: Make,
+    trials: int, **settings,
+) -> At:  # fmt: skip
+    """The values of a method's settings that do best on average over the trials' clients."""
     clients = {seed: federation(seed, trial=True) for seed in range(TRIAL, TRIAL + trials)}
 
     def score(at: At) -> float:
-        method, total = base(label, *at), 0.0
+        method, total = make(at), 0.0
         for seed, some in clients.items():
             try:
                 run = bench.fit(model(seed), some, method, seed=seed, evaluate_every=0, **settings)
