@@ -95,6 +95,15 @@ def test_the_common_head_never_moves(problem, rounds, tune):
     assert (run.server["w"][shared] != w0[shared]).all()
 
 
+@pytest.mark.parametrize("method", [pf.FedAvgFT, pf.FedBABU])
+def test_whoever_fine_tunes_from_the_last_round_on_deploys_what_always_doing_so_makes(problem, method):
+    from_0, from_2, from_3 = (fit(problem, method(0.02, finetune_from=t), 3, local_epochs=2) for t in (0, 2, 3))
+    assert (from_0.personal == from_2.personal).all()
+    received = fit(problem, method(0.02), 2, local_epochs=2).server["w"]
+    assert (from_3.personal == received).all()
+    assert from_0.ledger["steps"].sum() > from_2.ledger["steps"].sum() > from_3.ledger["steps"].sum()
+
+
 @certifies(pf.FedBABU, by="Algorithm 1 in plain numpy")
 def test_one_round_of_fedbabu(problem):
     """Body steps under the first head, and personal steps of everything, both from the common start."""

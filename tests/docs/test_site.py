@@ -360,6 +360,35 @@ def test_every_claim_of_the_index_has_its_words_size_and_seeds():
     assert {(paper, number) for paper, some in words.items() for number in some} <= {(p, row[0]) for p, row in rows}
 
 
+FIGURES = (  # an interval, a number with a decimal point, a share
+    re.compile(r"([+-]?\d*\.?\d+) to ([+-]?\d*\.?\d+)"),
+    re.compile(r"(?<![\w.])([+-]?\d*\.\d+)"),
+    re.compile(r"(?<![\d.])(\d+) of (\d+)(?!\.\d)"),
+)
+
+
+def says(page: tuple[str, ...], row: tuple[str, ...]) -> bool:
+    """A page's figures are the row's, rounded as the row has them, whatever their signs."""
+    unit = 10.0 ** -max(len(x.partition(".")[2]) for x in row)
+    pairs = zip(sorted(abs(float(x)) for x in page), sorted(abs(float(x)) for x in row), strict=True)
+    return all(abs(a - b) <= unit / 2 + 1e-9 for a, b in pairs)
+
+
+def test_every_figure_of_the_index_stands_on_its_page():
+    """Those of a test and the paper's own, which are "printed" or there "by rounding", do not have to."""
+    pages, missing = site(), []
+    for paper, (number, _, _, scale, why) in index_rows(pages["experiments/index.md"]):
+        begin = "experiments/" + {"The board": "board", "Beyond the papers": "f"}.get(paper, paper.lower())
+        linked = [f"experiments/{name}" for name in re.findall(r"\]\(([\w/-]+\.md)", why)]
+        text = "\n".join(pages[name] for name in pages if name.startswith(begin) or name in (*linked, "released.md"))
+        mine = "" if scale.startswith("a test") else re.sub(r"\([^)]* printed\)|[\d.]+ by rounding", "", why)
+        for kind in FIGURES:
+            have = {m.groups() for m in kind.finditer(text)}
+            rows = [m.groups() for m in kind.finditer(mine)]
+            missing += [(number, row) for row in rows if not any(says(page, row) for page in have)]
+    assert missing == []
+
+
 @pytest.mark.parametrize("paper", ["FPFC", "FedSLR", "FedACS", "FedCET"])
 def test_a_papers_pages_quote_it_by_its_words_alone(paper):
     """What stands between quotation marks and is as long as a clause."""

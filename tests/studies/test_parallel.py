@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from polyfed.base import system
 from polyfed.base.errors import DataError, RunError
 from polyfed.runs import stop
 from polyfed.studies import parallel
@@ -151,6 +152,14 @@ def test_values_come_back_with_their_number_and_faults_in_a_line():
         list(side_by_side([lambda: 1 / 0], 1))
     with pytest.raises(RunError, match=r"^a worker process was killed \(signal 9\); the machine may be out of memory$"):
         list(side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], 1))
+
+
+def test_tasks_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(7))
+    assert system.cores() == 7
+    assert [cores for _, cores in sorted(side_by_side([system.cores] * 3, 2))] == [3, 3, 3]
+    assert [cores for _, cores in side_by_side([system.cores], 8)] == [7]
+    assert system.cores() == 7
 
 
 def test_a_task_has_no_room_for_more_nor_has_an_accelerator():

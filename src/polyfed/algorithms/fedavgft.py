@@ -25,6 +25,9 @@ class FedAvgFT(Personal):
         1, ge=0, source="ours", doc="Passes over the client's training data, from the common model."
     )
     finetune_lr: float = setting(0.1, step_size=True, source="ours", doc="Step size of fine-tuning.")
+    finetune_from: int = setting(
+        0, ge=0, source="ours", doc="First round in which clients fine-tune; before it they deploy what they receive."
+    )
     weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "fedavg-ft"
@@ -34,6 +37,8 @@ class FedAvgFT(Personal):
 
     def local_update(self, task, client, down, data, round):
         w = local_sgd(task, down["w"], data, self.lr)
+        if round.t < self.finetune_from:
+            return {"w": down["w"]}, {"w": w}
         again = data.again("finetune", epochs=self.finetune_epochs)
         return {"w": local_sgd(task, down["w"], again, self.finetune_lr)}, {"w": w}
 

@@ -21,11 +21,14 @@ class FedBABU(Personal):
     -----
     The paper fine-tunes once, after the last round. Here a client fine-tunes the body it receives whenever it takes
     part, and keeps the result: w_i belongs to the common body of its last participation, one round before the server's
-    latest at best. Until then it deploys the initial model.
+    latest at best. Until then it deploys the initial model. `finetune_from` is the paper's way, where it is the last.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of both solves.")
     finetune_epochs: int = setting(1, ge=0, source="ours", doc="Passes over the local data for the personal model.")
+    finetune_from: int = setting(
+        0, ge=0, source="ours", doc="First round in which clients fine-tune; before it they deploy what they receive."
+    )
     tune: Literal["all", "head", "body"] = setting(
         "all", source="paper", doc='What is fine-tuned: "all", "head" or "body".'
     )
@@ -44,6 +47,8 @@ class FedBABU(Personal):
         start = assemble(body, w, split(body, task.w0)[1].expand(len(w), -1))
         train = body.to(start)
         w = local_sgd(task, start, data, self.lr, only=train)
+        if round.t < self.finetune_from:
+            return {"w": start}, {"w": split(body, w)[0]}
         tuned = {"all": train * 0 + 1, "body": train, "head": 1 - train}[self.tune]
         again = data.again("finetune", epochs=self.finetune_epochs)
         own = local_sgd(task, start, again, self.lr, only=tuned)

@@ -26,6 +26,7 @@ SCANNED = 2.0  # seconds that Windows may keep a new file open, for its virus sc
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without
 DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.I | re.S)  # no file on Windows
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
+_shares = 1  # processes that share the cores, this one among them
 
 
 # files
@@ -119,8 +120,9 @@ def unix_socket() -> socket.socket:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processor cores that this process may use, its share of them where it is one of several."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // _shares)
 
 
 def memory() -> int:
@@ -177,8 +179,10 @@ def deferred() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def child() -> None:
-    """In a forked process: the terminal's Ctrl-C goes to its parent alone, and that its parent ends is as Ctrl-C."""
+def child(of: int) -> None:
+    """In a forked process, one of `of`: Ctrl-C goes to its parent alone, and that its parent ends is as Ctrl-C."""
+    global _shares
+    _shares = of
     os.setpgid(0, 0)
     signal.signal(signal.SIGUSR1, _orphaned)
     ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)

@@ -57,7 +57,7 @@ def side_by_side(
                     which = waiting.pop(0)
                     if begin is not None:
                         begin(which)
-                    worker = idle.pop() if idle else _Worker(tasks)
+                    worker = idle.pop() if idle else _Worker(tasks, min(most, len(tasks)))
                     worker.give(which)
                     running[worker.answers] = worker
                 while over:  # once its process has the next task: what is made of it may take as long as one
@@ -92,10 +92,10 @@ class _Worker:
 
     which: int
 
-    def __init__(self, tasks: Sequence[Callable[[], Any]]):
+    def __init__(self, tasks: Sequence[Callable[[], Any]], of: int):
         self.answers, its_answers = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
         its_orders, self.orders = multiprocessing.Pipe(duplex=False)
-        given = tasks, its_answers, its_orders
+        given = tasks, of, its_answers, its_orders
         self.process: BaseProcess = multiprocessing.get_context("fork").Process(target=_run, args=given)
         with system.deferred():  # until the task can answer it
             self.process.start()
@@ -137,14 +137,14 @@ class _Worker:
         self.orders.close()
 
 
-def _run(tasks: Sequence[Callable[[], Any]], answers: Connection, orders: Connection) -> None:
-    """In the process of the tasks: those that it is given."""
+def _run(tasks: Sequence[Callable[[], Any]], of: int, answers: Connection, orders: Connection) -> None:
+    """In one of `of` processes of the tasks: those that it is given."""
     global _inside
     _inside, parent = True, multiprocessing.parent_process()
     assert parent is not None
     try:
         try:
-            system.child()
+            system.child(of)
             torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
             while os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
                 which = json.loads(orders.recv_bytes())

@@ -189,6 +189,7 @@ class Setting:
     chosen: "tuple[str, Setting] | None" = None  # (name, setting) where settings are chosen, if not here
     draws: int = len(DRAWS)  # that settings are chosen by
     usual: bool = False  # methods are at their defaults, without OTHER
+    late: bool = False  # clients fine-tune in the last round alone, which all are in: of no other is it deployed
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
         """The clients under a seed; settings are chosen by the share `held` of the training samples."""
@@ -339,8 +340,18 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
     """Mean validation score over the draws; a method that one of them refuses or that explodes is never chosen."""
     if setting.chosen is not None:
         return score(bench, *setting.chosen, cls, budget, at)
-    draws = DRAWS[: 1 if bench.rehearse else setting.draws]
-    return float(np.mean([drawn(bench, name, setting, cls, budget, at, draw) for draw in draws]))
+    total, draws = 0.0, DRAWS[: 1 if bench.rehearse else setting.draws]
+    for draw in draws:
+        total += drawn(bench, name, setting, cls, budget, at, draw)
+        if total == -math.inf:  # whatever the other draws say
+            break
+    return total / len(draws)
+
+
+def trained(setting: Setting, method: Algorithm, rounds: int) -> Algorithm:
+    """The method as it is trained for so many rounds."""
+    late = setting.late and hasattr(method, "finetune_from")
+    return replace(method, finetune_from=rounds - 1) if late else method  # pyrefly: ignore[unexpected-keyword]
 
 
 def drawn(
@@ -348,7 +359,7 @@ def drawn(
 ) -> float:  # fmt: skip
     """Score under one draw; kept: no value is trained twice."""
 
-    def trained() -> float | None:
+    def merit() -> float | None:
         data = setting.federation(draw, HELD)
         try:
             method = made(cls, at, setting.usual)
@@ -356,13 +367,13 @@ def drawn(
             if spent > budget and not bench.rehearse:  # in one round
                 return None
             how: dict[str, Any] = {"rounds": rounds, "evaluate_every": 0, "metrics": setting.metric, **work(setting)}
-            run = fit(setting.model(cls, draw), data, method, seed=draw, **how)
+            run = fit(setting.model(cls, draw), data, trained(setting, method, rounds), seed=draw, **how)
         except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
             return None
-        merit = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
-        return float(np.nanmean(merit))  # of the clients that have such samples
+        each = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
+        return float(np.nanmean(each))  # of the clients that have such samples
 
-    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", trained)
+    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", merit)
     return -math.inf if kept is None else kept
 
 
@@ -406,7 +417,8 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // setting.looks)
     return bench.compare(
-        f"{name}/{cls.name}", partial(setting.model, cls), setting.federation, {cls.name: method}, rounds=rounds,
+        f"{name}/{cls.name}", partial(setting.model, cls), setting.federation,
+        {cls.name: trained(setting, method, rounds)}, rounds=rounds,
         evaluate_every=often, metrics=setting.metric, **work(setting),
     )  # fmt: skip
 

@@ -42,24 +42,31 @@ BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000
 
 
 def settings(
-    board: Mapping[str, common.Setting], scale: Size, budgets: Mapping[Size, Budget] = BUDGETS
-) -> tuple[Said, ...]:
+    board: Mapping[str, common.Setting], scale: Size, budgets: Mapping[Size, Budget] = BUDGETS,
+    some: Sequence[str] = (),
+) -> tuple[Said, ...]:  # fmt: skip
+    # some: the methods, if not all that are shipped
     budget, draws = budgets[scale], len(common.DRAWS)
     work = common.work(next(iter(board.values())))  # that all settings share
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
-    other = "; ".join(f"{name} {k} {v}" for name, given in common.OTHER.items() for k, v in given.items())
+    second = sum(name in (some or common.SECOND) for name in common.SECOND)
+    other = "; ".join(
+        f"{name} {k} {v}" for name, given in common.OTHER.items() if name in (some or common.OTHER)
+        for k, v in given.items()
+    )  # fmt: skip
+    apart = "; ".join(f"{name} ({why})" for name, why in common.APART.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
         Said("budget", f"{budget.gradients} gradients a client, counted by the engine, all models together", "ours"),
         Said("local work", f"{work['local_steps']} steps a round, batches of {work['batch_size']}, plain SGD", "ours"),
-        Said("trials", f"{budget.trials} of every method: step size, and of {len(common.SECOND)} methods a second "
+        Said("trials", f"{budget.trials} of every method: step size, and of {second} methods a second "
              f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; "
              f"{more}", "ours"),
         Said("deployed", f"the model of the last round; tested on {tested} of each client's samples, or on "
              "its test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),
-        Said("left out", "; ".join(f"{name} ({why})" for name, why in common.APART.items()), "ours"),
+        Said("methods", ", ".join(some), "ours") if some else Said("left out", apart, "ours"),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ METHODS = (
 )  # fmt: skip
 SETTINGS = {
     f"{data}-{name}": common.Setting(data, partition, CLIENTS, options=(("normalise", "half"),), convolutional=True,
-                                     rate=0.5, looks=2, tested=0.25, training=(("batch_size", BATCH),))
+                                     rate=0.5, looks=2, tested=0.25, late=True, training=(("batch_size", BATCH),))
     for data in ("fashion-mnist", "cifar10", "cifar100")
     for name, partition in PARTITIONS.items()
 }  # fmt: skip
@@ -38,8 +38,8 @@ POINT = 0.01
 
 
 @recipe("board/images", "Twelve methods on PFLlib's clients of images, with its convolutional net",
-        minutes=(350, 1700), settings=partial(settings, SETTINGS, budgets=BUDGETS), data=("fashion_mnist",), seeds=5,
-        scored=True, joins=True)  # fmt: skip
+        minutes=(350, 1700), settings=partial(settings, SETTINGS, budgets=BUDGETS, some=METHODS),
+        data=("fashion_mnist",), seeds=5, scored=True, joins=True)  # fmt: skip
 def images(bench: Bench) -> Outcome:
     """Which methods are told apart on images of two classes a client and of Dirichlet(0.1), with a convolutional net?
     Fashion-MNIST, and CIFAR-10 and CIFAR-100 where the folder of data has all of them.
