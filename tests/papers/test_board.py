@@ -189,18 +189,19 @@ def test_a_group_is_whoever_is_not_clearly_below_its_leader(monkeypatch):
 
 def test_settings_are_chosen_by_the_mean_of_three_draws(monkeypatch, tmp_path):
     """One lucky draw chooses nothing, and a value that fails under one is never chosen; none of the draws counts."""
-    values = {0.1: (0.9, 0.2, 0.2), 0.2: (0.5, 0.6, 0.4), 0.3: (0.9, 0.9, -np.inf)}
+    values = {0.1: (0.9, 0.2, 0.2), 0.2: (0.5, 0.6, 0.4), 0.3: (0.9, None, 0.9)}
     asked = []
 
-    def told(bench, name, setting, cls, budget, at, draw):
+    def told(bench, setting, cls, budget, planned, draw):
         asked.append(draw)
-        return values[at[0]][draw - UNCOUNTED]
+        return values[planned()[0].lr][draw - UNCOUNTED]
 
     monkeypatch.setattr("polyfed_papers.board.drawn", told)
     cls, setting = REGISTRY.find("fedavg"), SMALL["hospitals"]
     scores = {lr: score(Bench(tmp_path), "hospitals", setting, cls, 1, (lr,)) for lr in values}
     assert max(scores, key=scores.get) == 0.2
     assert scores[0.3] == -np.inf
+    assert len(asked) == 3 + 3 + 2  # what fails under one is not trained under the next
     counted = {seed for name in ("small", "full", "clusters", "natural") for seed in find(f"board/{name}").counted}
     assert not counted & set(asked)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -140,9 +140,11 @@ PASSES = ("fedas", "fedlin", "fedspa", "fedtrack", "per-fedavg")
 LAST = ("fedavg-ft", "fedbabu", "per-fedavg")  # personalise for deployment alone: only a client's last round counts
 
 
-def gradients(method: Algorithm, run: Result, batch: int = WORK["batch_size"]) -> float:
-    """Gradients that the deployed models took of a client, on average, in batches of this size."""
-    ledger, counts = run.ledger, run.federation.train.counts
+def gradients(
+    method: Algorithm, run: Result, batch: int = WORK["batch_size"], rounds: float = math.inf
+) -> float:  # fmt: skip
+    """Gradients that the models deployed after `rounds` took of a client, on average, in batches of this size."""
+    ledger, counts = run.ledger[run.ledger["round"] < rounds], run.federation.train.counts
     clients = ledger["client"].astype(int)
     passes = counts[clients] / batch if method.name in PASSES else 0.0
     each = GRADIENTS.get(method.name, lambda _: 1)(method) * ledger["steps"] + passes
@@ -324,25 +326,33 @@ def work(setting: Setting) -> dict[str, Any]:
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
     """Rounds of a method within a budget of gradients per client, at least one, and their cost by the first three."""
     model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
-    spent, how = [], work(setting)
-    for rounds in (1, 3):
-        try:
-            run = fit(model, data, method, rounds=rounds, evaluate_every=0, seed=UNCOUNTED, **how)
-        except Diverged:
-            return 1, math.nan
-        spent.append(gradients(method, run, how["batch_size"]))
-    each = max((spent[1] - spent[0]) / 2, 1e-9)
-    rounds = max(1, 1 + math.floor((budget - spent[0]) / each + 1e-9))
-    return rounds, spent[0] + (rounds - 1) * each
+    how = work(setting)
+    try:
+        run = fit(model, data, method, rounds=3, evaluate_every=0, seed=UNCOUNTED, **how)
+    except Diverged:
+        return 1, math.nan
+    first, three = (gradients(method, run, how["batch_size"], rounds) for rounds in (1, 3))
+    each = max((three - first) / 2, 1e-9)
+    rounds = max(1, 1 + math.floor((budget - first) / each + 1e-9))
+    return rounds, first + (rounds - 1) * each
 
 
 def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At) -> float:
     """Mean validation score over the draws; a method that one of them refuses or that explodes is never chosen."""
     if setting.chosen is not None:
         return score(bench, *setting.chosen, cls, budget, at)
+
+    @cache  # as many under every draw
+    def planned() -> tuple[Algorithm, int, float]:
+        method = made(cls, at, setting.usual)
+        return method, *within(bench, setting, method, budget)
+
+    key, values = f"{name}-{cls.name}", "-".join(f"{v:g}" for v in at)
     total, draws = 0.0, DRAWS[: 1 if bench.rehearse else setting.draws]
     for draw in draws:
-        total += drawn(bench, name, setting, cls, budget, at, draw)
+        merit = partial(drawn, bench, setting, cls, budget, planned, draw)
+        kept = bench.once(f"{key}-draw{draw}-at-{values}", merit)  # no value is trained twice
+        total += -math.inf if kept is None else kept
         if total == -math.inf:  # whatever the other draws say
             break
     return total / len(draws)
@@ -355,26 +365,21 @@ def trained(setting: Setting, method: Algorithm, rounds: int) -> Algorithm:
 
 
 def drawn(
-    bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budget: int, at: At, draw: int
-) -> float:  # fmt: skip
-    """Score under one draw; kept: no value is trained twice."""
-
-    def merit() -> float | None:
-        data = setting.federation(draw, HELD)
-        try:
-            method = made(cls, at, setting.usual)
-            rounds, spent = within(bench, setting, method, budget)
-            if spent > budget and not bench.rehearse:  # in one round
-                return None
-            how: dict[str, Any] = {"rounds": rounds, "evaluate_every": 0, "metrics": setting.metric, **work(setting)}
-            run = fit(setting.model(cls, draw), data, trained(setting, method, rounds), seed=draw, **how)
-        except (ConfigError, Diverged):  # a value that the method refuses, or at which it explodes
+    bench: Bench, setting: Setting, cls: type[Algorithm], budget: int,
+    planned: Callable[[], tuple[Algorithm, int, float]], draw: int,
+) -> float | None:  # fmt: skip
+    """Validation score under one draw; None for values that the method refuses, or at which it explodes."""
+    data = setting.federation(draw, HELD)
+    try:
+        method, rounds, spent = planned()
+        if spent > budget and not bench.rehearse:  # in one round
             return None
-        each = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
-        return float(np.nanmean(each))  # of the clients that have such samples
-
-    kept = bench.once(f"{name}-{cls.name}-draw{draw}-at-{'-'.join(f'{v:g}' for v in at)}", merit)
-    return -math.inf if kept is None else kept
+        how: dict[str, Any] = {"rounds": rounds, "evaluate_every": 0, "metrics": setting.metric, **work(setting)}
+        run = fit(setting.model(cls, draw), data, trained(setting, method, rounds), seed=draw, **how)
+    except (ConfigError, Diverged):
+        return None
+    merit = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
+    return float(np.nanmean(merit))  # of the clients that have such samples
 
 
 def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
