@@ -1,6 +1,7 @@
 """FedRep, FedPer, LG-FedAvg, FedBABU and FedBN: which part is shared, which never moves, and what is deployed."""
 
 import copy
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -102,6 +103,18 @@ def test_whoever_fine_tunes_from_the_last_round_on_deploys_what_always_doing_so_
     received = fit(problem, method(0.02), 2, local_epochs=2).server["w"]
     assert (from_3.personal == received).all()
     assert from_0.ledger["steps"].sum() > from_2.ledger["steps"].sum() > from_3.ledger["steps"].sum()
+
+
+@pytest.mark.parametrize("method", [pf.FedRep, pf.FedPAC, pf.FedSLR])
+def test_no_number_of_epochs_is_the_runs_local_work(method):
+    names, how = {"head_epochs", "body_epochs", "personal_epochs"} & {f.name for f in fields(method)}, {"batch_size": 4}
+    passes, steps = {"rounds": 2, "local_epochs": 2, **how}, {"rounds": 2, "local_steps": 3, **how}
+    two, none, few = (
+        pf.fit(two_layers(), labelled(), method(**dict.fromkeys(names, k)), evaluate_every=0, **work)
+        for k, work in ((2, passes), (None, passes), (None, steps))
+    )
+    assert (two.personal == none.personal).all()
+    assert (few.ledger["steps"] == 6).all()  # three of each of its two solves
 
 
 @certifies(pf.FedBABU, by="Algorithm 1 in plain numpy")

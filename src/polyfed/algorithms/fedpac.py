@@ -36,8 +36,12 @@ class FedPAC(Algorithm):
 
     lr: float = setting(0.01, source="code", doc="Step size for the body.")
     head_lr: float = setting(0.1, step_size=True, source="code", doc="Step size for the head.")
-    head_epochs: int = setting(1, source="paper", doc="Passes over the local data for the head, each round.")
-    body_epochs: int = setting(5, source="paper", doc="Passes over the local data for the body, each round.")
+    head_epochs: int | None = setting(
+        1, ge=0, source="paper", doc="Passes over the local data for the head, each round; None: the run's local work."
+    )
+    body_epochs: int | None = setting(
+        5, ge=0, source="paper", doc="Passes over the local data for the body, each round; None: the run's local work."
+    )
     lam: float = setting(1.0, ge=0, source="paper", doc="Pull of features to the centres of their classes.")
     distance: Literal["mean", "sum"] = setting(
         "mean", source="code", doc='Squares of the pull, "mean" over the d features as released, or their "sum".'

@@ -15,12 +15,16 @@ class FedRep(Partial):
         B_i <- body_epochs of SGD on f_i(B_i, h_i) from B, the new head frozen
         B   <- mean_S B_i
 
-    Client i deploys the common body with its own head. Both numbers of epochs replace the run's amount of local work.
+    Client i deploys the common body with its own head. Numbers of epochs replace the run's amount of local work.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of both solves.")
-    head_epochs: int = setting(10, ge=0, source="paper", doc="Passes over the local data for the head, each round.")
-    body_epochs: int = setting(1, ge=0, source="paper", doc="Passes over the local data for the body, each round.")
+    head_epochs: int | None = setting(
+        10, ge=0, source="paper", doc="Passes over the local data for the head, each round; None: the run's local work."
+    )
+    body_epochs: int | None = setting(
+        1, ge=0, source="paper", doc="Passes over the local data for the body, each round; None: the run's local work."
+    )
     head: str = setting(
         "head",
         source="paper",

@@ -48,11 +48,12 @@ class FedSLR(LowRank):
     eta_g: float = setting(
         10.0, gt=0, source="paper", doc="Global step size: reach of the proximal terms and scale of the thresholds."
     )
-    personal_epochs: int = setting(
+    personal_epochs: int | None = setting(
         1,
         ge=0,
         source="paper",
-        doc="Passes over the local data for the personal part, each round; 0: the common model only.",
+        doc="Passes over the local data for the personal part, each round; 0: the common model only; None: the run's "
+        "local work.",
     )
     structure: Literal["LR+S", "S+S", "S+LR", "LR+LR"] = setting(
         "LR+S",

@@ -111,6 +111,19 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
+# where a pass over a client's samples takes hundreds of steps: every solve of a round takes as many as the first,
+# FedALA's weights a fiftieth of a pass; fine-tuning waits for the last round; FedPAC has the features of all samples
+# twice a round, three of which count as a gradient
+LONG: dict[str, dict[str, Any]] = {
+    "ditto": {"personal_epochs": 0},
+    "fedala": {"share": 0.02},
+    "fedpac": {"head_epochs": None, "body_epochs": None},
+    "fedrep": {"head_epochs": None, "body_epochs": None},
+    "fedslr": {"personal_epochs": None},
+}
+FEATURES = {"fedpac": 2 / 3}
+
+
 class FedEMFollowing(FedEM, abstract=True):
     name = "fedem-following"
 
@@ -141,12 +154,13 @@ LAST = ("fedavg-ft", "fedbabu", "per-fedavg")  # personalise for deployment alon
 
 
 def gradients(
-    method: Algorithm, run: Result, batch: int = WORK["batch_size"], rounds: float = math.inf
+    method: Algorithm, run: Result, batch: int = WORK["batch_size"], rounds: float = math.inf, features: float = 0.0
 ) -> float:  # fmt: skip
     """Gradients that the models deployed after `rounds` took of a client, on average, in batches of this size."""
+    # features: share of a pass's gradients that is added in every round
     ledger, counts = run.ledger[run.ledger["round"] < rounds], run.federation.train.counts
     clients = ledger["client"].astype(int)
-    passes = counts[clients] / batch if method.name in PASSES else 0.0
+    passes = counts[clients] / batch * (1.0 if method.name in PASSES else features)
     each = GRADIENTS.get(method.name, lambda _: 1)(method) * ledger["steps"] + passes
     total = each.sum()
     if method.name in LAST:
@@ -191,7 +205,7 @@ class Setting:
     chosen: "tuple[str, Setting] | None" = None  # (name, setting) where settings are chosen, if not here
     draws: int = len(DRAWS)  # that settings are chosen by
     usual: bool = False  # methods are at their defaults, without OTHER
-    late: bool = False  # clients fine-tune in the last round alone, which all are in: of no other is it deployed
+    long: bool = False  # a pass over a client's samples is long: see LONG
 
     def federation(self, seed: int, held: float = 0.0) -> Federation:
         """The clients under a seed; settings are chosen by the share `held` of the training samples."""
@@ -282,10 +296,10 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
     return {name: methods[name] for name in (*names, *bench.joining)}
 
 
-def ladders(cls: type[Algorithm], rate: float = 1.0) -> dict[str, Ladder]:
-    """The settings of a method that are tuned, and where the search of each begins; `rate` is of step sizes."""
+def ladders(cls: type[Algorithm], setting: Setting | None = None) -> dict[str, Ladder]:
+    """The settings of a method that are tuned, and where the search of each begins."""
     some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
-    names = {f.name for f in fields(cls)}
+    names, rate = {f.name for f in fields(cls)} - given(cls, setting).keys(), 1.0 if setting is None else setting.rate
     begun = {name: tuple(rate * v for v in values) if name.endswith("lr") else values for name, values in some}
     return {name: Ladder.of(cls, name, values) for name, values in begun.items() if name in names}
 
@@ -295,23 +309,29 @@ def registered(cls: type[Algorithm]) -> type[Algorithm]:
     return next(one for one in cls.__mro__ if issubclass(one, Algorithm) and REGISTRY.get(one.name) is one)
 
 
-def made(cls: type[Algorithm], at: At, usual: bool = False) -> Algorithm:
-    """The method at the values of its ladders; usual: and at its defaults else."""
-    pairs = zip(ladders(cls).items(), at, strict=True)
-    given = {} if usual else OTHER.get(cls.name, {})
-    return registered(cls)(**given, **{name: int(v) if ladder.whole else v for (name, ladder), v in pairs})
+def given(cls: type[Algorithm], setting: Setting | None = None) -> dict[str, Any]:
+    """What of a method is neither tuned nor at its default."""
+    if setting is None:
+        return OTHER.get(cls.name, {})
+    return ({} if setting.usual else OTHER.get(cls.name, {})) | (LONG.get(cls.name, {}) if setting.long else {})
 
 
-def start(cls: type[Algorithm], rate: float = 1.0) -> At:
+def made(cls: type[Algorithm], at: At, setting: Setting | None = None) -> Algorithm:
+    """The method at the values of its ladders."""
+    pairs = zip(ladders(cls, setting).items(), at, strict=True)
+    return registered(cls)(**given(cls, setting), **{k: int(v) if ladder.whole else v for (k, ladder), v in pairs})
+
+
+def start(cls: type[Algorithm], setting: Setting | None = None) -> At:
     """Start of a search: the middle of every ladder."""
-    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls, rate).values())
+    return tuple(ladder.values[len(ladder.values) // 2] for ladder in ladders(cls, setting).values())
 
 
 def refusal(setting: Setting, cls: type[Algorithm]) -> str:
     """The reason why a method cannot be trained in a setting, or ""."""
     data = setting.federation(UNCOUNTED)  # that it is not there is no method's reason
     try:
-        method, training = made(cls, start(cls, setting.rate), setting.usual), Training(**work(setting))
+        method, training = made(cls, start(cls, setting), setting), Training(**work(setting))
         prepare(setting.model(cls, UNCOUNTED), data, method, training)
     except PolyfedError as e:
         return str(e)
@@ -331,7 +351,8 @@ def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int
         run = fit(model, data, method, rounds=3, evaluate_every=0, seed=UNCOUNTED, **how)
     except Diverged:
         return 1, math.nan
-    first, three = (gradients(method, run, how["batch_size"], rounds) for rounds in (1, 3))
+    features = FEATURES.get(method.name, 0.0) if setting.long else 0.0
+    first, three = (gradients(method, run, how["batch_size"], rounds, features) for rounds in (1, 3))
     each = max((three - first) / 2, 1e-9)
     rounds = max(1, 1 + math.floor((budget - first) / each + 1e-9))
     return rounds, first + (rounds - 1) * each
@@ -344,7 +365,7 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
 
     @cache  # as many under every draw
     def planned() -> tuple[Algorithm, int, float]:
-        method = made(cls, at, setting.usual)
+        method = made(cls, at, setting)
         return method, *within(bench, setting, method, budget)
 
     key, values = f"{name}-{cls.name}", "-".join(f"{v:g}" for v in at)
@@ -360,8 +381,9 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
 
 def trained(setting: Setting, method: Algorithm, rounds: int) -> Algorithm:
     """The method as it is trained for so many rounds."""
-    late = setting.late and hasattr(method, "finetune_from")
-    return replace(method, finetune_from=rounds - 1) if late else method  # pyrefly: ignore[unexpected-keyword]
+    if not (setting.long and hasattr(method, "finetune_from")):
+        return method
+    return replace(method, finetune_from=rounds - 1)  # pyrefly: ignore[unexpected-keyword]
 
 
 def drawn(
@@ -389,7 +411,7 @@ def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tu
 def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> int:
     """At how many settings the choice of a method is at an edge, after so many trials."""
     tried = partial(score, bench, name, setting, cls, budget)
-    return climb(tried, list(ladders(cls, setting.rate).values()), trials).edges
+    return climb(tried, list(ladders(cls, setting).values()), trials).edges
 
 
 def agreed(
@@ -415,10 +437,10 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
     at = (
         bench.choose(f"{key}-by-{setting.draws}-draws", tried, list(some.values()), trials)
-        if (some := ladders(cls, setting.rate))
+        if (some := ladders(cls, setting))
         else ()
     )
-    method = made(cls, at, setting.usual)
+    method = made(cls, at, setting)
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // setting.looks)
     return bench.compare(
@@ -433,4 +455,5 @@ def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str
     if not (some := ladders(cls)):
         return {}, 0
     key = next(key for key in bench.choices if key.startswith(f"{name}-{cls.name}-by-"))
-    return dict(zip(some, bench.once(key, dict)["best"], strict=True)), bench.choices[key][1]
+    best = bench.once(key, dict)["best"]  # the step size alone where LONG sets the second
+    return dict(zip(some, best, strict=False)), bench.choices[key][1]

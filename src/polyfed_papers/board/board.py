@@ -50,11 +50,13 @@ def settings(
     work = common.work(next(iter(board.values())))  # that all settings share
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
-    second = sum(name in (some or common.SECOND) for name in common.SECOND)
-    other = "; ".join(
-        f"{name} {k} {v}" for name, given in common.OTHER.items() if name in (some or common.OTHER)
-        for k, v in given.items()
-    )  # fmt: skip
+    long = common.LONG if next(iter(board.values())).long else {}
+    second = sum(
+        name in (some or common.SECOND) and k not in long.get(name, {}) for name, (k, _) in common.SECOND.items()
+    )
+    given = {name: {**common.OTHER.get(name, {}), **long.get(name, {})} for name in some or common.OTHER}
+    other = "; ".join(f"{name} {k} {v}" for name, settings in given.items() for k, v in settings.items())
+    other += "; fine-tuning in the last round alone; FedPAC's features, three to a gradient" * bool(long)
     apart = "; ".join(f"{name} ({why})" for name, why in common.APART.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),

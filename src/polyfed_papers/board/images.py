@@ -28,7 +28,7 @@ METHODS = (
 )  # fmt: skip
 SETTINGS = {
     f"{data}-{name}": common.Setting(data, partition, CLIENTS, options=(("normalise", "half"),), convolutional=True,
-                                     rate=0.5, looks=2, tested=0.25, late=True, training=(("batch_size", BATCH),))
+                                     rate=0.5, looks=2, tested=0.25, long=True, training=(("batch_size", BATCH),))
     for data in ("fashion-mnist", "cifar10", "cifar100")
     for name, partition in PARTITIONS.items()
 }  # fmt: skip
@@ -75,8 +75,8 @@ def samples(data: Federation) -> int:
 def agreement(bench: Bench, name: str, setting: common.Setting, gradients: int) -> tuple[Cell, ...]:
     """FedAvg at the middle step size, and the same by torch alone: means over clients and seeds."""
     cls = FedAvg
-    at, work = common.start(cls, setting.rate), common.work(setting)
-    method = common.made(cls, at)
+    at, work = common.start(cls, setting), common.work(setting)
+    method = common.made(cls, at, setting)
     rounds = bench.rounds(*[gradients // work["local_steps"]] * 2)
 
     def alone(seed: int) -> float:
