@@ -299,7 +299,10 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
 def ladders(cls: type[Algorithm], setting: Setting | None = None) -> dict[str, Ladder]:
     """The settings of a method that are tuned, and where the search of each begins."""
     some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
-    names, rate = {f.name for f in fields(cls)} - given(cls, setting).keys(), 1.0 if setting is None else setting.rate
+    names, rate = (
+        {f.name for f in fields(cls)} - fixed(cls.name, setting).keys(),
+        1.0 if setting is None else setting.rate,
+    )
     begun = {name: tuple(rate * v for v in values) if name.endswith("lr") else values for name, values in some}
     return {name: Ladder.of(cls, name, values) for name, values in begun.items() if name in names}
 
@@ -309,17 +312,16 @@ def registered(cls: type[Algorithm]) -> type[Algorithm]:
     return next(one for one in cls.__mro__ if issubclass(one, Algorithm) and REGISTRY.get(one.name) is one)
 
 
-def given(cls: type[Algorithm], setting: Setting | None = None) -> dict[str, Any]:
+def fixed(name: str, setting: Setting | None = None) -> dict[str, Any]:
     """What of a method is neither tuned nor at its default."""
-    if setting is None:
-        return OTHER.get(cls.name, {})
-    return ({} if setting.usual else OTHER.get(cls.name, {})) | (LONG.get(cls.name, {}) if setting.long else {})
+    usual, long = (False, False) if setting is None else (setting.usual, setting.long)
+    return ({} if usual else OTHER.get(name, {})) | (LONG.get(name, {}) if long else {})
 
 
 def made(cls: type[Algorithm], at: At, setting: Setting | None = None) -> Algorithm:
     """The method at the values of its ladders."""
     pairs = zip(ladders(cls, setting).items(), at, strict=True)
-    return registered(cls)(**given(cls, setting), **{k: int(v) if ladder.whole else v for (k, ladder), v in pairs})
+    return registered(cls)(**fixed(cls.name, setting), **{k: int(v) if ladder.whole else v for (k, ladder), v in pairs})
 
 
 def start(cls: type[Algorithm], setting: Setting | None = None) -> At:
@@ -381,9 +383,8 @@ def score(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], budge
 
 def trained(setting: Setting, method: Algorithm, rounds: int) -> Algorithm:
     """The method as it is trained for so many rounds."""
-    if not (setting.long and hasattr(method, "finetune_from")):
-        return method
-    return replace(method, finetune_from=rounds - 1)  # pyrefly: ignore[unexpected-keyword]
+    late: dict[str, Any] = {"finetune_from": rounds - 1} if hasattr(method, "finetune_from") else {}
+    return replace(method, **late) if setting.long else method
 
 
 def drawn(
@@ -450,10 +451,11 @@ def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials
     )  # fmt: skip
 
 
-def tuned_to(bench: Bench, name: str, cls: type[Algorithm]) -> tuple[Mapping[str, float], int]:
+def tuned_to(
+    bench: Bench, name: str, cls: type[Algorithm], setting: Setting | None = None
+) -> tuple[Mapping[str, float], int]:
     """(the values that were chosen, how many are at an edge of what was tried)."""
-    if not (some := ladders(cls)):
+    if not (some := ladders(cls, setting)):
         return {}, 0
     key = next(key for key in bench.choices if key.startswith(f"{name}-{cls.name}-by-"))
-    best = bench.once(key, dict)["best"]  # the step size alone where LONG sets the second
-    return dict(zip(some, best, strict=False)), bench.choices[key][1]
+    return dict(zip(some, bench.once(key, dict)["best"], strict=True)), bench.choices[key][1]

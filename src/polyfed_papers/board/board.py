@@ -46,17 +46,14 @@ def settings(
     some: Sequence[str] = (),
 ) -> tuple[Said, ...]:  # fmt: skip
     # some: the methods, if not all that are shipped
-    budget, draws = budgets[scale], len(common.DRAWS)
-    work = common.work(next(iter(board.values())))  # that all settings share
+    budget, draws, first = budgets[scale], len(common.DRAWS), next(iter(board.values()))
+    work = common.work(first)  # that all settings share
     more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
-    long = common.LONG if next(iter(board.values())).long else {}
-    second = sum(
-        name in (some or common.SECOND) and k not in long.get(name, {}) for name, (k, _) in common.SECOND.items()
-    )
-    given = {name: {**common.OTHER.get(name, {}), **long.get(name, {})} for name in some or common.OTHER}
-    other = "; ".join(f"{name} {k} {v}" for name, settings in given.items() for k, v in settings.items())
-    other += "; fine-tuning in the last round alone; FedPAC's features, three to a gradient" * bool(long)
+    second = sum(common.SECOND[name][0] not in common.fixed(name, first) for name in some or common.SECOND
+                 if name in common.SECOND)  # fmt: skip
+    other = "; ".join(f"{name} {k} {v}" for name in some or common.OTHER for k, v in common.fixed(name, first).items())
+    other += "; fine-tuning in the last round alone; FedPAC's features, three to a gradient" * first.long
     apart = "; ".join(f"{name} ({why})" for name, why in common.APART.items())
     return (
         *(Said(name, setting.said, "ours") for name, setting in board.items()),
@@ -139,7 +136,7 @@ def compared(
         parts = dict(zip(work, found, strict=True))
         study = read([r.folder for part in parts.values() for r in part.results if r.folder is not None])
         studies[name] = study
-        tables.append(one(bench, name, study, every, parts))
+        tables.append(one(bench, name, study, every, parts, setting))
         figures[f"{name}-gain"], captions[f"{name}-gain"] = dots(study), f"{name}: gain over a client's own model"
         figures[f"{name}-bytes"], captions[f"{name}-bytes"] = costs(study), f"{name}: accuracy and bytes"
     notes = [
@@ -206,8 +203,9 @@ def digest(part: Comparison) -> str:
 
 
 def one(
-    bench: Bench, name: str, study: Study, methods: Mapping[str, type[Algorithm]], parts: Mapping[str, Comparison]
-) -> Table:
+    bench: Bench, name: str, study: Study, methods: Mapping[str, type[Algorithm]], parts: Mapping[str, Comparison],
+    setting: common.Setting | None = None,
+) -> Table:  # fmt: skip
     """The table of a setting, the best first; where groups are known, with those that were found."""
     grouped = {k: tuple(map(mean_of, grouping_of(part, k))) for k, part in parts.items()}
     shown = any(math.isfinite(score) for _, score in grouped.values())
@@ -215,7 +213,7 @@ def one(
     rows = []
     for label in order:
         runs = study.counted(label)
-        at, edges = common.tuned_to(bench, name, methods[label])
+        at, edges = common.tuned_to(bench, name, methods[label], setting)
         tuned = Cell(", ".join(f"{k} {v:.3g}" for k, v in at.items()) + " (edge)" * bool(edges), {}, "quiet")
         place = Cell(f"{name}/{label}/{label}-seed{bench.seeds[0]}", {}, "quiet")
         last = tuned, place, Cell(digest(parts[label]), {}, "quiet")

@@ -33,12 +33,12 @@ def ladders(way: FedACS) -> dict[str, Ladder]:
 
 
 def settings(scale: Size) -> Sequence[Setting]:
-    own = ("FedACS", "Ditto", "FedAMP", "PerAvg", "pFedMe", "APFL")
+    rivals = TUNED.keys() - {"FedACS"}
     return (
         Setting("few samples", "Fashion-MNIST, each client's class prior from Dirichlet(0.5)", "paper"),
         Setting("planted groups", "FPFC's S1, 200 rounds of 10 full-batch steps, all clients; tuned on other draws",
                 "ours"),
-        *(s for s in common_settings(scale) if s.key.split(":")[0] not in own[1:]),
+        *(s for s in common_settings(scale) if s.key.split(":")[0] not in rivals),
         Setting("p", f"from {FIRST:g} to the chosen quantile in ten equal steps", "ours"),
         Setting("smooth attention", f"sigma from {listed(SIGMAS)}", "ours"),
         Setting("own starts", "each client's model drawn for itself, as line 3 has it", "paper"),
