@@ -35,6 +35,7 @@ from polyfed_papers.board import (
     agreed,
     cell,
     contenders,
+    evaluated,
     gradients,
     images,
     made,
@@ -137,11 +138,11 @@ def test_the_budget_is_used_up_and_not_exceeded(name):
     spent = gradients(method, run)
     assert spent == pytest.approx(said)
     assert budget - spent / rounds < spent <= budget
+    trial = evaluated(setting, setting.federation(1000), method, rounds, 1000, "test")
+    assert ([*trial.final], trial.trained.digest()) == (["test"], run.trained.digest()), "and nothing else is looked at"
 
 
-def test_a_value_that_one_round_cannot_afford_is_no_choice_and_clients_without_validation_samples_do_not_count(
-    tmp_path,
-):
+def test_a_value_that_one_round_cannot_afford_is_no_choice_and_clients_without_validation_do_not_count(tmp_path):
     """Fine-tuning that is counted once could otherwise grow for ever."""
     cls, bench = REGISTRY.find("fedbabu"), Bench(tmp_path)
     affordable, longer = (score(bench, "hospitals", SMALL["hospitals"], cls, 60, (0.1, k)) for k in (1, 50))
@@ -227,7 +228,6 @@ def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypat
 
 def test_a_cell_has_one_digest_and_a_new_method_joins_by_one_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-
     names = algorithms_of(tmp_path / "mine.py")
 
     def one(folder, name):

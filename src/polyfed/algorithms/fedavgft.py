@@ -21,13 +21,9 @@ class FedAvgFT(Personal):
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
-    finetune_epochs: int = setting(
-        1, ge=0, source="ours", doc="Passes over the client's training data, from the common model."
-    )
+    finetune_epochs: int = setting(1, ge=0, source="ours", doc="Passes over the local data, from the common model.")
     finetune_lr: float = setting(0.1, step_size=True, source="ours", doc="Step size of fine-tuning.")
-    finetune_from: int = setting(
-        0, ge=0, source="ours", doc="First round in which clients fine-tune; before it they deploy what they receive."
-    )
+    finetune_from: int = setting(0, ge=0, source="ours", doc="First round of fine-tuning; w is deployed before.")
     weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "fedavg-ft"

@@ -26,12 +26,8 @@ class FedBABU(Personal):
 
     lr: float = setting(0.1, source="ours", doc="Step size of both solves.")
     finetune_epochs: int = setting(1, ge=0, source="ours", doc="Passes over the local data for the personal model.")
-    finetune_from: int = setting(
-        0, ge=0, source="ours", doc="First round in which clients fine-tune; before it they deploy what they receive."
-    )
-    tune: Literal["all", "head", "body"] = setting(
-        "all", source="paper", doc='What is fine-tuned: "all", "head" or "body".'
-    )
+    finetune_from: int = setting(0, ge=0, source="ours", doc="First round of fine-tuning; (B, h_0) is deployed before.")
+    tune: Literal["all", "head", "body"] = setting("all", source="paper", doc='Fine-tuned: "all", "head" or "body".')
     head: str = setting(
         "head", source="paper", doc='The frozen layers: "head" is the last one; or names, separated by spaces.'
     )

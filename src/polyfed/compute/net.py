@@ -29,7 +29,7 @@ from polyfed.compute.trial import EMBEDDINGS, Functions, Keyed, check_structure,
 from polyfed.compute.vectorised import stacked_pass
 
 Guarded = Callable[[Tensor, Batch], Tensor | None]  # (models [s, p], batch) -> gradients [s, p]; None: the plain ones
-ONE = 1 << 26  # bytes of activations when evaluating one model, as a step would keep
+CACHED, ONE = 1 << 24, 1 << 26  # bytes of activations when evaluating one model, as a step would keep: on a CPU, else
 
 
 class Net:
@@ -100,7 +100,7 @@ class Net:
     @property
     def block(self) -> int:
         """Samples of one model per forward pass when evaluating."""
-        return min(BLOCK, max(1, ONE // max(1, self.sample_bytes)))
+        return min(BLOCK, max(1, (CACHED if self.device.type == "cpu" else ONE) // max(1, self.sample_bytes)))
 
     @cached_property
     def fixed(self) -> dict[str, Tensor]:

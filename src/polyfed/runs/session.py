@@ -46,6 +46,7 @@ class Session:
     attackers: np.ndarray
     store: RunFolder | None
     callbacks: Sequence[Callback] = ()
+    looks: Sequence[str] | None = None  # the splits that are evaluated, where not all
     measure: "Callable[[Session], Judged] | None" = None
     judged: Judged | None = None
     algorithm: Contender | None = None
@@ -59,7 +60,7 @@ class Session:
         self.done = 0  # rounds, where the loop has gone back to the best one
         self.final: Scores = {}
         self.status = "finished"
-        there = splits(self.federation)
+        there = [name for name in splits(self.federation) if self.looks is None or name in self.looks]
         self.watched = watched(there)
         self.all_of_them = [*dict.fromkeys([*self.watched, *there])]  # in this order, whatever was evaluated before
         self.evaluated: dict[str, int] = {}  # a split -> when it was, last

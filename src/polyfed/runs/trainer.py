@@ -113,6 +113,8 @@ class Trainer:
         [3, n] messages, bytes down and bytes up before the first round.
     kept : Kept or None
         The model, cut above its frozen modules; None: all of it is computed at every step.
+    looks : tuple of str or None
+        The splits that models are evaluated on; None: all.
     """
 
     task: Task
@@ -131,6 +133,7 @@ class Trainer:
     door: "Callable[[Trainer, RunFolder | None, bool], Door | None] | None" = None
     billed: np.ndarray | None = None
     kept: Kept | None = None
+    looks: tuple[str, ...] | None = None
 
     @property
     def cohort(self) -> int:
@@ -211,7 +214,9 @@ class Trainer:
 
     def _session(self, loop: Loop, store: RunFolder | None, callbacks: Sequence[Callback]) -> Session:
         every = self.training.evaluate_every or 0
-        session = Session(loop, self.federation, self._settings(loop), every, self.attackers, store, callbacks)
+        session = Session(
+            loop, self.federation, self._settings(loop), every, self.attackers, store, callbacks, self.looks
+        )
         if isinstance(self.algorithm, Yardstick):
             session.measure = partial(self._measure, self.algorithm)
             session.judged = Answers(self.task, self.federation, self.algorithm.role, {})

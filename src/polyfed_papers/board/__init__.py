@@ -18,7 +18,7 @@ from polyfed.data import load
 from polyfed.models import build
 from polyfed.models.mlp import SIZE
 from polyfed.runs.result import Result
-from polyfed.runs.trainer import fit, prepare
+from polyfed.runs.trainer import prepare
 from polyfed.runs.training import Training
 from polyfed.studies.compare import Comparison
 from polyfed_papers.pfllib import leaderboard_net
@@ -299,10 +299,8 @@ def contenders(bench: Bench, some: Sequence[str] = (), few: Sequence[str] = REHE
 def ladders(cls: type[Algorithm], setting: Setting | None = None) -> dict[str, Ladder]:
     """The settings of a method that are tuned, and where the search of each begins."""
     some = [("lr", OTHER_RATES.get(cls.name, RATES)), *([SECOND[cls.name]] if cls.name in SECOND else [])]
-    names, rate = (
-        {f.name for f in fields(cls)} - fixed(cls.name, setting).keys(),
-        1.0 if setting is None else setting.rate,
-    )
+    names = {f.name for f in fields(cls)} - fixed(cls.name, setting).keys()
+    rate = 1.0 if setting is None else setting.rate
     begun = {name: tuple(rate * v for v in values) if name.endswith("lr") else values for name, values in some}
     return {name: Ladder.of(cls, name, values) for name, values in begun.items() if name in names}
 
@@ -347,14 +345,12 @@ def work(setting: Setting) -> dict[str, Any]:
 
 def rounds_within(setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
     """Rounds of a method within a budget of gradients per client, at least one, and their cost by the first three."""
-    model, data = setting.model(type(method), UNCOUNTED), setting.federation(UNCOUNTED)
-    how = work(setting)
     try:
-        run = fit(model, data, method, rounds=3, evaluate_every=0, seed=UNCOUNTED, **how)
+        run = evaluated(setting, setting.federation(UNCOUNTED), method, 3, UNCOUNTED)
     except Diverged:
         return 1, math.nan
     features = FEATURES.get(method.name, 0.0) if setting.long else 0.0
-    first, three = (gradients(method, run, how["batch_size"], rounds, features) for rounds in (1, 3))
+    first, three = (gradients(method, run, work(setting)["batch_size"], rounds, features) for rounds in (1, 3))
     each = max((three - first) / 2, 1e-9)
     rounds = max(1, 1 + math.floor((budget - first) / each + 1e-9))
     return rounds, first + (rounds - 1) * each
@@ -397,12 +393,19 @@ def drawn(
         method, rounds, spent = planned()
         if spent > budget and not bench.rehearse:  # in one round
             return None
-        how: dict[str, Any] = {"rounds": rounds, "evaluate_every": 0, "metrics": setting.metric, **work(setting)}
-        run = fit(setting.model(cls, draw), data, trained(setting, method, rounds), seed=draw, **how)
+        run = evaluated(setting, data, trained(setting, method, rounds), rounds, draw, "validation", **bench.where)
     except (ConfigError, Diverged):
         return None
     merit = run.metric.merit(np.asarray(run.final["validation"][setting.metric]))
     return float(np.nanmean(merit))  # of the clients that have such samples
+
+
+def evaluated(
+    setting: Setting, data: Federation, method: Algorithm, rounds: int, seed: int, *splits: str, **more: Any
+) -> Result:  # fmt: skip
+    """A run whose last models are evaluated on these splits alone."""
+    how = Training(rounds=rounds, seed=seed, evaluate_every=0, metrics=setting.metric, **more, **work(setting))
+    return replace(prepare(setting.model(type(method), seed), data, method, how), looks=splits).run()
 
 
 def within(bench: Bench, setting: Setting, method: Algorithm, budget: int) -> tuple[int, float]:
@@ -436,11 +439,8 @@ def agreed(
 def cell(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], trials: int, budget: int) -> Comparison:
     """One method in one setting: its settings by validation, then all seeds. What is done is read back."""
     key, tried = f"{name}-{cls.name}", partial(score, bench, name, setting, cls, budget)
-    at = (
-        bench.choose(f"{key}-by-{setting.draws}-draws", tried, list(some.values()), trials)
-        if (some := ladders(cls, setting))
-        else ()
-    )
+    some = list(ladders(cls, setting).values())
+    at = bench.choose(f"{key}-by-{setting.draws}-draws", tried, some, trials) if some else ()
     method = made(cls, at, setting)
     rounds, _ = bench.once(f"{key}-rounds", partial(within, bench, setting, method, budget))
     often = max(1, rounds // setting.looks)
