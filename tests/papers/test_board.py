@@ -124,7 +124,6 @@ def test_an_edge_gives_all_methods_of_a_setting_more_trials(monkeypatch, tmp_pat
     trials = agreed(Bench(tmp_path), "hospitals", SMALL["hospitals"], methods, 1, 4)
     assert trials == 8  # 0.03, 0.1, 0.3, 1, 3, 9, 27 and one more between them
     assert tried["fedavg"] == tried["local"] == 4 + 8
-    assert agreed(Bench(tmp_path), "hospitals", SMALL["hospitals"], methods, 1, 4, more=False) == 4
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "fedlin"])

@@ -159,7 +159,7 @@ GROUPS_SETTINGS = (
 def groups(bench: Bench) -> Outcome:
     """Does FPFC find two groups of clients whose labels are exchanged, where one common model can only guess?"""
     here("sentences")
-    methods, (budget, trials, _) = contenders(bench, tuple(FOUND), tuple(FOUND)), SEARCHED
+    methods, (budget, trials) = contenders(bench, tuple(FOUND), tuple(FOUND)), SEARCHED
     for name, cls in methods.items():
         lines = [replace(ladder, values=v) for ladder, v in zip(ladders(cls).values(), FOUND[name], strict=True)]
         bench.choose(f"tasks-{name}-by-1-draws", partial(score, bench, "tasks", TASKS, cls, budget), lines, trials)

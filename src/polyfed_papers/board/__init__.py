@@ -419,11 +419,10 @@ def searched(bench: Bench, name: str, setting: Setting, cls: type[Algorithm], tr
 
 
 def agreed(
-    bench: Bench, name: str, setting: Setting, methods: Sequence[type[Algorithm]], budget: int, trials: int,
-    more: bool = True,
+    bench: Bench, name: str, setting: Setting, methods: Sequence[type[Algorithm]], budget: int, trials: int
 ) -> int:  # fmt: skip
     """Trials of every method in a setting: as many more for all as it takes until no method's choice is at an edge."""
-    while more and 1 < trials < MOST:
+    while 1 < trials < MOST:
         tasks = [
             (f"{name}/{cls.name}, {trials} trials", UNCOUNTED,
              partial(searched, bench, name, setting, cls, trials, budget))

@@ -35,7 +35,6 @@ class Budget(NamedTuple):
 
     gradients: int
     trials: int
-    more: bool = True  # for all methods of a setting while a choice is at an edge
 
 
 BUDGETS: Mapping[Size, Budget] = {"small": Budget(300, 10), "paper": Budget(1000, 12)}
@@ -48,7 +47,6 @@ def settings(
     # some: the methods, if not all that are shipped
     budget, draws, first = budgets[scale], len(common.DRAWS), next(iter(board.values()))
     work = common.work(first)  # that all settings share
-    more = f"all methods of a setting get {common.MORE} more while a choice is at an edge" if budget.more else "no more"
     tested = " or ".join(f"{100 * of:.0f} %" for of in sorted({setting.tested for setting in board.values()}))
     second = sum(common.SECOND[name][0] not in common.fixed(name, first) for name in some or common.SECOND
                  if name in common.SECOND)  # fmt: skip
@@ -61,7 +59,7 @@ def settings(
         Said("local work", f"{work['local_steps']} steps a round, batches of {work['batch_size']}, plain SGD", "ours"),
         Said("trials", f"{budget.trials} of every method: step size, and of {second} methods a second "
              f"setting; by {100 * common.HELD:.0f} % of the training samples of {draws} draws that do not count; "
-             f"{more}", "ours"),
+             f"all methods of a setting get {common.MORE} more while a choice is at an edge", "ours"),
         Said("deployed", f"the model of the last round; tested on {tested} of each client's samples, or on "
              "its test set where it has one", "ours"),
         Said("not at defaults", other, "ours"),

@@ -32,7 +32,7 @@ SETTINGS = {
     for data in ("fashion-mnist", "cifar10", "cifar100")
     for name, partition in PARTITIONS.items()
 }  # fmt: skip
-BUDGETS: Mapping[Size, Budget] = {"small": Budget(1000, 6, more=False), "paper": Budget(1000, 12)}
+BUDGETS: Mapping[Size, Budget] = {"small": Budget(1000, 6), "paper": Budget(1000, 12)}
 WHOLE = 60_000  # samples of the smallest of the data sets; a folder may have a part of one
 POINT = 0.01
 
