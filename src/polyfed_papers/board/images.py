@@ -38,7 +38,7 @@ POINT = 0.01
 
 
 @recipe("board/images", "Twelve methods on PFLlib's clients of images, with its convolutional net",
-        minutes=(220, 1700), settings=partial(settings, SETTINGS, budgets=BUDGETS, some=METHODS),
+        minutes=(430, 1700), settings=partial(settings, SETTINGS, budgets=BUDGETS, some=METHODS),
         data=("fashion_mnist",), seeds=5, scored=True, joins=True)  # fmt: skip
 def images(bench: Bench) -> Outcome:
     """Which methods are told apart on images of two classes a client and of Dirichlet(0.1), with a convolutional net?
