@@ -1,5 +1,9 @@
 """Units of a model that few rows tell apart stay at a site; ordinary training keeps its bits."""
 
+import re
+from functools import partial
+
+import demo
 import numpy as np
 import pytest
 import torch
@@ -60,6 +64,23 @@ def test_ordinary_training_under_the_default_policy_keeps_the_bits_of_one_machin
     file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', CLIENT.partition("drop")[0] + model)
     sites = Sites(tmp_path, tmp_path / "data", names=NAMES, policy=DEFAULT)
     same(on_one_machine(file, tmp_path / "data"), at_sites(file, sites), sites)
+
+
+@pytest.mark.parametrize("key", range(2))
+def test_of_the_four_hospitals_the_smallest_alone_keeps_units_back(key, tmp_path, monkeypatch):
+    """Of 64 units in ten rounds, as the page for security officers says; by two of the 40 keys that it names."""
+    monkeypatch.setattr("polyfed_sites.rows.new_secret", partial(np.random.default_rng(1000 + key).bytes, 32))
+    names = tuple(demo.hospitals(tmp_path / "data"))
+    top = {"rounds": 10, "local-epochs": 5, "batch-size": "full", "seed": 0, "evaluate-every": 10}
+    columns = f"test-fraction = 0.34\n{CLIENT.partition('drop')[0]}" + 'target = "disease"\nlabels = ["0", "1"]'
+    model = '\n[model]\nname = "mlp"\nhidden = [64]'
+    file = experiment(tmp_path / "study.toml", 'name = "fedavg"\nlr = 0.1', columns + model, **top)
+    sites = Sites(tmp_path, tmp_path / "data", names=names, policy=DEFAULT)
+    at_sites(file, sites)
+    assert [len(sites.members[name].state.client.data["train"].x) for name in names] == [200, 172, 30, 86]
+    kept = [re.match(r"(\w+): .* keeps back units of the model \((\d+) of layer 1\)", line) for line in sites.log]
+    assert {found[1] for found in kept if found} == {"switzerland"}
+    assert 0.8 < sum(int(found[2]) for found in kept if found) / (10 * 64) < 1
 
 
 def test_what_is_kept_back_is_as_it_was_received_and_the_same_when_asked_again(data, tmp_path):  # noqa: F811
