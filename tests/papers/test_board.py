@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from authors import five, har, leaf, office, speeches, written
+from matplotlib.text import Text
 from scipy.stats import t
 
 from polyfed.algorithms import shipped
@@ -17,6 +18,7 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.report.pairs import Interval
+from polyfed.report.style import canvas, styled
 from polyfed.runs.trainer import fit
 from polyfed.runs.userfile import algorithms_of
 from polyfed_papers import natural
@@ -315,3 +317,20 @@ def test_fedavg_by_torch_alone_is_fedavg(clients):
 def test_the_board_of_images_needs_fashion_mnist(tmp_path, refused):
     with refused("fashion-mnist", tmp_path):
         find("board/images").run(Bench(tmp_path / "out", data_dir=tmp_path))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_names_of_a_picture_of_bytes_cover_neither_each_other_nor_a_point(sign):
+    """Ten methods, seven of which are dearer and better by a hair, and two that are worse."""
+    with styled():
+        figure, (axes,) = canvas(5.6, 3.6)
+        front = {f"method-{k}": (1e6 * 1.001**k, sign * (90 + k * (0.01 if k else 1))) for k in range(8)}
+        points = [*front.values(), (3e6, sign * 80), (2e5, sign * 85)]
+        axes.plot(*zip(*points, strict=True), "o")
+        axes.set_xscale("symlog", linthresh=1e5)
+        boards._named(figure, axes, front, sign)
+        figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(name) for name in axes.texts]  # without their lines
+    assert len(boxes) == 8
+    assert not any(one.overlaps(other) for k, one in enumerate(boxes) for other in boxes[:k])
+    assert not any(box.contains(*axes.transData.transform(at)) for box in boxes for at in points)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from polyfed_papers.recipes.recipe import Bench, Outcome, Size, case, curves, gr
 from polyfed_papers.recipes.said import Setting as Said
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MINUTES = {"small": (25, 110), "full": (160, 960)}
@@ -388,14 +390,28 @@ def costs(study: Study) -> "Figure":
     with styled():
         figure, (axes,) = canvas(5.6, 3.6)
         for label, (moved, mean) in spent.items():
-            axes.plot(moved / 1000, value(mean), "o", color=GREEN if label in front else QUIET, markersize=4)
-            if label in front:
-                axes.annotate(label, (moved / 1000, value(mean)), (3, 3), textcoords="offset points", fontsize=6)
+            axes.plot(moved, value(mean), "o", color=GREEN if label in front else QUIET, markersize=4)
         each = {k: f"{value(mean):.1f}{unit.suffix[1:]}, {words.size(moved)}" for k, (moved, mean) in spent.items()}
         texts = [f"{label}: {text}" for label, text in each.items()]
-        hover(axes, [m / 1000 for m, _ in spent.values()], [value(a) for _, a in spent.values()], texts)
-        axes.set_xscale("symlog", linthresh=1)
-        axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-        axes.set_xlabel("kB per client, down and up")
+        hover(axes, [m for m, _ in spent.values()], [value(a) for _, a in spent.values()], texts)
+        least = min((moved for moved, _ in spent.values() if moved), default=1.0)
+        axes.set_xscale("symlog", linthresh=10 ** math.floor(math.log10(least)))
+        axes.xaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", words.size(v)))
+        axes.set_xlabel("bytes per client, down and up")
         axes.set_ylabel(unit.head)
+        _named(figure, axes, {label: (spent[label][0], value(spent[label][1])) for label in front}, sign)
     return figure
+
+
+def _named(figure: "Figure", axes: "Axes", front: Mapping[str, tuple[float, float]], sign: float) -> None:
+    """Name points, ever dearer and better: to the left of each and beyond it, where none is, one name over another."""
+    figure.draw_without_rendering()
+    heights: list[tuple[float, float]] = []
+    for label, at in front.items():
+        x, y = axes.transData.transform(at) * 72 / figure.dpi
+        height = max([sign * y + 3, *(h + 7 for other, h in heights if x - other < 60)])
+        heights.append((x, height))
+        right, away = x - axes.bbox.x0 * 72 / figure.dpi > 40, height - sign * y
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": QUIET} if away > 9 else None
+        axes.annotate(label, at, (-3 if right else 3, sign * away), textcoords="offset points", fontsize=6,
+                      ha="right" if right else "left", va="bottom" if sign > 0 else "top", arrowprops=line)  # fmt: skip
