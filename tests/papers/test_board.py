@@ -328,7 +328,8 @@ def test_names_of_a_picture_of_bytes_cover_neither_each_other_nor_a_point(sign):
         points = [*front.values(), (3e6, sign * 80), (2e5, sign * 85)]
         axes.plot(*zip(*points, strict=True), "o")
         axes.set_xscale("symlog", linthresh=1e5)
-        boards._named(figure, axes, front, sign)
+        axes.yaxis.set_inverted(sign < 0)
+        boards._named(figure, axes, front)
         figure.draw_without_rendering()
     boxes = [Text.get_window_extent(name) for name in axes.texts]  # without their lines
     assert len(boxes) == 8

@@ -399,19 +399,20 @@ def costs(study: Study) -> "Figure":
         axes.xaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", words.size(v)))
         axes.set_xlabel("bytes per client, down and up")
         axes.set_ylabel(unit.head)
-        _named(figure, axes, {label: (spent[label][0], value(spent[label][1])) for label in front}, sign)
+        axes.yaxis.set_inverted(sign < 0)  # better is higher up
+        _named(figure, axes, {label: (spent[label][0], value(spent[label][1])) for label in front})
     return figure
 
 
-def _named(figure: "Figure", axes: "Axes", front: Mapping[str, tuple[float, float]], sign: float) -> None:
-    """Name points, ever dearer and better: to the left of each and beyond it, where none is, one name over another."""
+def _named(figure: "Figure", axes: "Axes", front: Mapping[str, tuple[float, float]]) -> None:
+    """Name points, ever dearer and better: above each to the left, where none is, one name over another."""
     figure.draw_without_rendering()
     heights: list[tuple[float, float]] = []
     for label, at in front.items():
         x, y = axes.transData.transform(at) * 72 / figure.dpi
-        height = max([sign * y + 3, *(h + 7 for other, h in heights if x - other < 60)])
+        height = max([y + 3, *(h + 7 for other, h in heights if x - other < 60)])
         heights.append((x, height))
-        right, away = x - axes.bbox.x0 * 72 / figure.dpi > 40, height - sign * y
+        right, away = x - axes.bbox.x0 * 72 / figure.dpi > 40, height - y
         line = {"arrowstyle": "-", "linewidth": 0.4, "color": QUIET} if away > 9 else None
-        axes.annotate(label, at, (-3 if right else 3, sign * away), textcoords="offset points", fontsize=6,
-                      ha="right" if right else "left", va="bottom" if sign > 0 else "top", arrowprops=line)  # fmt: skip
+        axes.annotate(label, at, (-3 if right else 3, away), textcoords="offset points", fontsize=6,
+                      ha="right" if right else "left", va="bottom", arrowprops=line)  # fmt: skip
