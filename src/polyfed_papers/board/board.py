@@ -395,9 +395,8 @@ def costs(study: Study) -> "Figure":
         texts = [f"{label}: {text}" for label, text in each.items()]
         hover(axes, [m for m, _ in spent.values()], [value(a) for _, a in spent.values()], texts)
         least = min((moved for moved, _ in spent.values() if moved), default=1.0)
-        axes.set_xscale(
-            "symlog", linthresh=(1 + 1e-9) * 10 ** math.floor(math.log10(least))
-        )  # or ticks begin a decade early
+        decade = (1 + 1e-9) * 10 ** math.floor(math.log10(least))  # which rounding may have one lower
+        axes.set_xscale("symlog", linthresh=decade)
         axes.xaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", words.size(v)))
         axes.set_xlabel("bytes per client, down and up")
         axes.set_ylabel(unit.head)
