@@ -68,7 +68,7 @@ def test_ordinary_training_under_the_default_policy_keeps_the_bits_of_one_machin
 
 @pytest.mark.parametrize("key", range(2))
 def test_of_the_four_hospitals_the_smallest_alone_keeps_units_back(key, tmp_path, monkeypatch):
-    """Of 64 units in ten rounds, as the page for security officers says; by two of the 40 keys that it names."""
+    """Of 64 units in ten rounds, as the page for security officers says; by two of the 20 secrets that it names."""
     monkeypatch.setattr("polyfed_sites.rows.new_secret", partial(np.random.default_rng(1000 + key).bytes, 32))
     names = tuple(demo.hospitals(tmp_path / "data"))
     top = {"rounds": 10, "local-epochs": 5, "batch-size": "full", "seed": 0, "evaluate-every": 10}
