@@ -371,10 +371,6 @@ def dots(study: Study) -> "Figure":
 def costs(study: Study) -> "Figure":
     """The metric against bytes, a dot per method; named are those that nothing cheaper equals."""
     unit, sign = unit_of(study), study.metric.sign
-
-    def value(merit: float) -> float:
-        return unit.factor * sign * merit
-
     spent = {
         k: (
             sum(r.summary.down_bytes + r.summary.up_bytes for r in runs) / sum(r.n for r in runs),
@@ -387,21 +383,21 @@ def costs(study: Study) -> "Figure":
     for label, (_, mean) in sorted(spent.items(), key=lambda item: item[1]):
         if mean > best:
             best, front = mean, [*front, label]
+    at = {label: (moved, unit.factor * sign * mean) for label, (moved, mean) in spent.items()}
     with styled():
         figure, (axes,) = canvas(5.6, 3.6)
-        for label, (moved, mean) in spent.items():
-            axes.plot(moved, value(mean), "o", color=GREEN if label in front else QUIET, markersize=4)
-        each = {k: f"{value(mean):.1f}{unit.suffix[1:]}, {words.size(moved)}" for k, (moved, mean) in spent.items()}
-        texts = [f"{label}: {text}" for label, text in each.items()]
-        hover(axes, [m for m, _ in spent.values()], [value(a) for _, a in spent.values()], texts)
-        least = min((moved for moved, _ in spent.values() if moved), default=1.0)
+        for label, place in at.items():
+            axes.plot(*place, "o", color=GREEN if label in front else QUIET, markersize=4)
+        texts = [f"{label}: {y:.1f}{unit.suffix[1:]}, {words.size(x)}" for label, (x, y) in at.items()]
+        hover(axes, [x for x, _ in at.values()], [y for _, y in at.values()], texts)
+        least = min((x for x, _ in at.values() if x), default=1.0)
         decade = (1 + 1e-9) * 10 ** math.floor(math.log10(least))  # which rounding may have one lower
         axes.set_xscale("symlog", linthresh=decade)
         axes.xaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", words.size(v)))
         axes.set_xlabel("bytes per client, down and up")
         axes.set_ylabel(unit.head)
         axes.yaxis.set_inverted(sign < 0)  # better is higher up
-        _named(figure, axes, {label: (spent[label][0], value(spent[label][1])) for label in front})
+        _named(figure, axes, {label: at[label] for label in front})
     return figure
 
 
