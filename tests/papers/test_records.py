@@ -90,10 +90,12 @@ def test_the_rows_of_a_board_are_those_of_its_record(board):
     digests, means = cells_of(f"board-{board}-small")
     digests = {key: digest for key, digest in digests.items() if key[1] != "alone"}  # what is held to a loop of torch
     rows = rows_of(f"board-{board}.md", lambda heading: heading[3:].split(":")[0])
+    best = {setting: cells.index("best round, %") for (setting, label), cells in rows.items() if label == "method<"}
     rows = {key: cells for key, cells in rows.items() if key in digests}
     assert set(rows) == set(digests)
     for key, cells in rows.items():
         assert shown(cells, means[key]), key
+        assert float(cells[best[key[0]]]) > means[key] - 0.06, key  # no round is better than the best
         assert cells[-1].strip("`") == digests[key], key
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -221,8 +221,8 @@ def one(
             nothing = [Cell("–")] * (8 + 2 * shown)
             rows.append((Cell(label), Cell("–"), Cell("diverged", {unit.name: None}, "loss"), *nothing, *last))
             continue
-        means = list(study.verdicts.grids[label].per_seed().values())
-        sign = study.metric.sign
+        of_seed, sign = study.verdicts.grids[label].per_seed(), study.metric.sign
+        means = [*of_seed.values()]
         tenth = sign * mean_of([worst_decile([sign * v for v in r.values().values()]) for r in runs])
         _, work = bench.once(f"{name}-{label}-rounds", tuple)
         moved = mean_of([(r.summary.down_bytes + r.summary.up_bytes) / r.n for r in runs])
@@ -237,7 +237,7 @@ def one(
             Cell(words.size(moved), {"bytes_per_client": moved}),
             Cell(f"{work:.0f}", {"gradients": work}),
             Cell(words.duration(t := mean_of([r.summary.seconds for r in runs])), {"seconds": t}),
-            unit.cell(mean_of(_best_rounds(parts[label])), math.nan, "best_round", "quiet"),
+            unit.cell(mean_of(_best_rounds(parts[label], of_seed)), math.nan, "best_round", "quiet"),
             *(_grouped(*grouped[label]) if shown else ()),
             *last,
         ))  # fmt: skip
@@ -249,11 +249,11 @@ def one(
     return Table(f"{name}: {len(study.names)} clients", heads, tuple(rows))
 
 
-def _best_rounds(part: Comparison) -> list[float]:
-    """The best accuracy of any round, per seed."""
-    curve = curves(part)
-    name, sign = part.metric.name, part.metric.sign
-    return [] if curve.empty else (sign * (sign * curve[name]).groupby(curve["seed"]).max()).tolist()
+def _best_rounds(part: Comparison, seeds: Iterable[int]) -> list[float]:
+    """The best accuracy of any round, per seed; of these seeds, without those of runs that diverged."""
+    curve, sign = curves(part), part.metric.sign
+    best = {} if curve.empty else (sign * curve[part.metric.name]).groupby(curve["seed"]).max()
+    return [sign * best[seed] for seed in seeds if seed in best]
 
 
 def _grouped(count: float, score: float) -> tuple[Cell, Cell]:
