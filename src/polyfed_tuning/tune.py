@@ -33,7 +33,7 @@ from polyfed.runs.ownership import locked
 from polyfed.runs.privacy import refuse_private
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
-from polyfed.runs.trainer import fit
+from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, Progress
 from polyfed_tuning.grids import GRIDS, REGIMES, default_setting, methods_of
@@ -134,6 +134,8 @@ def tune(
     model, federation = drawn(model, seed), validated(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
+    for method in (m for ms in paths.values() for m in ms):
+        prepare(model, blind, method, how)  # refused before any value is trained
     ladders = {name: Ladder.of(ms[0], setting, [getattr(m, setting) for m in ms]) for name, ms in paths.items()}
     tuned = Tuned(setting, folder=Path(out) if out is not None else None, ladders=ladders)
     about = {
@@ -242,8 +244,12 @@ class _Legs:
         for up in (True,) if regime == "warm" else (True, False):
             if leader is not None and leader.row[setting] == tried[-1 if up else 0]:
                 value = ladder.beyond(tried, up)
-                with contextlib.suppress(ConfigError):  # no value of the method: it ends here
-                    return [] if value is None else [dataclasses.replace(methods[0], **{setting: value})]
+                if value is None:
+                    return []
+                with contextlib.suppress(ConfigError):  # no value of the method, or for these clients: it ends here
+                    method = dataclasses.replace(methods[0], **{setting: value})
+                    prepare(self.model, self.federation, method, self.training)
+                    return [method]
         return []
 
     def level(self) -> None:

@@ -77,6 +77,9 @@ def test_a_client_that_is_met_later_chooses_by_its_losses_though_the_others_have
     assert adjusted_rand_score(group, run.clusters) == 1
 
 
-def test_more_models_than_clients_are_refused():
-    with pytest.raises(ConfigError, match=r"clients: found 6, expected at least 7 with CLoVE\(lr=0.1, k=7"):
-        fit_points(centres(np.eye(6)), pf.CLoVE(k=7), 1, 6)
+@pytest.mark.parametrize("method", [pf.CLoVE, pf.IFCA, pf.HypCluster])
+def test_more_models_than_clients_are_refused(method):
+    with pytest.raises(
+        ConfigError, match=rf"clients: found 6, expected at least 7 with {method.__name__}\(lr=0.1, k=7"
+    ):
+        fit_points(centres(np.eye(6)), method(k=7), 1, 6)

@@ -181,6 +181,10 @@ def test_a_value_that_diverges_does_not_stop_separate_tuning():
             r"grid: found \[2, 2.5\] for cold, expected integers",
             {"algorithm": pf.IFCA(), "setting": "k", "grid": [2, 2.5]},
         ),
+        (
+            "clients: found 10, expected at least 11 with IFCA",
+            {"algorithm": pf.IFCA(), "setting": "k", "grid": [2, 11]},
+        ),
         ("resume: needs the folder", {"resume": True}),
     ],
 )
@@ -220,6 +224,15 @@ def test_an_integer_stays_one():
     result = tune(model(), planted(), pf.IFCA(0.1, init_scale=1.0), setting="k", **settings)
     assert [type(k) for k in result.table["k"].tolist()] == [int, int]
     assert result.best["k"] == 2
+
+
+def test_a_search_ends_before_a_value_that_these_clients_do_not_allow():
+    """Ten clients with a true model each: the most models are best, and there cannot be more."""
+    x = np.random.default_rng(0).normal(size=(10, 20, 4))
+    fed = pf.Federation.from_arrays(*[[(a, 10 * a @ np.cos(i + np.arange(4))) for i, a in enumerate(x)]] * 3)
+    settings = {"grid": [2, 10], "rounds": 30, "train_on": 0, **SETTINGS}
+    result = tune(model(), fed, pf.CLoVE(0.1, init_scale=1.0), setting="k", **settings)
+    assert (result.table["k"].tolist(), result.best["k"]) == ([2, 10], 10)
 
 
 # the drop that ends a warm path

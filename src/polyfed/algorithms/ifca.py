@@ -49,7 +49,8 @@ class IFCA(Alternating):
     @by_settings
     def needs(self):
         why = "under gradient averaging a client sends one gradient step"
-        return Needs(first=2 if self.restarts > 1 else 1, plain_sgd=why if self.averaging == "gradient" else "")
+        sgd = why if self.averaging == "gradient" else ""
+        return Needs(first=2 if self.restarts > 1 else 1, plain_sgd=sgd, clients=self.k)
 
     def _compares(self, t, phase=0):
         """True in the exchange that compares starts."""

@@ -13,7 +13,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, key_of, mix
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Portrait, Server
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Needs, Portrait, Server, by_settings
 from polyfed.core.newcomer import Newcomer
 
 
@@ -128,7 +128,11 @@ class Alternating(Clustered, abstract=True):
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(
-        2, ge=1, le=10000, source="of the problem", doc="Number of clusters, which the method does not find itself."
+        2,
+        ge=1,
+        le=10000,
+        source="of the problem",
+        doc="Number of clusters, at most that of clients, which the method does not find.",
     )
     weighted: bool = setting(
         False, source="paper", doc="Weigh clients by their number of samples; False: plain mean, as in the paper."
@@ -156,6 +160,10 @@ class Alternating(Clustered, abstract=True):
         doc="Send the change of all k models, zero but for the chosen one, so that sums are all that the server needs "
         "(secure sums) and it does not learn who is where; k times the bytes up.",
     )
+
+    @by_settings
+    def needs(self):
+        return Needs(clients=self.k)
 
     def init_client(self, task, w0):
         return {"cluster": torch.tensor(-1, device=w0.device)} if self.one_hot else {}
