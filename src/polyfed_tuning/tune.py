@@ -134,8 +134,6 @@ def tune(
     model, federation = drawn(model, seed), validated(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
-    for method in (m for ms in paths.values() for m in ms):
-        prepare(model, blind, method, how)  # refused before any value is trained
     ladders = {name: Ladder.of(ms[0], setting, [getattr(m, setting) for m in ms]) for name, ms in paths.items()}
     tuned = Tuned(setting, folder=Path(out) if out is not None else None, ladders=ladders)
     about = {
@@ -150,6 +148,8 @@ def tune(
             same_search(tuned.folder, about)
             return read_back(tuned)
         how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
+        for method in (m for ms in paths.values() for m in ms):
+            prepare(model, blind, method, how)  # refused before any value is trained
         legs = _Legs(model, blind, tuned, search, watch or Watch(), begun(tuned, resume, about), how)
         legs.all(paths)
         if legs.best is not None and legs.best.mean == -math.inf:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from authors import five, har, leaf, office, speeches, written
 from matplotlib.text import Text
@@ -225,6 +226,14 @@ def test_methods_are_ordered_by_their_mean_gain_and_not_by_their_group(monkeypat
     shown = next(cell.values for cell in table.rows[0] if "over_local" in cell.values)
     expected = (gaps.mean() - half, gaps.mean() + half)
     assert (shown["over_local_low"], shown["over_local_high"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("sign", "best"), [(1, 0.9), (-1, 0.5)])
+def test_the_best_round_is_of_the_seeds_that_the_mean_is_of(sign, best, monkeypatch):
+    rounds = pd.DataFrame({"seed": [0, 0, 1, 1], "merit": [0.5, 0.9, 0.1, 0.95]})  # under seed 1 it diverged
+    monkeypatch.setattr(boards, "curves", lambda _: rounds)
+    part = SimpleNamespace(metric=SimpleNamespace(name="merit", sign=sign))
+    assert boards._best_rounds(part, [0]) == [best]
 
 
 def test_a_cell_has_one_digest_and_a_new_method_joins_by_one_file(tmp_path):
